@@ -1,0 +1,67 @@
+"""Preprocess on every CPU of the cluster so that GPUs never wait.
+
+The names below are the public surface. They are imported when first used: a preprocessing task that needs one of them
+does not pay for torch or Ray Train.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from offload.errors import ConfigError, OffloadError, RunError
+    from offload.pipeline.device import Normalize
+    from offload.pipeline.spec import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
+    from offload.train.config import BatchSize, Checkpoints
+    from offload.train.context import Context
+    from offload.train.trainer import Result, Trainer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BatchSize": "offload.train.config",
+    "Checkpoints": "offload.train.config",
+    "ConfigError": "offload.errors",
+    "Context": "offload.train.context",
+    "Normalize": "offload.pipeline.device",
+    "OffloadError": "offload.errors",
+    "Pipeline": "offload.pipeline.spec",
+    "Result": "offload.train.trainer",
+    "RunError": "offload.errors",
+    "Trainer": "offload.train.trainer",
+    "from_ray": "offload.pipeline.spec",
+    "from_torch": "offload.pipeline.spec",
+    "image_folder": "offload.pipeline.spec",
+    "parquet": "offload.pipeline.spec",
+    "webdataset": "offload.pipeline.spec",
+}
+
+__all__ = [
+    "BatchSize",
+    "Checkpoints",
+    "ConfigError",
+    "Context",
+    "Normalize",
+    "OffloadError",
+    "Pipeline",
+    "Result",
+    "RunError",
+    "Trainer",
+    "__version__",
+    "from_ray",
+    "from_torch",
+    "image_folder",
+    "parquet",
+    "webdataset",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'offload' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Measurement of steps: what a worker waits for, computes and synchronises."""

@@ -1,0 +1,194 @@
+"""Where the time of a step goes, on one rank: waiting for data, waiting for the peers' data, computing, synchronising.
+
+``data_wait_s`` near 0: the accelerator is the bottleneck; near ``step_time_s``: the input pipeline is. ``peer_wait_s`` is
+the part of a wait in which this rank's own batch was ready and another's was not: it would otherwise look like slow
+synchronisation. ``sync_s`` is the all-reduce that backward did not hide.
+
+On a GPU compute and sync come from CUDA events, which are read some steps later so that nothing waits for them;
+elsewhere from the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """One optimizer step of one rank, in seconds of wall time, all its micro-batches included."""
+
+    step_time_s: float
+    data_wait_s: float
+    peer_wait_s: float
+    compute_s: float
+    sync_s: float
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Sums over steps, of one rank or of several."""
+
+    steps: int = 0
+    samples: int = 0
+    step_time_s: float = 0.0
+    data_wait_s: float = 0.0
+    peer_wait_s: float = 0.0
+    compute_s: float = 0.0
+    sync_s: float = 0.0
+
+    def plus(self, other: Totals) -> Totals:
+        """Both together."""
+        return Totals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def minus(self, other: Totals) -> Totals:
+        """What came since ``other``."""
+        return Totals(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+
+    @property
+    def stall(self) -> float:
+        """``data_wait_s / step_time_s`` (0 before the first step)."""
+        return self.data_wait_s / self.step_time_s if self.step_time_s > 0 else 0.0
+
+    def add(self, step: StepTimes) -> Totals:
+        """These and one more step."""
+        return Totals(
+            steps=self.steps + 1,
+            samples=self.samples + step.samples,
+            step_time_s=self.step_time_s + step.step_time_s,
+            data_wait_s=self.data_wait_s + step.data_wait_s,
+            peer_wait_s=self.peer_wait_s + step.peer_wait_s,
+            compute_s=self.compute_s + step.compute_s,
+            sync_s=self.sync_s + step.sync_s,
+        )
+
+
+class Clock:
+    """Marks of time: the monotonic clock. ``elapsed`` is None while a mark is not known yet."""
+
+    def mark(self) -> Any:
+        """Now."""
+        return time.monotonic()
+
+    def elapsed(self, start: Any, end: Any) -> float | None:
+        """Seconds between two marks."""
+        return float(end - start)
+
+
+class CudaClock(Clock):
+    """Marks in the GPU's own order of work: CUDA events on the current stream."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def mark(self) -> Any:
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed(self, start: Any, end: Any) -> float | None:
+        if not (start.query() and end.query()):
+            return None
+        return float(start.elapsed_time(end)) / 1000
+
+
+@dataclass
+class _Open:
+    """A step whose device marks may not be known yet."""
+
+    wall_s: float
+    wait_s: float
+    peer_s: float
+    samples: int
+    busy: list[tuple[Any, Any]]
+    sync: list[tuple[Any, Any]]
+
+
+class StepMeter:
+    """Measures the steps of one rank. Call the verbs in their order: waited, [last_gradient], backward_done, stepped."""
+
+    def __init__(self, clock: Clock, now: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._now = clock, now
+        self._pending: deque[_Open] = deque()
+        self._totals = Totals()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew after a pause that is no part of a step: validation, a checkpoint, the seam between two passes."""
+        self._began = self._now()
+        self._wait_s = self._peer_s = 0.0
+        self._samples = 0
+        self._busy: list[tuple[Any, Any]] = []
+        self._sync: list[tuple[Any, Any]] = []
+        self._batch_mark: Any = None
+        self._gradient_mark: Any = None
+
+    def waited(self, own_s: float, peer_s: float, samples: int) -> None:
+        """A local batch of ``samples`` came after these waits."""
+        self._wait_s += own_s
+        self._peer_s += peer_s
+        self._samples += samples
+        self._batch_mark = self._clock.mark()
+        self._gradient_mark = None
+
+    def last_gradient(self) -> None:
+        """A bucket of gradients became ready to be reduced. The last such call before the end of backward counts."""
+        self._gradient_mark = self._clock.mark()
+
+    def backward_done(self) -> None:
+        """Backward returned, with gradients reduced where they are reduced at all."""
+        if self._gradient_mark is not None:
+            self._sync.append((self._gradient_mark, self._clock.mark()))
+
+    def stepped(self) -> None:
+        """The optimizer stepped: the step is complete."""
+        end = self._now()
+        self._close_batch()
+        step = _Open(end - self._began, self._wait_s, self._peer_s, self._samples, self._busy, self._sync)
+        self._pending.append(step)
+        self.restart()
+        self._began = end
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time within belongs to no batch: a look for the next one while this one is under way."""
+        self._close_batch()
+        yield
+        self._batch_mark = self._clock.mark()
+
+    def micro_batch_done(self) -> None:
+        """A micro-batch that does not complete a step ended."""
+        self._close_batch()
+
+    def _close_batch(self) -> None:
+        if self._batch_mark is not None:
+            self._busy.append((self._batch_mark, self._clock.mark()))
+            self._batch_mark = None
+
+    def totals(self) -> Totals:
+        """Sums over all steps whose times are known by now."""
+        while self._pending:
+            step = self._pending[0]
+            busy = [self._clock.elapsed(a, b) for a, b in step.busy]
+            sync = [self._clock.elapsed(a, b) for a, b in step.sync]
+            if any(s is None for s in (*busy, *sync)):
+                break
+            sync_s = sum(s for s in sync if s is not None)
+            compute_s = max(sum(b for b in busy if b is not None) - sync_s, 0.0)
+            self._totals = self._totals.add(
+                StepTimes(
+                    step_time_s=step.wall_s,
+                    data_wait_s=step.wait_s,
+                    peer_wait_s=step.peer_s,
+                    compute_s=compute_s,
+                    sync_s=sync_s,
+                    samples=step.samples,
+                )
+            )
+            self._pending.popleft()
+        return self._totals

@@ -1,0 +1,120 @@
+"""How many workers fit on a cluster so that preprocessing keeps its cores. Pure: nodes in, a placement out.
+
+Where it stops: this is a count, not a schedule; Ray places the workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offload.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResources:
+    """What one node of the cluster offers."""
+
+    name: str
+    cpus: float
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerResources:
+    """What one worker reserves: the CPUs for its own threads (``host_cpus_per_worker``) and its GPUs."""
+
+    cpus: float
+    gpus: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A number of workers and the CPUs that each node then has left for preprocessing."""
+
+    workers: int
+    free_cpus: tuple[float, ...]
+
+    @property
+    def cores(self) -> int:
+        """Cores that preprocess: one task each, over all nodes."""
+        return sum(_cores(free) for free in self.free_cpus)
+
+    def task_cpus(self, *, spare: bool) -> float:
+        """``num_cpus`` of one preprocessing task.
+
+        With ``spare`` every node holds one task more than it has cores. Between two tasks a core idles for 0.15 s or so
+        (the scheduler looks at finished tasks ten times a second); the spare task computes in that gap.
+        """
+        shares = [free / (_cores(free) + (1 if spare else 0)) for free in self.free_cpus if _cores(free) > 0]
+        if not shares:
+            raise ValueError("no node has a core free for preprocessing")
+        # Ray counts CPUs in steps of 1e-4: round down, or the last task of a node would not fit.
+        return math.floor(min(*shares, 1.0) * 1e4) / 1e4
+
+
+def _cores(free_cpus: float) -> int:
+    # A worker on a small host may reserve a token share of its core (0.01 CPU): what is left still is that core.
+    return int(free_cpus + 0.5)
+
+
+def place_workers(
+    nodes: Sequence[NodeResources],
+    worker: WorkerResources,
+    workers: tuple[int, int],
+    *,
+    cpu_floor: int = 1,
+) -> Placement:
+    """The largest number of workers within ``workers`` = (least, most) that leaves ``cpu_floor`` cores to preprocess.
+
+    Raises ConfigError where even the least number asks for more GPUs or CPUs than exist, or leaves preprocessing
+    without a core: Ray would wait for that without an end and without a word.
+    """
+    least, most = workers
+    for count in range(most, least - 1, -1):
+        free = _fill(nodes, worker, count)
+        if free is not None:
+            placement = Placement(workers=count, free_cpus=tuple(free))
+            if placement.cores >= cpu_floor:
+                return placement
+    total_cpus, total_gpus = sum(n.cpus for n in nodes), sum(n.gpus for n in nodes)
+    asked = f"{least} worker{'s' if least != 1 else ''}"
+    if worker.gpus * least > total_gpus:
+        raise ConfigError(
+            f"{asked} ask for {worker.gpus * least:g} GPUs ({worker.gpus:g} each), but the cluster has {total_gpus:g} and "
+            f"cannot grow. Ask for fewer workers (workers={max(int(total_gpus // worker.gpus), 0)}), add GPU nodes, or "
+            "train on CPUs with scaling_config=ray.train.ScalingConfig(use_gpu=False)."
+        )
+    if _fill(nodes, worker, least) is None:
+        raise ConfigError(
+            f"{asked} of {worker.cpus:g} CPUs and {worker.gpus:g} GPUs each do not fit on the cluster's nodes "
+            f"({_describe(nodes)}). Ask for fewer workers or for less per worker "
+            '(scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": ...})).'
+        )
+    raise ConfigError(
+        f"{asked} of {worker.cpus:g} CPUs each reserve {worker.cpus * least:g} of the cluster's {total_cpus:g} CPUs, and "
+        f"preprocessing needs at least {cpu_floor} whole core{'s' if cpu_floor != 1 else ''}: it would wait forever. Ask "
+        "for fewer workers, add a CPU node, or reserve less per worker "
+        '(scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0})).'
+    )
+
+
+def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -> list[float] | None:
+    """CPUs left per node after ``count`` workers, packed as Ray packs them (fullest GPU nodes first), or None."""
+    free = [n.cpus for n in nodes]
+    left = count
+    order = sorted(range(len(nodes)), key=lambda i: (-nodes[i].gpus, -nodes[i].cpus))
+    for i in order:
+        fits = left
+        if worker.gpus > 0:
+            fits = min(fits, int(nodes[i].gpus // worker.gpus))
+        if worker.cpus > 0:
+            fits = min(fits, int((free[i] + 1e-9) // worker.cpus))
+        free[i] -= fits * worker.cpus
+        left -= fits
+    return None if left else free
+
+
+def _describe(nodes: Sequence[NodeResources]) -> str:
+    return ", ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in nodes) or "no nodes"

@@ -1,0 +1,90 @@
+"""Which rank gets which rows of which block, so that every row goes to one rank and all ranks get equally many.
+
+Whole blocks travel to one host each; only the last few of a pass are cut, to level the ranks. Pure: row counts in,
+shares out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows ``[start, stop)`` of the pass's ``block``-th block go to ``rank``."""
+
+    block: int
+    rank: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+class Allotment:
+    """Allots the blocks of one pass, in their order.
+
+    With ``total`` known, each rank has a quota of ``total / world_size`` rows, give or take one. Without it the last
+    ``world_size`` blocks are held back until the pass ends, and then cut so that the ranks come out level.
+    """
+
+    def __init__(self, world_size: int, total: int | None) -> None:
+        self.rows = [0] * world_size
+        self._quota = None if total is None else level([0] * world_size, total)
+        self._held: deque[tuple[int, int]] = deque()
+        self._blocks = 0
+
+    def add(self, rows: int) -> list[Share]:
+        """The shares that the next block, of ``rows`` rows, sets free."""
+        block, self._blocks = self._blocks, self._blocks + 1
+        if self._quota is not None:
+            if rows > sum(self._quota) - sum(self.rows):
+                raise ValueError(f"a pass of {sum(self._quota)} rows got {sum(self.rows) + rows}")
+            return self._cut(block, rows, self._quota)
+        self._held.append((block, rows))
+        if len(self._held) <= len(self.rows):
+            return []
+        oldest, count = self._held.popleft()
+        rank = self.rows.index(min(self.rows))
+        self.rows[rank] += count
+        return [Share(oldest, rank, 0, count)] if count else []
+
+    def finish(self) -> list[Share]:
+        """What was held back, cut so that the ranks come out level. With ``total`` known this is empty."""
+        goal = level(self.rows, sum(rows for _, rows in self._held))
+        shares = [share for block, rows in self._held for share in self._cut(block, rows, goal)]
+        self._held.clear()
+        return shares
+
+    def _cut(self, block: int, rows: int, goal: list[int]) -> list[Share]:
+        shares: list[Share] = []
+        start = 0
+        while start < rows:
+            open_ranks = [k for k in range(len(goal)) if self.rows[k] < goal[k]]
+            rank = min(open_ranks, key=lambda k: self.rows[k])
+            stop = min(rows, start + goal[rank] - self.rows[rank])
+            shares.append(Share(block, rank, start, stop))
+            self.rows[rank] += stop - start
+            start = stop
+        return shares
+
+
+def level(rows: list[int], extra: int) -> list[int]:
+    """``rows`` after pouring ``extra`` more onto the lowest, as evenly as whole rows allow."""
+    goal = list(rows)
+    while extra > 0:
+        lowest = min(goal)
+        low = [k for k, r in enumerate(goal) if r == lowest]
+        above = min((r for r in goal if r > lowest), default=None)
+        step = extra // len(low) if above is None else min(extra // len(low), above - lowest)
+        if step == 0:
+            for k in low[:extra]:
+                goal[k] += 1
+            return goal
+        for k in low:
+            goal[k] += step
+        extra -= step * len(low)
+    return goal

@@ -1,0 +1,72 @@
+"""What runs on a worker's device after the transfer: conversion and normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Normalize:
+    """uint8 images to normalised floats on the device: ``(x / 255 - mean) / std`` per channel.
+
+    Takes ``batch[column]`` of shape NHWC or NCHW, uint8, and leaves NCHW of ``dtype`` (channels-last in memory where it
+    came as NHWC: convolutions like that). ``mean`` and ``std`` are in units of the 0..1 range, one per channel.
+
+    Example::
+
+        offload.image_folder("train/", augment, on_device=offload.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float] | float = 0.0,
+        std: Sequence[float] | float = 1.0,
+        *,
+        column: str = "image",
+        dtype: str = "float32",
+        scale: float = 1 / 255,
+    ) -> None:
+        means = [float(mean)] if isinstance(mean, int | float) else [float(m) for m in mean]
+        stds = [float(std)] if isinstance(std, int | float) else [float(s) for s in std]
+        if any(s == 0 for s in stds):
+            raise ValueError(f"std must not contain 0, found {stds}")
+        if len(means) != len(stds):
+            means, stds = means * (len(stds) if len(means) == 1 else 1), stds * (len(means) if len(stds) == 1 else 1)
+        if len(means) != len(stds):
+            raise ValueError(f"mean has {len(means)} channels and std {len(stds)}; give one value per channel in both")
+        self.mean, self.std, self.column, self.dtype, self.scale = tuple(means), tuple(stds), column, dtype, scale
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        images: torch.Tensor = batch[self.column]
+        channels = len(self.mean)
+        if images.ndim != 4:
+            raise ValueError(f"Normalize takes images of shape NHWC or NCHW, found {tuple(images.shape)}")
+        if images.shape[1] not in (1, 3, 4) or (channels > 1 and images.shape[1] != channels):
+            images = images.permute(0, 3, 1, 2)
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        shape = (1, channels, 1, 1)
+        # One multiply and one add: (x·scale − mean) / std = x·(scale/std) + (−mean/std).
+        gain = torch.tensor([self.scale / s for s in self.std], dtype=torch.float32, device=images.device).view(shape)
+        bias = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device).view(shape)
+        return {**batch, self.column: torch.addcmul(bias, images.to(torch.float32), gain).to(dtype)}
+
+    def __repr__(self) -> str:
+        return f"Normalize(mean={self.mean}, std={self.std})"
+
+
+class ToChannelsFirst:
+    """NHWC images to an NCHW view (channels-last in memory), the layout that torch's layers take."""
+
+    def __init__(self, column: str = "image") -> None:
+        self.column = column
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, self.column: batch[self.column].permute(0, 3, 1, 2)}
+
+    def __repr__(self) -> str:
+        return "ToChannelsFirst()"

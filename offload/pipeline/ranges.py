@@ -1,0 +1,73 @@
+"""Sets of positions as sorted half-open ranges: what was trained in a pass, small enough for every checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """An immutable set of int64, held as ``((start, stop), ...)``: sorted, disjoint, none adjacent, none empty."""
+
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, ids: Iterable[int] | Ids) -> Ranges:
+        """The set of these numbers, in any order, repetitions allowed."""
+        values = np.unique(np.fromiter(ids, np.int64) if not isinstance(ids, np.ndarray) else ids.astype(np.int64))
+        if values.size == 0:
+            return cls()
+        breaks = np.flatnonzero(np.diff(values) != 1)
+        starts = values[np.concatenate(([0], breaks + 1))]
+        stops = values[np.concatenate((breaks, [values.size - 1]))] + 1
+        return cls(tuple(zip(starts.tolist(), stops.tolist(), strict=True)))
+
+    @classmethod
+    def from_list(cls, pairs: Sequence[Sequence[int]]) -> Ranges:
+        """The inverse of :meth:`to_list`. Raises ValueError if the pairs are not sorted, disjoint and non-empty."""
+        checked = tuple((int(a), int(b)) for a, b in pairs)
+        flat = [x for pair in checked for x in pair]
+        if any(x >= y for x, y in zip(flat, flat[1:], strict=False)):
+            raise ValueError("ranges must be sorted, disjoint, not adjacent and not empty")
+        return cls(checked)
+
+    def to_list(self) -> list[list[int]]:
+        """``[[start, stop], ...]``, plain enough for JSON and for ``torch.load(weights_only=True)``."""
+        return [[a, b] for a, b in self.pairs]
+
+    def union(self, other: Ranges) -> Ranges:
+        """Everything in either set."""
+        merged: list[tuple[int, int]] = []
+        for start, stop in sorted((*self.pairs, *other.pairs)):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+            else:
+                merged.append((start, stop))
+        return Ranges(tuple(merged))
+
+    def missing_from(self, n: int) -> Ids:
+        """The numbers of ``range(n)`` that are not in the set, ascending."""
+        mask = np.ones(n, dtype=bool)
+        for start, stop in self.pairs:
+            mask[max(start, 0) : max(stop, 0)] = False
+        return np.flatnonzero(mask).astype(np.int64)
+
+    def holds(self, values: Ids) -> NDArray[np.bool_]:
+        """Per value, whether it is in the set."""
+        if not self.pairs:
+            return np.zeros(len(values), dtype=bool)
+        bounds = np.array(self.pairs, dtype=np.int64)
+        at = np.searchsorted(bounds[:, 0], values, side="right") - 1
+        return (at >= 0) & (values < bounds[np.maximum(at, 0), 1])
+
+    def __len__(self) -> int:
+        return sum(stop - start for start, stop in self.pairs)
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | np.integer) and any(a <= value < b for a, b in self.pairs)

@@ -1,0 +1,91 @@
+"""Paths of every kind behind one interface: local, ``s3://``, ``gs://``, and whatever fsspec knows."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pyarrow.fs as pafs
+
+from offload.errors import ConfigError
+
+Path = str | os.PathLike[str]
+
+
+def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:
+    """The file system of a path, and the path on it.
+
+    ``filesystem`` may be a pyarrow or fsspec file system; without it the path's scheme decides. Raises ConfigError for
+    an unknown scheme.
+    """
+    text = os.fspath(path)
+    if filesystem is not None:
+        if isinstance(filesystem, pafs.FileSystem):
+            return filesystem, text.split("://", 1)[-1]
+        return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), text.split("://", 1)[-1]
+    if "://" not in text:
+        return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))
+    scheme = text.split("://", 1)[0]
+    try:
+        if scheme in {"s3", "gs", "gcs", "file", "hdfs", "abfs", "abfss"}:
+            return pafs.FileSystem.from_uri(text)  # type: ignore[no-any-return]
+        import fsspec
+
+        handler, inner = fsspec.core.url_to_fs(text)
+    except (ValueError, ImportError, OSError) as error:
+        raise ConfigError(
+            f"cannot open {text!r}: {error}. Use a local path, s3://, gs://, a scheme that fsspec knows (its package may be "
+            "missing), or pass filesystem=."
+        ) from None
+    return pafs.PyFileSystem(pafs.FSSpecHandler(handler)), inner
+
+
+def list_files(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, str, list[str]]:
+    """All files below a folder, sorted by path: (file system, the folder on it, paths on it).
+
+    Raises ConfigError where the folder is missing, is a file, or may not be read.
+    """
+    fs, root = open_filesystem(path, filesystem)
+    root = root.rstrip("/")
+    if isinstance(fs, pafs.LocalFileSystem):
+        return fs, root, _list_local(root)
+    try:
+        info = fs.get_file_info(root)
+        if info.type == pafs.FileType.NotFound:
+            raise ConfigError(f"{os.fspath(path)!r} does not exist. Check the path and the bucket's name.")
+        found = fs.get_file_info(pafs.FileSelector(root, recursive=True))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot list {os.fspath(path)!r}: {error}. Check the credentials, the region and the path."
+        ) from None
+    return fs, root, sorted(f.path for f in found if f.type == pafs.FileType.File)
+
+
+def _list_local(root: str) -> list[str]:
+    if not os.path.lexists(root):
+        raise ConfigError(f"{root!r} does not exist. Check the path; it is looked up on the machine of this command.")
+    if not os.path.isdir(root):
+        raise ConfigError(f"{root!r} is a file, and a folder was expected.")
+    found: list[str] = []
+
+    def refuse(error: OSError) -> None:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise ConfigError(
+                f"no permission to read {error.filename!r}. Run as a user who may, or give this one access (chmod, chown)."
+            )
+        raise ConfigError(f"cannot list {error.filename!r}: {error.strerror}.")
+
+    for folder, folders, files in os.walk(root, onerror=refuse):
+        folders.sort()
+        found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
+    return sorted(found)
+
+
+def read_file(fs: pafs.FileSystem, path: str) -> bytes:
+    """A whole file. Raises OSError."""
+    if isinstance(fs, pafs.LocalFileSystem):
+        with open(path, "rb") as file:
+            return file.read()
+    with fs.open_input_file(path) as stream:
+        return bytes(stream.read())

@@ -1,0 +1,109 @@
+"""Parquet files: a sample a row. Row groups come in random order, and rows in random order within them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offload.errors import ConfigError
+from offload.pipeline.images import DecodeError, decode_image
+from offload.pipeline.sources.base import Index, Samples
+from offload.pipeline.sources.files import Path, list_files, open_filesystem
+from offload.pipeline.wire import Column, decode, stack
+
+
+def list_parquet(
+    path: Path, *, columns: Sequence[str] | None = None, images: Sequence[str] = (), filesystem: Any = None
+) -> Index:
+    """The index of one file or of all ``*.parquet`` below a folder, from the files' footers."""
+    fs, inner = open_filesystem(path, filesystem)
+    files = [inner] if inner.endswith(".parquet") else [f for f in list_files(path, filesystem)[2] if f.endswith(".parquet")]
+    if not files:
+        raise ConfigError(f"no *.parquet files under {inner!r}.")
+    parts: list[dict[str, Any]] = []
+    group = 0
+    for file in files:
+        try:
+            with fs.open_input_file(file) as stream:
+                footer = pq.ParquetFile(stream)
+                _check_columns(file, footer.schema_arrow.names, [*(columns or ()), *images])
+                sizes = [footer.metadata.row_group(g).num_rows for g in range(footer.metadata.num_row_groups)]
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ConfigError(f"cannot read {file!r} as Parquet: {error}.") from None
+        for number, rows in enumerate(sizes):
+            parts.append({"file": file, "row_group": number, "rows": rows, "group": group})
+            group += 1
+    counts = np.array([p["rows"] for p in parts], dtype=np.int64)
+    if counts.sum() == 0:
+        raise ConfigError(f"the {len(files)} Parquet file(s) under {inner!r} hold no rows.")
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    table = pa.table(
+        {
+            "file": pa.array([p["file"] for p in parts]).take(pa.array(np.repeat(np.arange(len(parts)), counts))),
+            "row_group": np.repeat([p["row_group"] for p in parts], counts),
+            "row": np.arange(counts.sum()) - starts,
+        }
+    )
+    groups = np.repeat([p["group"] for p in parts], counts).astype(np.int64)
+    wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
+    return Index(
+        name=f"parquet({inner})", table=table, reader=ParquetReader(fs, wanted, tuple(images)), groups=groups
+    )
+
+
+def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None:
+    missing = [c for c in asked if c not in have]
+    if missing:
+        raise ConfigError(f"{file!r} has no column {missing[0]!r}; its columns are {', '.join(have)}.")
+
+
+class ParquetReader:
+    """Reads rows; keeps the last row group, since a task's rows come from few. ``images`` are columns of encoded images
+    (bytes, or a struct with ``bytes`` as Hugging Face writes them), decoded to HWC uint8."""
+
+    def __init__(self, fs: Any, columns: list[str] | None, images: tuple[str, ...]) -> None:
+        self.fs, self.columns, self.images = fs, columns, images
+        self._held: tuple[tuple[str, int], pa.Table] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}
+
+    def read(self, rows: pa.Table) -> Samples:
+        files, groups, places = (rows.column(c).to_pylist() for c in ("file", "row_group", "row"))
+        pieces = [
+            self._row_group(file, group).slice(place, 1) for file, group, place in zip(files, groups, places, strict=True)
+        ]
+        table = pa.concat_tables(pieces).combine_chunks()
+        columns: dict[str, Column] = {}
+        for name, column in decode(table).items():
+            columns[name] = stack(name, column) if _holds_lists(column) else column
+        errors: dict[int, str] = {}
+        for name in self.images:
+            columns[name] = [self._decode(value, i, errors) for i, value in enumerate(columns[name])]
+        return Samples(columns, errors)
+
+    def describe(self, rows: pa.Table, row: int) -> str:
+        file, group, place = (rows.column(c)[row].as_py() for c in ("file", "row_group", "row"))
+        return f"row {place} of row group {group} of {file}"
+
+    def _row_group(self, file: str, group: int) -> pa.Table:
+        if self._held is None or self._held[0] != (file, group):
+            with self.fs.open_input_file(file) as stream:
+                table = pq.ParquetFile(stream).read_row_group(group, columns=self.columns)
+            self._held = ((file, group), table)
+        return self._held[1]
+
+    def _decode(self, value: Any, row: int, errors: dict[int, str]) -> Any:
+        try:
+            return decode_image(value["bytes"] if isinstance(value, dict) else value)
+        except (DecodeError, TypeError) as error:
+            errors[row] = f"corrupt or truncated image: {error}"
+            return None
+
+
+def _holds_lists(column: Column) -> bool:
+    return isinstance(column, list) and bool(column) and all(isinstance(v, list) for v in column)

@@ -1,0 +1,253 @@
+"""What a user says about a data set: where it comes from, how it is transformed, what happens on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from offload.errors import ConfigError
+from offload.pipeline.sources.base import Index, Lister
+from offload.pipeline.sources.files import Path
+from offload.pipeline.sources.from_torch import DEFAULT_COLUMNS, list_torch_dataset
+from offload.pipeline.sources.image_folder import list_image_folder
+from offload.pipeline.sources.parquet import list_parquet
+from offload.pipeline.sources.webdataset import list_webdataset
+from offload.pipeline.split import is_image_transform, split_transform
+from offload.pipeline.stage import Kind, OnError, Stage
+
+if TYPE_CHECKING:
+    import ray.data
+
+OnDevice = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A data set and its preprocessing, as :func:`image_folder` and its siblings return it. Nothing is read yet."""
+
+    name: str
+    list: Lister | None = None
+    dataset: ray.data.Dataset | None = None
+    id_column: str | None = None
+    transform: Any = None
+    kind: Kind = "none"
+    on_device: tuple[OnDevice, ...] = ()
+    on_error: OnError = "raise"
+    shuffle: bool | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_setup(self) -> bool:
+        """Whether the transform is a class, constructed once per preprocessing actor."""
+        return isinstance(self.transform, type)
+
+    def stage(self, index: Index | None, *, seed: int) -> Stage:
+        """What the tasks of this pipeline run."""
+        return Stage(
+            transform=self.transform,
+            kind=self.kind,
+            seed=seed,
+            on_error=self.on_error,
+            reader=index.reader if index is not None else None,
+        )
+
+
+def image_folder(
+    path: Path,
+    transform: Any = None,
+    *,
+    per_sample: bool = False,
+    on_device: OnDevice | None = None,
+    on_error: OnError = "raise",
+    shuffle: bool | None = None,
+    filesystem: Any = None,
+) -> Pipeline:
+    """Images in class folders, ``PATH/<class>/<name>.jpg``.
+
+    Gives ``batch["image"]``, a list of decoded HWC uint8 arrays, and ``batch["label"]``, int64: the number of the class
+    in sorted order.
+
+    Args:
+        path: a local folder, ``s3://...``, or any path that pyarrow or fsspec opens.
+        transform: a callable from a batch (dict of columns) to a batch with as many rows, per sample with
+            ``per_sample=True``; a class of such a callable, constructed once per preprocessing actor; or a torchvision or
+            timm transform of one image, whose converting and normalising tail then runs on the device.
+        per_sample: whether ``transform`` takes one sample (a dict of values) instead of a batch.
+        on_device: runs on each batch of tensors on the worker's device, such as :class:`offload.Normalize`.
+        on_error: ``"raise"`` ends the run at a file that cannot be decoded; ``"skip"`` counts it, lists it in the run
+            directory and goes on.
+        shuffle: whether an epoch's order is random (a function of the seed and the epoch). None: only for ``"train"``.
+        filesystem: a pyarrow or fsspec file system to use instead of the path's own.
+
+    Raises:
+        ConfigError: for options that contradict each other; for what is wrong with the path, when the run starts.
+    """
+    return _pipeline(
+        f"image_folder({path})",
+        lambda: list_image_folder(path, filesystem=filesystem),
+        transform,
+        per_sample=per_sample,
+        on_device=on_device,
+        on_error=on_error,
+        shuffle=shuffle,
+    )
+
+
+def from_torch(
+    dataset: Any,
+    transform: Any = None,
+    *,
+    columns: Sequence[str] = DEFAULT_COLUMNS,
+    per_sample: bool = False,
+    on_device: OnDevice | None = None,
+    on_error: OnError = "raise",
+    shuffle: bool | None = None,
+) -> Pipeline:
+    """Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` (or ``__getitems__``) runs on every CPU.
+
+    ``columns`` names the parts of the tuple it returns; a dict is taken as it is. Other arguments as in
+    :func:`image_folder`.
+    """
+    return _pipeline(
+        f"from_torch({type(dataset).__name__})",
+        lambda: list_torch_dataset(dataset, columns),
+        transform,
+        per_sample=per_sample,
+        on_device=on_device,
+        on_error=on_error,
+        shuffle=shuffle,
+    )
+
+
+def parquet(
+    path: Path,
+    transform: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    images: Sequence[str] = (),
+    per_sample: bool = False,
+    on_device: OnDevice | None = None,
+    on_error: OnError = "raise",
+    shuffle: bool | None = None,
+    filesystem: Any = None,
+) -> Pipeline:
+    """Parquet files: a file, or all below a folder. ``columns`` limits what is read; ``images`` are columns of encoded
+    images to decode. Shuffling reorders row groups, and rows within each. Other arguments as in :func:`image_folder`."""
+    return _pipeline(
+        f"parquet({path})",
+        lambda: list_parquet(path, columns=columns, images=images, filesystem=filesystem),
+        transform,
+        per_sample=per_sample,
+        on_device=on_device,
+        on_error=on_error,
+        shuffle=shuffle,
+    )
+
+
+def webdataset(
+    shards: Path | Sequence[Path],
+    transform: Any = None,
+    *,
+    per_sample: bool = False,
+    on_device: OnDevice | None = None,
+    on_error: OnError = "raise",
+    shuffle: bool | None = None,
+    filesystem: Any = None,
+) -> Pipeline:
+    """WebDataset tar shards: a folder, a glob, ``name-{000..019}.tar``, or a list. Images become ``image``, ``.cls`` becomes
+    ``label``. Shuffling reorders shards, and samples within each. Other arguments as in :func:`image_folder`."""
+    return _pipeline(
+        f"webdataset({shards})",
+        lambda: list_webdataset(shards, filesystem=filesystem),
+        transform,
+        per_sample=per_sample,
+        on_device=on_device,
+        on_error=on_error,
+        shuffle=shuffle,
+    )
+
+
+def from_ray(
+    dataset: ray.data.Dataset,
+    transform: Any = None,
+    *,
+    id_column: str | None = None,
+    per_sample: bool = False,
+    on_device: OnDevice | None = None,
+) -> Pipeline:
+    """A ``ray.data.Dataset`` with its own pipeline, in its own order.
+
+    ``id_column`` names an int64 column that tells samples apart, the same in every epoch and run; with it the guarantee
+    that each sample is trained exactly once holds over a resumed run too. Without it samples are numbered as they
+    come: each is delivered once per epoch, but an epoch that was interrupted starts again.
+    """
+    pipeline = _pipeline(
+        "ray.data.Dataset",
+        None,
+        transform,
+        per_sample=per_sample,
+        on_device=on_device,
+        on_error="raise",
+        shuffle=False,
+    )
+    note = () if id_column else ("no id_column: an interrupted epoch of this data set starts again from its beginning",)
+    return _replace(pipeline, dataset=dataset, id_column=id_column, notes=pipeline.notes + note)
+
+
+def as_pipeline(name: str, value: object) -> Pipeline:
+    """What ``datasets={name: value}`` means: a Pipeline, a ray.data.Dataset, or a torch data set."""
+    if isinstance(value, Pipeline):
+        return value
+    module = type(value).__module__
+    if module.startswith("ray.data"):
+        return from_ray(value)  # type: ignore[arg-type]
+    if hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, str | list | dict):
+        return from_torch(value)
+    raise ConfigError(
+        f"datasets[{name!r}] is a {type(value).__name__}. Give what offload.image_folder, from_torch, parquet or webdataset "
+        "return, a ray.data.Dataset, or a map-style torch data set."
+    )
+
+
+def _replace(pipeline: Pipeline, **changes: Any) -> Pipeline:
+    import dataclasses
+
+    return dataclasses.replace(pipeline, **changes)
+
+
+def _pipeline(
+    name: str,
+    lister: Lister | None,
+    transform: Any,
+    *,
+    per_sample: bool,
+    on_device: OnDevice | None,
+    on_error: OnError,
+    shuffle: bool | None,
+) -> Pipeline:
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f'on_error must be "raise" or "skip", found {on_error!r}.')
+    if transform is not None and not callable(transform):
+        raise ConfigError(f"transform must be callable, found {type(transform).__name__}.")
+    finish = (on_device,) if on_device is not None else ()
+    kind: Kind
+    notes: tuple[str, ...] = ()
+    if transform is None:
+        kind = "none"
+    elif is_image_transform(transform):
+        split = split_transform(transform)
+        kind, transform, notes = "image", split.cpu, (split.says,)
+        finish = ((split.on_device,) if split.on_device is not None else ()) + finish
+    else:
+        kind = "sample" if per_sample else "batch"
+    return Pipeline(
+        name=name,
+        list=lister,
+        transform=transform,
+        kind=kind,
+        on_device=finish,
+        on_error=on_error,
+        shuffle=shuffle,
+        notes=notes,
+    )

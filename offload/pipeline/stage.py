@@ -1,0 +1,321 @@
+"""What one preprocessing task does: read rows, transform them with reproducible randomness, pack a block.
+
+Runs in Ray Data tasks and actors, on one core each. Where it stops: which rows, and when, is decided elsewhere
+(:mod:`offload.pipeline.feed`).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from ray import cloudpickle
+
+from offload.errors import RunError
+from offload.pipeline import wire
+from offload.pipeline.order import mix
+from offload.pipeline.ranges import Ranges
+from offload.pipeline.sources.base import Reader, Samples
+from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError
+
+# Rows that a per-batch transform gets at once. Fixed, and aligned to positions of the pass, so that its random numbers
+# do not depend on how rows were cut into tasks; small, so that a chunk of images stays in the core's cache.
+CHUNK = 16
+
+OnError = Literal["raise", "skip"]
+Kind = Literal["none", "batch", "sample", "image"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Everything a task needs besides its rows. ``transform`` may be a class: it is then constructed where it runs."""
+
+    transform: Any
+    kind: Kind
+    seed: int
+    on_error: OnError = "raise"
+    reader: Reader | None = None
+
+    def ready(self) -> Stage:
+        """This stage on this process: the transform constructed, its libraries held to one thread."""
+        transform = self.transform() if isinstance(self.transform, type) else self.transform
+        _hold_to_one_core()
+        return Stage(
+            transform=transform, kind=self.kind, seed=self.seed, on_error=self.on_error, reader=self.reader
+        )
+
+
+def pack(stage: Stage) -> np.ndarray[Any, Any]:
+    """The stage as bytes, in an array: tasks see it in shared memory and unpickle it once per process."""
+    return np.frombuffer(cloudpickle.dumps(stage), dtype=np.uint8)
+
+
+_ready: dict[str, Stage] = {}
+
+
+def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]]) -> Stage:
+    """The stage ``key`` of this process, unpickled and made ready at its first use."""
+    if key not in _ready:
+        # Only the newest few runs' stages are worth their memory: a data set of millions of names may hang on one.
+        while len(_ready) >= 8:
+            _ready.pop(next(iter(_ready)))
+        stage: Stage = cloudpickle.loads(packed().tobytes())
+        _ready[key] = stage.ready()
+    return _ready[key]
+
+
+def _hold_to_one_core() -> None:
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setNumThreads(0)
+
+
+def process(stage: Stage, rows: pa.Table, *, epoch: int) -> pa.Table:
+    """The block of these index rows: ``sample_id``, ``__position__`` and the reader's own columns in.
+
+    Raises RunError, naming the sample, for one that cannot be read under ``on_error="raise"`` and for a transform that
+    raises, returns another number of rows, or rows that differ in shape.
+    """
+    if stage.reader is None:
+        raise ValueError("process needs a stage with a reader")
+    positions = rows.column(POSITION).to_numpy()
+    parts: list[Columns] = []
+    kept: list[np.ndarray[Any, Any]] = []
+    skipped: dict[int, str] = {}
+    cuts = np.flatnonzero(np.diff(positions // CHUNK)) + 1
+    for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(positions)], strict=True):
+        chunk = rows.slice(start, stop - start)
+        samples = _read(stage, chunk)
+        good = np.array([i for i in range(chunk.num_rows) if i not in samples.errors], dtype=np.int64)
+        for i, reason in samples.errors.items():
+            skipped[start + i] = f"{stage.reader.describe(chunk, i)}: {reason}"
+        if not len(good):
+            continue
+        columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
+        chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
+        parts.append(transform(stage, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch))
+        kept.append(good + start)
+    return _assemble(rows, parts, kept, skipped, stage)
+
+
+def _read(stage: Stage, chunk: pa.Table) -> Samples:
+    assert stage.reader is not None
+    ids = chunk.column(SAMPLE_ID).to_pylist()
+    # A reader may be random too (a torch data set augments in __getitem__).
+    try:
+        _seed(mix(stage.seed, ids[0], 1))
+        samples = stage.reader.read(chunk)
+    except RunError:
+        raise
+    except Exception as error:
+        row = _find_row(lambda i: stage.reader.read(chunk.slice(i, 1)), len(ids))  # type: ignore[union-attr]
+        samples = None
+        if row is not None and stage.on_error == "skip":
+            samples = _read_one_by_one(stage, chunk)
+        if samples is None:
+            where = _name(stage, chunk, row)
+            raise RunError(f"reading {where} raised {_say(error)}. {_REMEDY_SKIP}") from None
+    if samples.errors and stage.on_error == "raise":
+        row = min(samples.errors)
+        raise RunError(
+            f"sample {ids[row]} ({stage.reader.describe(chunk, row)}) is unusable: {samples.errors[row]}. {_REMEDY_SKIP}"
+        )
+    return samples
+
+
+_REMEDY_SKIP = 'Repair or remove it, or pass on_error="skip" to count it, list it in the run directory and go on.'
+
+
+def _read_one_by_one(stage: Stage, chunk: pa.Table) -> Samples:
+    """Reads a chunk in which some row raises: those rows become errors."""
+    assert stage.reader is not None
+    merged: dict[str, list[Any]] = {}
+    errors: dict[int, str] = {}
+    for i in range(chunk.num_rows):
+        try:
+            one = stage.reader.read(chunk.slice(i, 1))
+            errors.update({i: reason for reason in one.errors.values()})
+            values = {name: column[0] for name, column in one.columns.items()}
+        except Exception as error:
+            errors[i], values = _say(error), {}
+        for name in values:
+            merged.setdefault(name, [None] * i)
+        for name, column in merged.items():
+            column.append(values.get(name))
+    return Samples(dict(merged), errors)
+
+
+def transform(stage: Stage, columns: Columns, *, ids: np.ndarray[Any, Any], chunk: pa.Table | None, epoch: int) -> Columns:
+    """The user's transform over a chunk of samples, checked: as many rows out as came in, all of one shape."""
+    if stage.kind == "none":
+        return dict(columns)
+    try:
+        out = _call(stage, columns, ids, epoch)
+    except Exception as error:
+        row = _find_row(lambda i: _call(stage, take(columns, [i]), ids[i : i + 1], epoch), len(ids))
+        raise RunError(
+            f"the transform {_transform_name(stage)} raised {_say(error)} on {_name(stage, chunk, row, ids)}. "
+            "Correct the transform, or leave such samples out of the source."
+        ) from None
+    for name, column in out.items():
+        if len(column) != len(ids):
+            raise RunError(
+                f"the transform {_transform_name(stage)} got {len(ids)} rows and returned {len(column)} in column "
+                f"{name!r}. It must return one row per input row: filter samples before the source instead."
+            )
+    return out
+
+
+def _call(stage: Stage, columns: Columns, ids: np.ndarray[Any, Any], epoch: int) -> Columns:
+    if stage.kind == "batch":
+        _seed(mix(stage.seed, epoch, int(ids[0]), 2))
+        return _checked(stage, stage.transform(dict(columns)))
+    made: dict[str, list[Any]] = {}
+    for i, sample_id in enumerate(ids.tolist()):
+        _seed(mix(stage.seed, epoch, sample_id, 3))
+        sample = {name: column[i] for name, column in columns.items()}
+        if stage.kind == "image":
+            sample["image"] = stage.transform(sample["image"])
+        else:
+            sample = dict(_checked(stage, stage.transform(sample)))
+        for name, value in sample.items():
+            made.setdefault(name, []).append(value)
+    return dict(made)
+
+
+def _checked(stage: Stage, out: Any) -> Any:
+    if not isinstance(out, Mapping):
+        raise TypeError(f"it returned {type(out).__name__}, not a dict of columns")
+    return dict(out)
+
+
+def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
+    """Some rows of every column."""
+    return {n: c[rows] if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
+
+
+def _assemble(
+    rows: pa.Table,
+    parts: list[Columns],
+    kept: list[np.ndarray[Any, Any]],
+    skipped: dict[int, str],
+    stage: Stage,
+) -> pa.Table:
+    """One block of all chunks. Skipped rows stay, as copies of row 0 that carry their error: the number of rows that
+    leaves a task is the number that entered, so that no row is lost without a word."""
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    order = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
+    columns: Columns = {}
+    for name in names:
+        values = [part[name] for part in parts]
+        columns[name] = _stacked(name, values, rows, order, stage)
+    if skipped:
+        missing = np.array(sorted(skipped), dtype=np.int64)
+        back = np.argsort(np.concatenate((order, missing)), kind="stable")
+        fill = np.where(back < len(order), back, 0)
+        columns = take(columns, fill) if len(order) else {}
+    if stage.on_error == "skip":
+        columns[ERROR] = [skipped.get(i) for i in range(rows.num_rows)]
+    columns[SAMPLE_ID] = rows.column(SAMPLE_ID).to_numpy()
+    columns[POSITION] = rows.column(POSITION).to_numpy()
+    return wire.encode(columns)
+
+
+def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[Any, Any], stage: Stage) -> Column:
+    if all(isinstance(p, list) for p in parts):
+        values = [v for part in parts for v in part]
+        try:
+            return wire.stack(name, values)
+        except RaggedError as error:
+            raise _ragged(name, error.shapes, [int(order[i]) for i in error.rows], rows, stage) from None
+    arrays = [np.asarray(p) if not isinstance(p, np.ndarray) else p for p in parts]
+    first = 0
+    for array in arrays:
+        if array.shape[1:] != arrays[0].shape[1:]:
+            shapes = (arrays[0].shape[1:], array.shape[1:])
+            raise _ragged(name, shapes, [int(order[0]), int(order[first])], rows, stage)
+        first += len(array)
+    return wire.join(list(arrays))
+
+
+def _ragged(
+    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], at: list[int], rows: pa.Table, stage: Stage
+) -> RunError:
+    ids = rows.column(SAMPLE_ID).to_pylist()
+    who = [f"sample {ids[i]}{f' ({stage.reader.describe(rows, i)})' if stage.reader else ''}" for i in at]
+    return RunError(
+        f"column {name!r} has rows of different shapes: {shapes[0]} for {who[0]}, {shapes[1]} for {who[1]}. Samples of a "
+        "batch must agree: resize or crop them to one size in the transform."
+    )
+
+
+def encode_foreign(stage: Stage, columns: Columns, *, id_column: str | None, done: Ranges) -> pa.Table:
+    """The block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are ``done``. Without an
+    ``id_column`` the reading side numbers samples."""
+    ids = np.arange(len(next(iter(columns.values()), ())), dtype=np.int64)
+    if id_column is not None:
+        ids = np.asarray(columns[id_column]).astype(np.int64)
+        fresh = np.flatnonzero(~done.holds(ids))
+        if len(fresh) < len(ids):
+            columns, ids = take(columns, fresh), ids[fresh]
+    encoded: Columns = {}
+    if len(ids):
+        for name, column in transform(stage, columns, ids=ids, chunk=None, epoch=0).items():
+            try:
+                plain = isinstance(column, np.ndarray) and column.dtype != object
+                encoded[name] = column if plain else wire.stack(name, list(column))
+            except RaggedError as error:
+                raise RunError(
+                    f"column {name!r} has rows of different shapes: {error.shapes[0]} for sample {ids[error.rows[0]]}, "
+                    f"{error.shapes[1]} for sample {ids[error.rows[1]]}. Samples of a batch must agree: resize or crop them "
+                    "to one size in the transform."
+                ) from None
+    if id_column is not None:
+        encoded[SAMPLE_ID] = encoded[POSITION] = ids
+    return wire.encode(encoded)
+
+
+def _seed(seed: int) -> None:
+    """Seed every generator that augmentation draws from. torch only where it is loaded: importing it costs seconds."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(seed)
+
+
+def _find_row(attempt: Callable[[int], object], rows: int) -> int | None:
+    """The first row that fails alone; None where only the whole fails."""
+    for i in range(rows):
+        try:
+            attempt(i)
+        except Exception:
+            return i
+    return None
+
+
+def _name(stage: Stage, chunk: pa.Table | None, row: int | None, ids: np.ndarray[Any, Any] | None = None) -> str:
+    numbers = chunk.column(SAMPLE_ID).to_pylist() if chunk is not None else (ids.tolist() if ids is not None else [])
+    described = stage.reader.describe(chunk, row or 0) if stage.reader is not None and chunk is not None else ""
+    if row is None:
+        return f"a batch of {len(numbers)} samples, {numbers[0]} to {numbers[-1]}{f' (the first is {described})' if described else ''}"
+    return f"sample {numbers[row]}{f' ({described})' if described else ''}"
+
+
+def _transform_name(stage: Stage) -> str:
+    t = stage.transform
+    return getattr(t, "__qualname__", None) or repr(t) if stage.kind == "image" else getattr(t, "__qualname__", type(t).__name__)
+
+
+def _say(error: BaseException) -> str:
+    """``ValueError: text (augment, script.py:12)``: the error, and the user's line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "/offload/pipeline/" not in f.filename]
+    place = f" ({own[-1].name}, {own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,76 @@
+"""The live line of a run: one line that changes on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+PLAIN_INTERVAL_S = 10.0
+
+
+def format_line(values: dict[str, Any]) -> str:
+    """The live line: ``step 1200  loss 2.31 | 2,710 samples/s (input 2,950, GPU 2,800) | stall 3% | 4 workers × 64 × 1``."""
+    shown = "  ".join(f"{k} {v:.4g}" for k, v in values.get("metrics", {}).items() if isinstance(v, int | float))
+    head = f"epoch {values['epoch'] + 1}  step {values['step']:,}" + (f"  {shown}" if shown else "")
+    ceilings = [
+        f"{name} {values[key]:,.0f}"
+        for name, key in (("input", "input_ceiling_samples_per_s"), (values.get("device", "GPU"), "device_ceiling_samples_per_s"))
+        if values.get(key)
+    ]
+    rate = f"{values['samples_per_s']:,.0f} samples/s" + (f" ({', '.join(ceilings)})" if ceilings else "")
+    split = f"{values['workers']} worker{'s' if values['workers'] != 1 else ''} × {values['local_batch_size']} × {values['accum_steps'] + 1}"
+    return " | ".join([head, rate, f"stall {values['stall']:.0%}", split])
+
+
+class LiveLine:
+    """Shows lines and notes on standard error. ``with`` it."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._live = (
+            Live(Text("starting"), console=self._console, refresh_per_second=4, transient=True)
+            if self._console.is_terminal and not quiet
+            else None
+        )
+        self._shown_at = 0.0
+
+    def __enter__(self) -> LiveLine:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, values: dict[str, Any]) -> None:
+        """Show the newest interval."""
+        line = format_line(values)
+        if self._live is not None:
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+        elif time.monotonic() - self._shown_at >= PLAIN_INTERVAL_S:
+            self._shown_at = time.monotonic()
+            self._console.print(line, soft_wrap=True, markup=False)
+
+    def status(self, text: str) -> None:
+        """What happens before there is anything to measure."""
+        if self._live is not None:
+            self._live.update(Text(text, style="dim"))
+        else:
+            self._console.print(text, soft_wrap=True, markup=False)
+
+    def printed(self, text: str, *, rank: int) -> None:
+        """What the user's function printed on a worker."""
+        prefix = f"[rank {rank}] " if rank else ""
+        for line in text.splitlines():
+            self._console.print(prefix + line, soft_wrap=True, markup=False)
+
+    def note(self, text: str) -> None:
+        """A line of its own, which stays."""
+        self._console.print(text, soft_wrap=True, markup=False)
+        sys.stderr.flush()

@@ -1,0 +1,138 @@
+"""The run directory: everything a run leaves behind, in files that other programs can read.
+
+``events.jsonl`` begins with ``run_started`` and ends with ``run_finished``; ``metrics.jsonl`` has a line per interval;
+``summary.json`` is written at the end. An unfinished run in the directory is resumed, a finished one refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from offload.errors import ConfigError, RunError
+
+SUMMARY = "summary.json"
+EVENTS = "events.jsonl"
+METRICS = "metrics.jsonl"
+SKIPPED = "skipped.jsonl"
+REPORT = "report.html"
+CHECKPOINTS = "checkpoints"
+_OWN = (SUMMARY, EVENTS, METRICS, SKIPPED, REPORT, CHECKPOINTS, "error.txt")
+
+
+def to_json(document: Any, *, indent: int | None = None) -> str:
+    """JSON without Infinity or NaN: they become null."""
+    return json.dumps(_finite(document), indent=indent, allow_nan=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+class RunDirectory:
+    """One run's directory, opened for writing.
+
+    Raises ConfigError where it cannot be written, or holds a finished run and ``overwrite`` is not set.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        self.path = path.expanduser().absolute()
+        finished = self._finished_before()
+        if finished and not overwrite:
+            raise ConfigError(
+                f"{self.path} holds a finished run. Pass --overwrite to replace it (fit(overwrite=True)), or choose another "
+                "--run-dir."
+            )
+        try:
+            if overwrite:
+                self._clear()
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".write-test"
+            probe.write_bytes(b"\0" * 65536)
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to the run directory {self.path}: {error.strerror}. Free space there or allow writing, or "
+                "choose another with --run-dir (fit(run_dir=...))."
+            ) from None
+        self.resuming = (self.path / EVENTS).exists()
+
+    def event(self, kind: str, *, at: float | None = None, **values: Any) -> None:
+        """Append to ``events.jsonl``."""
+        self._append(EVENTS, {"event": kind, "at": time.time() if at is None else at, **values})
+
+    def metrics(self, values: dict[str, Any]) -> None:
+        """Append to ``metrics.jsonl``."""
+        self._append(METRICS, values)
+
+    def skipped(self, values: dict[str, Any]) -> None:
+        """Append to ``skipped.jsonl``, the list of samples that were left out."""
+        self._append(SKIPPED, values)
+
+    def summary(self, document: dict[str, Any]) -> None:
+        """Write ``summary.json``, whole or not at all."""
+        self.write(SUMMARY, to_json(document, indent=2) + "\n")
+
+    def write(self, name: str, text: str) -> None:
+        """Write one file of the directory, whole or not at all."""
+        part = self.path / f".{name}.part"
+        try:
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, self.path / name)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _append(self, name: str, document: dict[str, Any]) -> None:
+        try:
+            with open(self.path / name, "a", encoding="utf-8") as file:
+                file.write(to_json(document) + "\n")
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: OSError) -> RunError:
+        return RunError(
+            f"cannot write to the run directory {self.path}: {error.strerror}. Free space there; the same command resumes "
+            "from the last checkpoint."
+        )
+
+    def _finished_before(self) -> bool:
+        try:
+            document = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(document, dict) and document.get("status") == "finished"
+
+    def _clear(self) -> None:
+        # Only what a run writes: a user may keep other files beside them.
+        for name in _OWN:
+            target = self.path / name
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The documents of a ``.jsonl`` file; none if it is missing. A last line cut off by a crash is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    documents = []
+    for line in lines:
+        try:
+            documents.append(json.loads(line))
+        except ValueError:
+            continue
+    return documents

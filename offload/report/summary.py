@@ -1,0 +1,85 @@
+"""The summary of a run as people read it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """(what, value) for each line of the table."""
+    rows = [
+        ("status", _status(document)),
+        ("trained", f"{document['samples']:,} samples in {document['steps']:,} steps, {document['epochs']} epochs"),
+        ("wall time", _duration(document["wall_s"])),
+        ("throughput", f"{document['samples_per_s']:,.1f} samples/s while stepping"),
+    ]
+    split = f"{document['workers']} × {document['local_batch_size']} × {document['accum_steps'] + 1}"
+    rows.append(("workers × local batch × micro-batches", f"{split} = {document['global_batch_size']} on {document['device']}"))
+    rows.append(("stall", f"{document['stall']:.1%} of step time waiting for data"))
+    if document["steps"]:
+        per_step = {k: document[f"{k}_s"] / document["step_count_all_ranks"] for k in ("data_wait", "peer_wait", "compute", "sync")}
+        rows.append(("a step", "  ".join(f"{k.replace('_', ' ')} {v * 1000:.1f} ms" for k, v in per_step.items())))
+    for name, rates in document.get("input", {}).items():
+        if rates:
+            rows.append(
+                (
+                    f"preprocessing of {name}",
+                    f"{rates['core_seconds_per_sample'] * 1000:.2f} core-ms and {rates['wire_bytes_per_sample'] / 1000:,.1f} kB "
+                    f"a sample; {document['preprocessing_cores']} cores: at most {rates['input_ceiling_samples_per_s']:,.0f} samples/s",
+                )
+            )
+    if document.get("first_batch_s") is not None:
+        rows.append(("first batch after", f"{document['first_batch_s']:.1f} s"))
+    if document.get("skipped"):
+        rows.append(("skipped samples", f"{document['skipped']:,}, listed in skipped.jsonl"))
+    for name, value in document.get("metrics", {}).items():
+        rows.append((name, f"{value:.4g}"))
+    if document.get("checkpoint"):
+        rows.append(("checkpoint", str(document["checkpoint"])))
+    rows.append(("run directory", str(document["run_dir"])))
+    return rows
+
+
+def verdict(document: dict[str, Any]) -> str:
+    """In plain words, what bound the run."""
+    stall = document["stall"]
+    if not document["steps"]:
+        return "Nothing was trained."
+    if stall < 0.05:
+        return f"The {document['device']} was the bottleneck: more CPUs would not speed this up."
+    return (
+        f"Preprocessing was the bottleneck for {stall:.0%} of the time: more CPU cores would help, "
+        f"up to {1 / max(1 - stall, 1e-3):.1f} times this rate."
+    )
+
+
+def format_summary(document: dict[str, Any], *, width: int = 110) -> str:
+    """The table and the verdict as text."""
+    table = Table(show_header=False, title="offload run", title_justify="left", box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for what, value in summary_rows(document):
+        table.add_row(what, value)
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=False, highlight=False)
+    console.print(table)
+    console.print(verdict(document), soft_wrap=True)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+
+def _status(document: dict[str, Any]) -> str:
+    if document["status"] == "interrupted":
+        return "interrupted; the same command resumes it"
+    return f"failed: {document['error']}" if document["status"] == "failed" else str(document["status"])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

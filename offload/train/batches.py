@@ -1,0 +1,352 @@
+"""The worker's end of the data path: slices of blocks in, local batches on the device out, ahead of the training thread.
+
+One thread fetches blocks, a second cuts them into batches (one copy, into pinned memory where there is a GPU), agrees
+with the other ranks on the batch's rows, and moves it to the device on a stream of its own. The ranks' agreement is a
+gather of two numbers on a process group of its own, ahead of training by the prefetch depth: the training thread never
+waits for it unless it waits for data.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import ray
+import torch
+
+from offload.errors import RunError
+from offload.pipeline import wire
+from offload.pipeline.feed import PassKey, PassRequest, Slice
+from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns
+
+PREFETCH_BATCHES = 2
+PREFETCH_BLOCKS = 2
+
+
+class FeedClient(Protocol):
+    """What a worker asks of the feed."""
+
+    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
+        """See :meth:`offload.pipeline.feed.Feed.take`."""
+
+
+class Peers(Protocol):
+    """The other ranks, as far as batches are concerned."""
+
+    rank: int
+    world_size: int
+
+    def gather(self, mine: Sequence[int]) -> list[list[int]]:
+        """Every rank's numbers, in the order of ranks."""
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        """``value`` of rank ``source``, on every rank."""
+
+
+class NoPeers:
+    """A world of one."""
+
+    rank = 0
+    world_size = 1
+
+    def gather(self, mine: Sequence[int]) -> list[list[int]]:
+        return [list(mine)]
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A sample that was left out, and why."""
+
+    sample_id: int
+    reason: str
+
+
+@dataclass(kw_only=True)
+class LocalBatch:
+    """One rank's part of a micro-batch. ``rows`` are this rank's samples (0: a filler that must weigh nothing),
+    ``all_rows`` those of all ranks; ``positions`` are what becomes trained with them."""
+
+    tensors: dict[str, Any]
+    rows: int
+    all_rows: int
+    positions: np.ndarray[Any, Any]
+    skipped: tuple[Skipped, ...]
+    own_ready_s: float
+    stop: bool = False
+    moved: Any = None
+
+
+class Batches:
+    """The local batches of one pass on one rank. Iterate once; ``close()`` ends its threads.
+
+    ``padded``: every rank takes part in every step of the pass, with a filler that weighs nothing where it has no samples
+    left (a DDP step needs all ranks). Otherwise a rank simply ends when its samples do.
+    """
+
+    def __init__(
+        self,
+        feed: FeedClient,
+        key: PassKey,
+        *,
+        peers: Peers,
+        local_batch_size: int,
+        device: torch.device,
+        on_device: Sequence[Callable[[dict[str, Any]], dict[str, Any]]],
+        padded: bool,
+        stop: threading.Event,
+        template: dict[str, Columns],
+    ) -> None:
+        self._feed, self._key, self._peers = feed, key, peers
+        self._size, self._device, self._on_device = local_batch_size, device, on_device
+        self._padded, self._stop, self._template = padded, stop, template
+        self._pieces: queue.Queue[tuple[Columns, int] | BaseException | None] = queue.Queue(maxsize=PREFETCH_BLOCKS)
+        self._batches: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
+        self._closed = threading.Event()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._threads = [
+            threading.Thread(target=work, name=f"{name}-{key.name}", daemon=True)
+            for name, work in (("fetch", self._fetch), ("batch", self._batch))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def get(self) -> LocalBatch | None:
+        """The next batch, None at the end of the pass. Raises what went wrong in preprocessing."""
+        item = self._batches.get()
+        if isinstance(item, BaseException):
+            raise item
+        if item is not None and item.moved is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(item.moved)
+            for value in item.tensors.values():
+                if isinstance(value, torch.Tensor):
+                    value.record_stream(current)
+        return item
+
+    def close(self) -> None:
+        """End the threads and wait for them."""
+        self._closed.set()
+        for thread in self._threads:
+            while thread.is_alive():
+                for waiting in (self._pieces, self._batches):
+                    try:
+                        waiting.get_nowait()
+                    except queue.Empty:
+                        pass
+                thread.join(timeout=0.05)
+
+    def _put(self, where: queue.Queue[Any], item: Any) -> bool:
+        while not self._closed.is_set():
+            try:
+                where.put(item, timeout=0.2)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def _fetch(self) -> None:
+        try:
+            over = False
+            while not over and not self._closed.is_set():
+                slices, over = self._feed.take(self._key, self._peers.rank, 1)
+                refs = list({piece.ref: None for piece in slices})
+                if len(refs) > 1:  # start all transfers before waiting for the first
+                    ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
+                for piece in slices:
+                    if not self._put(self._pieces, (_columns(piece), piece.stop - piece.start)):
+                        return
+            self._put(self._pieces, None)
+        except BaseException as error:
+            self._put(self._pieces, error)
+
+    def _batch(self) -> None:
+        try:
+            for columns, rows, skipped in self._cut():
+                batch = self._agree(columns, rows, skipped)
+                if batch is None or not self._put(self._batches, batch) or batch.stop:
+                    break
+            else:
+                # This rank has no more samples; the others may.
+                while self._padded and not self._closed.is_set():
+                    batch = self._agree(None, 0, ())
+                    if batch is None or not self._put(self._batches, batch) or batch.stop:
+                        break
+            self._put(self._batches, None)
+        except BaseException as error:
+            self._put(self._batches, error)
+
+    def _cut(self) -> Iterator[tuple[Columns, int, tuple[Skipped, ...]]]:
+        """Batches of the local size out of pieces as they come; the last one holds what is left."""
+        pieces: list[Columns] = []
+        counts: list[int] = []
+        skipped: list[Skipped] = []
+        while (piece := self._pieces.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            columns, rows = _without_errors(*piece, skipped)
+            if rows == 0:
+                continue
+            pieces.append(columns)
+            counts.append(rows)
+            while sum(counts) >= self._size:
+                head, pieces, counts = _split(pieces, counts, self._size)
+                yield self._joined(head), self._size, tuple(skipped)
+                skipped.clear()
+        if pieces:
+            yield self._joined(pieces), sum(counts), tuple(skipped)
+        elif skipped:
+            yield {}, 0, tuple(skipped)
+
+    def _joined(self, pieces: list[Columns]) -> Columns:
+        """One batch out of views of blocks: the one copy of the path, into pinned memory for a GPU."""
+        joined: Columns = {}
+        for name in pieces[0]:
+            parts = [p[name] for p in pieces]
+            if not all(isinstance(p, np.ndarray) for p in parts):
+                joined[name] = [row for part in parts for row in part]
+                continue
+            arrays = [p for p in parts if isinstance(p, np.ndarray)]
+            odd = next((i for i, a in enumerate(arrays) if a.shape[1:] != arrays[0].shape[1:]), None)
+            if odd is not None:
+                ids = [int(pieces[i][SAMPLE_ID][0]) for i in (0, odd)]
+                raise RunError(
+                    f"column {name!r} has rows of different shapes: {arrays[0].shape[1:]} for sample {ids[0]}, "
+                    f"{arrays[odd].shape[1:]} for sample {ids[1]}. Samples of a batch must agree: resize or crop them to "
+                    "one size in the transform."
+                )
+            rows = sum(len(a) for a in arrays)
+            pin = self._stream is not None and arrays[0].dtype.kind in "iufb"
+            target = (
+                torch.empty(
+                    (rows, *arrays[0].shape[1:]),
+                    dtype=torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype,
+                    pin_memory=True,
+                ).numpy()
+                if pin
+                else np.empty((rows, *arrays[0].shape[1:]), arrays[0].dtype)
+            )
+            joined[name] = np.concatenate(arrays, out=target)
+        return joined
+
+    def _agree(self, columns: Columns | None, rows: int, skipped: tuple[Skipped, ...]) -> LocalBatch | None:
+        """The batch, with what all ranks know of it; None when no rank has samples left."""
+        moved = self._move(columns) if rows and columns is not None else None
+        own_ready_s = time.monotonic()
+        if rows and columns is not None:
+            self._template.setdefault(self._key.name, {n: c[:1] for n, c in columns.items()})
+        stop, all_rows = self._stop.is_set(), rows
+        if self._padded:
+            lacking = not rows and self._key.name not in self._template
+            told = self._peers.gather([rows, int(stop), int(lacking)])
+            all_rows, stop = sum(t[0] for t in told), any(t[1] for t in told)
+            if any(t[2] for t in told) and all_rows:
+                source = next(rank for rank, t in enumerate(told) if t[0])
+                filler = self._peers.broadcast(self._template.get(self._key.name), source)
+                self._template.setdefault(self._key.name, filler)
+        if not all_rows and not stop:
+            return None
+        positions = columns[POSITION] if rows and columns is not None else np.zeros(0, dtype=np.int64)
+        if moved is None:
+            moved = self._move(self._template.get(self._key.name, {}))
+        tensors, event = moved
+        return LocalBatch(
+            tensors=tensors,
+            rows=rows,
+            all_rows=all_rows,
+            positions=np.asarray(positions),
+            skipped=skipped,
+            own_ready_s=own_ready_s,
+            stop=stop,
+            moved=event,
+        )
+
+    def _move(self, columns: Columns) -> tuple[dict[str, Any], Any]:
+        visible = {name: column for name, column in columns.items() if name not in HIDDEN}
+        tensors = {n: torch.from_numpy(c) if _is_numeric(c) else c for n, c in visible.items()}
+        if self._stream is None:
+            return self._finish(tensors), None
+        with torch.cuda.stream(self._stream):
+            on_gpu = {
+                n: t.to(self._device, non_blocking=True) if isinstance(t, torch.Tensor) else t for n, t in tensors.items()
+            }
+            finished = self._finish(on_gpu)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return finished, event
+
+    def _finish(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        with torch.no_grad():
+            for step in self._on_device:
+                tensors = step(tensors)
+        return tensors
+
+
+def _is_numeric(column: object) -> bool:
+    return isinstance(column, np.ndarray) and column.dtype.kind in "iufb" and column.dtype != np.uint64
+
+
+def _columns(piece: Slice) -> Columns:
+    columns = {name: column[piece.start : piece.stop] for name, column in wire.decode(ray.get(piece.ref)).items()}
+    if POSITION not in columns:
+        columns[POSITION] = np.arange(piece.first + piece.start, piece.first + piece.stop, dtype=np.int64)
+    columns.setdefault(SAMPLE_ID, columns[POSITION])
+    return columns
+
+
+def _without_errors(columns: Columns, rows: int, skipped: list[Skipped]) -> tuple[Columns, int]:
+    reasons = columns.pop(ERROR, None)
+    if reasons is None or not any(reasons):
+        return columns, rows
+    ids = columns[SAMPLE_ID]
+    skipped += [Skipped(sample_id=int(ids[i]), reason=r) for i, r in enumerate(reasons) if r]
+    good = np.array([i for i, r in enumerate(reasons) if not r], dtype=np.int64)
+    kept: Columns = {n: c[good] if isinstance(c, np.ndarray) else [c[i] for i in good] for n, c in columns.items()}
+    return kept, len(good)
+
+
+def _split(
+    pieces: list[Columns], counts: list[int], size: int
+) -> tuple[list[Columns], list[Columns], list[int]]:
+    """The first ``size`` rows as views, and what remains."""
+    head: list[Columns] = []
+    while size:
+        take = min(size, counts[0])
+        head.append({n: c[:take] for n, c in pieces[0].items()})
+        if take == counts[0]:
+            pieces, counts = pieces[1:], counts[1:]
+        else:
+            pieces = [{n: c[take:] for n, c in pieces[0].items()}, *pieces[1:]]
+            counts = [counts[0] - take, *counts[1:]]
+        size -= take
+    return head, pieces, counts
+
+
+def open_pass(feed: Any, key: PassKey, request: PassRequest) -> int | None:
+    """Open a pass at the feed actor."""
+    rows: int | None = ray.get(feed.open.remote(key, request))
+    return rows
+
+
+class ActorFeed:
+    """The feed actor as a :class:`FeedClient`. Asks for the next slices while the last ones are being fetched."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._asked: Any = None
+
+    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
+        asked = self._asked if self._asked is not None else self._actor.take.remote(key, rank, want)
+        try:
+            slices, over = ray.get(asked)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, BaseException) else error from None
+        self._asked = None if over else self._actor.take.remote(key, rank, want)
+        return slices, over

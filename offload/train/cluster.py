@@ -1,0 +1,152 @@
+"""Joining a Ray cluster, or starting one on this machine, and what it consists of.
+
+Where it stops: clusters of several hosts are started elsewhere; only what runs on this machine alone is ours to set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from offload.errors import ConfigError
+from offload.model.placement import NodeResources
+from offload.versions import ray_version_warning
+
+REACH_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 60.0
+
+# What the user's function prints comes through the monitor; the logs of everything else stay in Ray's session folder.
+_RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The nodes that are alive, the object store they have together, and whether this process started them."""
+
+    nodes: tuple[NodeResources, ...]
+    store_bytes: float
+    ours: bool
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Cluster]:
+    """A connection for the time of a run; a cluster that this call started ends with it.
+
+    Raises ConfigError where nothing listens at ``address``, or what listens there does not answer.
+    """
+    warning = ray_version_warning(ray.__version__)
+    if warning:
+        logging.getLogger("offload").warning(warning)
+    if ray.is_initialized():
+        yield _describe(ours=False)
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    ours = address is None or address == "local"
+    if ours:
+        _start_local()
+    else:
+        _join(str(address))
+    try:
+        yield _describe(ours=ours)
+    finally:
+        ray.shutdown()
+
+
+def _start_local() -> None:
+    # With RAY_AUTH_MODE unset a new cluster takes token authentication (set by the time ray is imported, it would be taken
+    # as it is). A token of its own keeps Ray from writing one to the home directory, where it would outlive the cluster.
+    if os.environ.get("RAY_AUTH_MODE") != "disabled" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    _quiet()
+    ray.init(address="local", num_cpus=usable_cores(), include_dashboard=False, **_RAY_INIT)
+
+
+def _join(address: str) -> None:
+    if address != "auto":
+        probe(address)
+    _quiet()
+    try:
+        ray.init(address=address, **_RAY_INIT)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"cannot join the Ray cluster at {address!r}: {first} Check that it runs (ray status), that its Ray version is "
+            f"{ray.__version__}, and that RAY_AUTH_MODE and the token are those of the cluster."
+        ) from None
+    try:
+        ray.get(_answer.remote(), timeout=ANSWER_TIMEOUT_S)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
+        ray.shutdown()
+        raise ConfigError(
+            f"the Ray cluster at {address!r} did not run a first task within {ANSWER_TIMEOUT_S:.0f} s ({type(error).__name__}). "
+            f"Its authentication mode may differ (here RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE', 'unset')}), or all its "
+            "CPUs are taken."
+        ) from None
+
+
+def _quiet() -> None:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+
+
+@ray.remote(num_cpus=0)
+def _answer() -> bool:
+    return True
+
+
+def probe(address: str) -> None:
+    """Raise ConfigError unless something listens at ``host:port`` (``ray://host:port`` too)."""
+    host, _, port = address.split("://", 1)[-1].rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f'the address of a Ray cluster is "auto" or host:port, found {address!r}; the port is usually 6379.')
+    try:
+        with socket.create_connection((host, int(port)), timeout=REACH_TIMEOUT_S):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"no Ray cluster can be reached at {address!r}: {error.strerror or error}. Start one there (ray start --head "
+            f"--port={port}), open the port, or leave the address away to run on this machine."
+        ) from None
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, further limited by a cgroup quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores
+
+
+def _describe(*, ours: bool) -> Cluster:
+    alive = [n for n in ray.nodes() if n["Alive"]]
+    nodes = tuple(
+        NodeResources(
+            name=str(n["NodeManagerAddress"]),
+            cpus=float(n["Resources"].get("CPU", 0)),
+            gpus=float(n["Resources"].get("GPU", 0)),
+        )
+        for n in alive
+    )
+    store = sum(float(n["Resources"].get("object_store_memory", 0)) for n in alive)
+    return Cluster(nodes=nodes, store_bytes=store, ours=ours)
+
+
+def on_this_node(actor_class: Any) -> Any:
+    """An actor class's options to live beside the driver, without a CPU of its own."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    return actor_class.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True))

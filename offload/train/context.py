@@ -1,0 +1,523 @@
+"""The worker's side of training: what the user's function gets as ``ctx``.
+
+A plain PyTorch loop stays a loop; the context brings batches that were preprocessed elsewhere, keeps gradients exact when
+ranks hold unequal batches, measures where time goes, and commits what resuming needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.train
+import ray.train.torch
+import torch
+import torch.distributed as dist
+
+from offload.errors import ConfigError, RunError
+from offload.measure.steps import Clock, CudaClock, StepMeter, Totals
+from offload.pipeline.feed import PassKey, PassRequest
+from offload.pipeline.ranges import Ranges
+from offload.pipeline.spec import OnDevice
+from offload.pipeline.wire import Columns
+from offload.train import checkpoint as checkpoints
+from offload.train.batches import ActorFeed, Batches, LocalBatch, NoPeers, Peers, open_pass
+from offload.train.checkpoint import Progress
+from offload.train.config import BatchSplit, Checkpoints, Precision
+from offload.train.monitor import Forward, Reporter
+from offload.train.peers import DistPeers
+
+TRAIN = "train"
+
+
+class StopRun(BaseException):
+    """Unwinds the user's function after the last commit of a run that was asked to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSetup:
+    """Everything the driver tells a worker."""
+
+    feed: Any
+    monitor: Any
+    split: BatchSplit
+    on_device: dict[str, tuple[OnDevice, ...]]
+    sized: dict[str, int | None]
+    resumable: dict[str, bool]
+    checkpoints: Checkpoints
+    precision: Precision
+    seed: int
+    config: dict[str, Any]
+
+
+class Context:
+    """One worker of a run.
+
+    Attributes:
+        rank, world_size: this worker, and how many there are.
+        device: where the model and the batches are.
+        config: the Trainer's ``train_loop_config``.
+        epoch: the epoch under way, from 0.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.device: torch.device = ray.train.torch.get_device()
+        self.world_size = ray.train.get_context().get_world_size()
+        self.rank = ray.train.get_context().get_world_rank()
+        self.config = setup.config
+        self.epoch = 0
+        self._setup = setup
+        self._model: torch.nn.Module | None = None
+        self._wrapped: torch.nn.Module | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._others: list[Any] = []
+        names = sorted(setup.sized)
+        self._peers = {name: DistPeers() if self.world_size > 1 else NoPeers() for name in names}
+        self._talk: DistPeers | None = DistPeers() if self.world_size > 1 else None
+        attempt = ray.get(setup.feed.begin.remote()) if self.rank == 0 else None
+        self._attempt: int = attempt if self._talk is None else self._talk.broadcast(attempt, 0)
+        self._reporter = Reporter(setup.monitor, self.rank)
+        clock = CudaClock(torch) if self.device.type == "cuda" else Clock()
+        self._meter = StepMeter(clock)
+        self._scaler = torch.amp.GradScaler(self.device.type) if setup.precision == "fp16" else None
+        self._template: dict[str, Columns] = {}
+        self._visits = dict.fromkeys(names, 0)
+        self._resumed: dict[str, Any] | None = None
+        self._progress = Progress()
+        self._trained: list[np.ndarray[Any, Any]] = []
+        self._epochs_total = 1
+        self._batch: LocalBatch | None = None
+        self._micro = 0
+        self._micro_rows = 0
+        self._pending: list[np.ndarray[Any, Any]] = []
+        self._committed_at = time.monotonic()
+        self._committed_step = 0
+        self._reported: dict[str, float] = {}
+        self._load()
+
+    # -- model -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
+        """Put a model on this worker's device, join it with the other workers' (DistributedDataParallel where there are
+        several), and restore it and the others from the run's checkpoint, if there is one.
+
+        ``others`` are optimizers, and anything else with ``state_dict`` and ``load_state_dict`` (learning-rate
+        schedulers, say). Returns the arguments in their order, the model wrapped; the model alone if given alone.
+        """
+        if self._model is not None:
+            raise RunError("ctx.prepare was called twice. Prepare one model, with all its optimizers, once.")
+        plain: torch.nn.Module = getattr(model, "_orig_mod", model)
+        model = model.to(self.device)
+        self._model = plain
+        self._optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
+        self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
+        odd = next((o for o in self._others if not hasattr(o, "load_state_dict")), None)
+        if odd is not None:
+            raise RunError(
+                f"ctx.prepare takes a model, optimizers and what has a state_dict; found {type(odd).__name__}."
+            )
+        self._restore()
+        if self.world_size > 1 and any(p.requires_grad for p in plain.parameters()):
+            on_gpu = [self.device] if self.device.type == "cuda" else None
+            # Buffers are not broadcast before every forward: the ranks' own statistics serve training as well, and
+            # validation may then run unequal numbers of batches. They are made equal where validation starts.
+            wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=on_gpu, broadcast_buffers=False)
+            wrapped.register_comm_hook(None, self._measured_all_reduce)
+            model = wrapped
+        self._wrapped = model
+        if self._resumed is None:
+            torch.manual_seed(self._setup.seed + self.rank)  # one seed built the model; dropout is each rank's own
+        self._meter.restart()
+        return (model, *others) if others else model
+
+    def autocast(self) -> Any:
+        """``with ctx.autocast(): ...`` computes in the Trainer's ``precision``; nothing changes for ``"fp32"``."""
+        if self._setup.precision == "fp32":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if self._setup.precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def epochs(self, n: int) -> Iterator[int]:
+        """The numbers of the epochs still to train, of ``n`` in all. After a restart it goes on with the epoch that was
+        under way. At the end of each a checkpoint is committed, where :meth:`report` has not just done so."""
+        self._epochs_total = n
+        for epoch in range(self._progress.epoch, n):
+            self.epoch = epoch
+            self._reporter.epoch = epoch
+            self._meter.restart()
+            yield epoch
+            self._next_epoch(epoch + 1)
+            if (epoch + 1) % self._setup.checkpoints.every_epochs == 0 or epoch + 1 == n:
+                self._commit("epoch")
+            if self._agreed_stop():
+                raise StopRun
+
+    def batches(self, name: str = TRAIN) -> Iterator[dict[str, Any]]:
+        """This worker's batches of a data set: dicts of tensors on the device, with ``sample_id``, int64.
+
+        Over all workers each sample comes once. Of ``"train"`` every worker gets as many batches as the others; where
+        samples run out the last ones are smaller, and one that has none left gets a filler that :meth:`backward` gives
+        no weight. Of other data sets (validation) each worker gets its own samples and nothing else.
+        """
+        if name not in self._setup.sized:
+            raise RunError(f"there is no data set {name!r}; the Trainer's datasets are {', '.join(self._setup.sized)}.")
+        training = name == TRAIN
+        done = self._progress.trained if training else Ranges()
+        visit = self.epoch if training else self._visits[name]
+        self._visits[name] += 1
+        key = PassKey(attempt=self._attempt, name=name, number=visit)
+        request = PassRequest(
+            world_size=self.world_size,
+            first_rows=self._setup.split.local_batch_size * self.world_size,
+            epoch=self.epoch if training else 0,
+            done=done.pairs,
+            followed=training and self.epoch + 1 < self._epochs_total,
+        )
+        open_pass(self._setup.feed, key, request)
+        if not training:
+            self._share_buffers()
+        stop = self._reporter.stop if training else threading.Event()
+        batches = Batches(
+            ActorFeed(self._setup.feed),
+            key,
+            peers=self._peers[name],
+            local_batch_size=self._setup.split.local_batch_size,
+            device=self.device,
+            on_device=self._setup.on_device[name],
+            padded=training,
+            stop=stop,
+            template=self._template,
+        )
+        began = time.monotonic()
+        try:
+            yield from self._training_batches(batches, began) if training else self._plain_batches(batches)
+        finally:
+            batches.close()
+            self._meter.restart()
+
+    def _training_batches(self, batches: Batches, began: float) -> Iterator[dict[str, Any]]:
+        self._ahead: list[tuple[LocalBatch | None, float, float]] = []
+        self._peek_at = batches
+        following = self._next_batch(batches)
+        self._start_batch(following)
+        if following[0] is not None:
+            self._reporter.event("first_batch", epoch=self.epoch, seconds=round(time.monotonic() - began, 3))
+        while (batch := following[0]) is not None:
+            if batch.stop:
+                self._commit("stop")
+                raise StopRun
+            self._batch = batch
+            yield dict(batch.tensors)
+            if self._batch is not None:
+                raise RunError(
+                    "a batch went by without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch of "
+                    "ctx.batches('train')."
+                )
+            following = self._ahead.pop() if self._ahead else self._next_batch(batches)
+            self._start_batch(following)
+
+    def _plain_batches(self, batches: Batches) -> Iterator[dict[str, Any]]:
+        while (batch := batches.get()) is not None:
+            self._note_skipped(batch)
+            if batch.rows:
+                yield dict(batch.tensors)
+
+    def _next_batch(self, batches: Batches) -> tuple[LocalBatch | None, float, float]:
+        """(batch or the end, seconds waited for this rank's own samples, seconds waited for another's)."""
+        asked = time.monotonic()
+        batch = batches.get()
+        waited = time.monotonic() - asked
+        own = waited if batch is None else min(max(batch.own_ready_s - asked, 0.0), waited)
+        return batch, own, waited - own
+
+    def _start_batch(self, following: tuple[LocalBatch | None, float, float]) -> None:
+        batch, own, peer = following
+        if batch is not None:
+            self._meter.waited(own, peer, batch.rows)
+            self._note_skipped(batch)
+
+    def _has_another(self) -> bool:
+        """Whether the pass has another micro-batch. Only asked while gradients accumulate."""
+        if not self._ahead:
+            with self._meter.paused():
+                self._ahead.append(self._next_batch(self._peek_at))
+        batch = self._ahead[0][0]
+        return batch is not None and not batch.stop
+
+    def _note_skipped(self, batch: LocalBatch) -> None:
+        for sample in batch.skipped:
+            self._reporter.event("skipped", sample_id=sample.sample_id, reason=sample.reason, epoch=self.epoch)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulate the gradient of a loss that is the mean over the current batch.
+
+        Weighted so that the optimizer sees the mean over all samples of the global batch, however unequal the workers'
+        parts are, and scaled for fp16. Gradients are exchanged with the global batch's last micro-batch.
+        """
+        batch = self._batch
+        if batch is None:
+            raise RunError("ctx.backward(loss) belongs into the loop over ctx.batches('train'), once per batch.")
+        split = self._setup.split
+        last = self._micro == split.accum_steps or not self._has_another()
+        # A lone micro-batch knows the rows of its global batch; one of several assumes full ones and step() corrects.
+        goal = batch.all_rows if split.accum_steps == 0 else split.global_batch_size
+        weight = batch.rows * self.world_size / goal
+        scaled = loss if weight == 1.0 else loss * weight
+        if self._scaler is not None:
+            scaled = self._scaler.scale(scaled)
+        joined = self._wrapped
+        quiet = (
+            joined.no_sync()
+            if not last and isinstance(joined, torch.nn.parallel.DistributedDataParallel)
+            else contextlib.nullcontext()
+        )
+        with quiet:
+            scaled.backward()
+        self._meter.backward_done()
+        self._micro_rows += batch.all_rows
+        self._last = last
+
+    def step(self, *, clip_norm: float | None = None) -> bool:
+        """Step the prepared optimizers and clear their gradients, if the global batch is complete; returns whether.
+
+        ``clip_norm`` clips the norm of the whole gradient first.
+        """
+        batch = self._batch
+        if batch is None:
+            raise RunError("ctx.step() belongs behind ctx.backward(loss), once per batch of ctx.batches('train').")
+        self._pending.append(batch.positions)
+        self._batch = None
+        if not self._last:
+            self._micro += 1
+            self._meter.micro_batch_done()
+            return False
+        parameters = [p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        if self._scaler is not None:
+            for optimizer in self._optimizers:
+                self._scaler.unscale_(optimizer)
+        if self._setup.split.accum_steps and self._micro_rows != self._setup.split.global_batch_size:
+            torch._foreach_mul_(
+                [p.grad for p in parameters], self._setup.split.global_batch_size / self._micro_rows
+            )
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+        for optimizer in self._optimizers:
+            if self._scaler is not None:
+                self._scaler.step(optimizer)
+            else:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if self._scaler is not None:
+            self._scaler.update()
+        self._meter.stepped()
+        self._trained += self._pending
+        rows = self._micro_rows
+        self._pending, self._micro, self._micro_rows = [], 0, 0
+        self._progress = Progress(
+            epoch=self._progress.epoch,
+            trained=self._progress.trained,
+            step=self._progress.step + 1,
+            samples=self._progress.samples + rows,
+        )
+        self._reporter.step = self._progress.step
+        self._reporter.totals = self._meter.totals()
+        return True
+
+    def _measured_all_reduce(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """DDP's own all-reduce, with a mark at each bucket that becomes ready."""
+        self._meter.last_gradient()
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+    # -- results ---------------------------------------------------------------------------------------------------
+
+    def sum(self, value: Any) -> float:
+        """The sum of a number over all workers. All workers must call it."""
+        number = float(value.item() if isinstance(value, torch.Tensor) else value)
+        return number if self._talk is None else self._talk.sum([number])[0]
+
+    def report(self, **metrics: Any) -> None:
+        """Record metrics (numbers or tensors; the mean over the workers), and commit a checkpoint if one is due. All
+        workers must call it equally often."""
+        names = sorted(metrics)
+        values = [float(metrics[n].detach().item() if isinstance(metrics[n], torch.Tensor) else metrics[n]) for n in names]
+        if self._talk is not None:
+            values = [v / self.world_size for v in self._talk.sum(values)]
+        self._reported.update(zip(names, values, strict=True))
+        self._reporter.metrics(self._reported)
+        if self.rank == 0:
+            self._reporter.event(
+                "report", epoch=self.epoch, step=self._progress.step, metrics=dict(zip(names, values, strict=True))
+            )
+        every_s = self._setup.checkpoints.every_s
+        due = every_s is not None and time.monotonic() - self._committed_at >= every_s
+        if self._all_agree(due):
+            self._commit("interval")
+        self._meter.restart()
+
+    def _next_epoch(self, epoch: int) -> None:
+        self._trained.clear()
+        self._progress = Progress(epoch=epoch, step=self._progress.step, samples=self._progress.samples)
+
+    def _all_agree(self, mine: bool) -> bool:
+        """Rank 0's word: clocks differ."""
+        return mine if self._talk is None else bool(self._talk.broadcast(mine, 0))
+
+    def _agreed_stop(self) -> bool:
+        return self._all_agree(self._reporter.stop.is_set())
+
+    def _commit(self, reason: str) -> None:
+        """Write a checkpoint of this very step, through Ray Train, and wait until it is stored."""
+        began = time.monotonic()
+        mine = Ranges.of(np.concatenate(self._trained)) if self._trained else Ranges()
+        all_trained = [mine] if self._talk is None else self._talk.gather_objects(mine)
+        states = [checkpoints.rng_state()] if self._talk is None else self._talk.gather_objects(checkpoints.rng_state())
+        trained = self._progress.trained
+        for part in all_trained:
+            trained = trained.union(part)
+        if not self._setup.resumable[TRAIN] and len(trained):
+            trained = Ranges()  # unnumbered samples cannot be told apart: the epoch starts again
+        self._progress = Progress(
+            epoch=self._progress.epoch, trained=trained, step=self._progress.step, samples=self._progress.samples
+        )
+        self._trained.clear()
+        with tempfile.TemporaryDirectory(prefix="offload-") as folder:
+            saved = None
+            if self.rank == 0 and self._model is not None:
+                self._write(Path(folder), states)
+                saved = ray.train.Checkpoint.from_directory(folder)
+            metrics = {**self._reported, "epoch": self._progress.epoch, "step": self._progress.step}
+            try:
+                ray.train.report(metrics, checkpoint=saved)
+            except OSError as error:
+                raise _storage_error(error) from None
+        self._committed_at = time.monotonic()
+        self._committed_step = self._progress.step
+        if self.rank == 0:
+            self._reporter.event(
+                "checkpoint",
+                reason=reason,
+                epoch=self._progress.epoch,
+                step=self._progress.step,
+                seconds=round(self._committed_at - began, 3),
+            )
+        self._meter.restart()
+
+    def _write(self, folder: Path, rng: list[Any]) -> None:
+        assert self._model is not None
+        training = {
+            "progress": self._progress.to_state(),
+            "optimizers": [o.state_dict() for o in self._optimizers],
+            "others": [o.state_dict() for o in self._others],
+            "scaler": self._scaler.state_dict() if self._scaler is not None else None,
+            "rng": rng,
+            "seed": self._setup.seed,
+            "workers": self.world_size,
+        }
+        try:
+            checkpoints.save(folder, self._model.state_dict(), training)
+        except OSError as error:
+            raise _storage_error(error) from None
+
+    def _load(self) -> None:
+        stored = ray.train.get_checkpoint()
+        if stored is None:
+            return
+        with stored.as_directory() as folder:
+            self._stored_model, self._resumed = checkpoints.load(Path(folder))
+        self._progress = Progress.from_state(self._resumed["progress"])
+        self.epoch = self._reporter.epoch = self._progress.epoch
+        self._reporter.step = self._progress.step
+        if self.rank == 0:
+            self._reporter.event(
+                "resumed", epoch=self._progress.epoch, step=self._progress.step, trained=len(self._progress.trained)
+            )
+
+    def _restore(self) -> None:
+        if self._resumed is None or self._model is None:
+            return
+        try:
+            self._model.load_state_dict(self._stored_model)
+            for group, states in ((self._optimizers, "optimizers"), (self._others, "others")):
+                for item, state in zip(group, self._resumed[states], strict=True):
+                    item.load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"the checkpoint of this run does not fit the model or optimizer of the script: {first} Restore the script "
+                "that began the run, or start again with --overwrite."
+            ) from None
+        if self._scaler is not None and self._resumed["scaler"] is not None:
+            self._scaler.load_state_dict(self._resumed["scaler"])
+        states = self._resumed["rng"]
+        if len(states) == self.world_size:
+            checkpoints.set_rng_state(states[self.rank])
+
+    def _share_buffers(self) -> None:
+        """Rank 0's buffers (running statistics) to all, where validation starts."""
+        if self.world_size > 1 and self._model is not None:
+            for buffer in self._model.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def printing(self) -> Forward:
+        """Where ``print`` goes in the user's function: to the driver."""
+        return Forward(self._reporter, sys.stdout)
+
+    def commit_rest(self) -> None:
+        """Commit what was trained since the last checkpoint."""
+        if self._progress.step > self._committed_step:
+            self._commit("end")
+
+    def finish(self) -> None:
+        """Push the last measurements."""
+        self._reporter.totals = self._meter.totals()
+        self._reporter.close()
+
+
+def _storage_error(error: OSError) -> RunError:
+    return RunError(
+        f"the checkpoint could not be stored: {error.strerror or error}. Free space or allow writing there, or choose "
+        "another storage_path; the same command then resumes from the last checkpoint."
+    )
+
+
+def run_worker(user_function: Any, setup: WorkerSetup) -> None:
+    """What each worker runs: the user's function with its context."""
+    seed = setup.seed + ray.train.get_context().get_world_rank()
+    torch.manual_seed(setup.seed)  # the same for all ranks while the model is built
+    np.random.seed(seed & 0xFFFFFFFF)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    context = Context(setup)
+    try:
+        with contextlib.redirect_stdout(context.printing()):
+            user_function(context)
+        context.commit_rest()
+    except StopRun:
+        pass
+    finally:
+        context.finish()
+
+
+def world_totals(totals: Mapping[int, Totals]) -> Totals:
+    """The ranks' totals together."""
+    together = Totals()
+    for each in totals.values():
+        together = together.plus(each)
+    return together
+
+
+__all__ = ["Context", "Peers", "StopRun", "WorkerSetup", "run_worker", "world_totals"]

@@ -1,0 +1,53 @@
+"""Where checkpoints are stored, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow.fs as pafs
+
+from offload.errors import ConfigError
+from offload.pipeline.sources.files import open_filesystem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """A path for Ray Train, and its file system where the path alone does not name it."""
+
+    path: str
+    filesystem: Any = None
+
+
+def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Storage:
+    """The user's storage path, or the run directory."""
+    if storage_path is None:
+        return Storage(path=str(run_dir))
+    if "://" not in storage_path and filesystem is None:
+        return Storage(path=str(Path(storage_path).expanduser().absolute()))
+    return Storage(path=storage_path, filesystem=filesystem)
+
+
+def check_storage(storage: Storage) -> None:
+    """Write and remove a small file there. Raises ConfigError where that fails: better now than after the first epoch."""
+    fs, root = open_filesystem(storage.path, storage.filesystem)
+    name = f"{root.rstrip('/')}/.offload-{uuid4().hex}"
+    try:
+        if isinstance(fs, pafs.LocalFileSystem):
+            Path(root).mkdir(parents=True, exist_ok=True)
+        with fs.open_output_stream(name) as stream:
+            stream.write(b"\0" * (256 << 10))
+        fs.delete_file(name)
+    except OSError as error:
+        # A file that could not be filled stays empty behind.
+        try:
+            fs.delete_file(name)
+        except OSError:
+            pass
+        reason = str(error).split("Detail:")[-1].strip() if "Detail:" in str(error) else (error.strerror or str(error))
+        raise ConfigError(
+            f"checkpoints cannot be stored under {storage.path!r}: {reason}. Free space there or allow writing, or choose another "
+            "storage_path (--storage-path)."
+        ) from None
