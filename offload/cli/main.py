@@ -47,9 +47,15 @@ main.add_command(doctor)
 
 def _run_options(command: Any) -> Any:
     options = [
-        click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run's files go (default: runs/<name>)."),
-        click.option("--overwrite", is_flag=True, help="Replace the run that the directory holds, instead of resuming it."),
-        click.option("--address", metavar="HOST:PORT", help='A Ray cluster ("auto": this host\'s). Default: one on this machine.'),
+        click.option(
+            "--run-dir", type=click.Path(path_type=Path), help="Where the run's files go (default: runs/<name>)."
+        ),
+        click.option(
+            "--overwrite", is_flag=True, help="Replace the run that the directory holds, instead of resuming it."
+        ),
+        click.option(
+            "--address", metavar="HOST:PORT", help='A Ray cluster ("auto": this host\'s). Default: one on this machine.'
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print summary.json on stdout, all else on stderr."),
         click.option("--quiet", is_flag=True, help="No live line."),
     ]
@@ -63,7 +69,13 @@ def _run_options(command: Any) -> Any:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @_run_options
 def run(
-    script: Path, args: tuple[str, ...], run_dir: Path | None, overwrite: bool, address: str | None, as_json: bool, quiet: bool
+    script: Path,
+    args: tuple[str, ...],
+    run_dir: Path | None,
+    overwrite: bool,
+    address: str | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Run SCRIPT: a Python file that defines build() -> offload.Trainer.
 
@@ -74,19 +86,34 @@ def run(
     An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once.
     """
     with _stdout_for_json(as_json) as emit:
-        trainer = load_script(script, args).build()
+        trainer = _guarded(load_script(script, args), script)
         if not isinstance(trainer, offload.Trainer):
-            raise ConfigError(f"build() in {script} returned {type(trainer).__name__}; it must return an offload.Trainer.")
+            raise ConfigError(
+                f"build() in {script} returned {type(trainer).__name__}; it must return an offload.Trainer."
+            )
         _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, quiet, emit)
 
 
 @main.command()
 @click.option("--images", default=3000, show_default=True, help="How many JPEG files to make.")
-@click.option("--epochs", default=None, type=click.IntRange(1), help="How long to train.")
-@click.option("--data", type=click.Path(path_type=Path), default=Path("runs/demo-data"), show_default=True, help="Where the data set goes.")
+@click.option("--epochs", default=5, show_default=True, type=click.IntRange(1), help="How long to train.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=Path("runs/demo-data"),
+    show_default=True,
+    help="Where the data set goes.",
+)
 @_run_options
 def demo(
-    images: int, epochs: int | None, data: Path, run_dir: Path | None, overwrite: bool, address: str | None, as_json: bool, quiet: bool
+    images: int,
+    epochs: int,
+    data: Path,
+    run_dir: Path | None,
+    overwrite: bool,
+    address: str | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Train a ResNet on a few thousand real JPEGs, preprocessed by every CPU of this machine.
 
@@ -99,9 +126,7 @@ def demo(
         _fit(trainer, run_dir or Path("runs/demo"), overwrite, address, quiet, emit)
 
 
-def _fit(
-    trainer: offload.Trainer, run_dir: Path, overwrite: bool, address: str | None, quiet: bool, emit: Any
-) -> None:
+def _fit(trainer: offload.Trainer, run_dir: Path, overwrite: bool, address: str | None, quiet: bool, emit: Any) -> None:
     from offload.report.run_dir import REPORT
 
     result = trainer.fit(run_dir=run_dir, overwrite=overwrite, address=address, quiet=quiet)
@@ -131,8 +156,8 @@ def _stdout_for_json(as_json: bool) -> Iterator[Any]:
 
 
 def load_script(script: Path, args: tuple[str, ...]) -> Any:
-    """Import a user's script by its path, with ``sys.argv`` set to what follows ``--``. Workers get it by value: they need
-    not be able to import it."""
+    """The ``build`` of a user's script, imported by its path with ``sys.argv`` set to what follows ``--``. Workers get the
+    script by value: they need not be able to import it."""
     import importlib.util
 
     from ray import cloudpickle
@@ -155,10 +180,8 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
         raise ConfigError(f"{script} cannot be loaded: {_say(error, script)}.") from None
     if not callable(getattr(module, "build", None)):
         raise ConfigError(f"{script} defines no build(). Add one that returns an offload.Trainer.")
-    cloudpickle.register_pickle_by_value(module)
-    build = module.build
-    module.build = lambda: _guarded(build, script)
-    return module
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    return module.build
 
 
 def _guarded(build: Any, script: Path) -> Any:

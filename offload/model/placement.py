@@ -81,21 +81,23 @@ def place_workers(
     total_cpus, total_gpus = sum(n.cpus for n in nodes), sum(n.gpus for n in nodes)
     asked = f"{least} worker{'s' if least != 1 else ''}"
     if worker.gpus * least > total_gpus:
+        fitting = int((total_gpus + 1e-9) // worker.gpus)
+        fewer = f"ask for fewer workers (workers={fitting})" if fitting else "fewer workers would not fit either"
         raise ConfigError(
-            f"{asked} ask for {worker.gpus * least:g} GPUs ({worker.gpus:g} each), but the cluster has {total_gpus:g} and "
-            f"cannot grow. Ask for fewer workers (workers={max(int(total_gpus // worker.gpus), 0)}), add GPU nodes, or "
-            "train on CPUs with scaling_config=ray.train.ScalingConfig(use_gpu=False)."
+            f"{asked} ask{'s' if least == 1 else ''} for {_gpus(worker.gpus * least)} ({worker.gpus:g} each), but the "
+            f"cluster has {total_gpus:g} and cannot grow: {fewer}. Or add GPU nodes, or train on CPUs with "
+            "scaling_config=ray.train.ScalingConfig(use_gpu=False)."
         )
     if _fill(nodes, worker, least) is None:
         raise ConfigError(
-            f"{asked} of {worker.cpus:g} CPUs and {worker.gpus:g} GPUs each do not fit on the cluster's nodes "
+            f"{asked} of {worker.cpus:g} CPUs and {_gpus(worker.gpus)} each cannot fit on the cluster's nodes "
             f"({_describe(nodes)}). Ask for fewer workers or for less per worker "
             '(scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": ...})).'
         )
     raise ConfigError(
-        f"{asked} of {worker.cpus:g} CPUs each reserve {worker.cpus * least:g} of the cluster's {total_cpus:g} CPUs, and "
-        f"preprocessing needs at least {cpu_floor} whole core{'s' if cpu_floor != 1 else ''}: it would wait forever. Ask "
-        "for fewer workers, add a CPU node, or reserve less per worker "
+        f"{asked} of {worker.cpus:g} CPUs each reserve {worker.cpus * least:g} of the cluster's {total_cpus:g} "
+        f"CPUs, and preprocessing needs at least {cpu_floor} whole core{'s' if cpu_floor != 1 else ''}: it would wait "
+        "forever. Ask for fewer workers, add a CPU node, or reserve less per worker "
         '(scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0})).'
     )
 
@@ -108,7 +110,7 @@ def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -
     for i in order:
         fits = left
         if worker.gpus > 0:
-            fits = min(fits, int(nodes[i].gpus // worker.gpus))
+            fits = min(fits, int((nodes[i].gpus + 1e-9) // worker.gpus))
         if worker.cpus > 0:
             fits = min(fits, int((free[i] + 1e-9) // worker.cpus))
         free[i] -= fits * worker.cpus
@@ -117,4 +119,8 @@ def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -
 
 
 def _describe(nodes: Sequence[NodeResources]) -> str:
-    return ", ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in nodes) or "no nodes"
+    return ", ".join(f"{n.name}: {n.cpus:g} CPUs, {_gpus(n.gpus)}" for n in nodes) or "no nodes"
+
+
+def _gpus(count: float) -> str:
+    return f"{count:g} GPU{'s' if count != 1 else ''}"

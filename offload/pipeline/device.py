@@ -17,7 +17,8 @@ class Normalize:
 
     Example::
 
-        offload.image_folder("train/", augment, on_device=offload.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        normalize = offload.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        offload.image_folder("train/", augment, on_device=normalize)
     """
 
     def __init__(
@@ -46,14 +47,29 @@ class Normalize:
         channels = len(self.mean)
         if images.ndim != 4:
             raise ValueError(f"Normalize takes images of shape NHWC or NCHW, found {tuple(images.shape)}")
-        if images.shape[1] not in (1, 3, 4) or (channels > 1 and images.shape[1] != channels):
+        if images.is_floating_point() and self.scale != 1:
+            raise ValueError(
+                f"Normalize takes uint8 images and scales them to 0..1, found {images.dtype}: ship uint8, or pass scale=1"
+            )
+        if not self._is_channels_first(images.shape):
             images = images.permute(0, 3, 1, 2)
         dtype: torch.dtype = getattr(torch, self.dtype)
         shape = (1, channels, 1, 1)
         # One multiply and one add: (x·scale − mean) / std = x·(scale/std) + (−mean/std).
+        biases = [-m / s for m, s in zip(self.mean, self.std, strict=True)]
         gain = torch.tensor([self.scale / s for s in self.std], dtype=torch.float32, device=images.device).view(shape)
-        bias = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device).view(shape)
+        bias = torch.tensor(biases, dtype=torch.float32, device=images.device).view(shape)
         return {**batch, self.column: torch.addcmul(bias, images.to(torch.float32), gain).to(dtype)}
+
+    def _is_channels_first(self, shape: Sequence[int]) -> bool:
+        channels = len(self.mean)
+        if channels > 1 and channels not in (shape[1], shape[3]):
+            raise ValueError(f"mean and std have {channels} channels; images of shape {tuple(shape)} do not")
+        usual = (channels,) if channels > 1 else (1, 3, 4)
+        first, last = shape[1] in usual, shape[3] in usual
+        if first != last:
+            return first
+        return not last and shape[1] < shape[3]  # NHWC is what travels
 
     def __repr__(self) -> str:
         return f"Normalize(mean={self.mean}, std={self.std})"

@@ -164,7 +164,9 @@ class Feed:
     def _start(self, key: PassKey, request: PassRequest) -> _Pass:
         started = _Pass(key=key, request=request, queues=[deque() for _ in range(request.world_size)])
         self._passes[key] = started
-        threading.Thread(target=self._produce, args=(started,), name=f"pass-{key.name}-{key.number}", daemon=True).start()
+        threading.Thread(
+            target=self._produce, args=(started,), name=f"pass-{key.name}-{key.number}", daemon=True
+        ).start()
         return started
 
     def _produce(self, current: _Pass) -> None:
@@ -172,7 +174,9 @@ class Feed:
         try:
             total = None if stream.index is None else len(stream.index) - len(Ranges(current.request.done))
             allotment = Allotment(current.request.world_size, total)
-            blocks = self._plain_blocks(current) if stream.index is None else self._indexed_blocks(current, stream.index)
+            blocks = (
+                self._plain_blocks(current) if stream.index is None else self._indexed_blocks(current, stream.index)
+            )
             held: dict[int, tuple[Block, int]] = {}
             first = 0
             for number, block in enumerate(blocks):
@@ -194,9 +198,7 @@ class Feed:
         limit = QUEUE_SHARE * self._cores.store_bytes
         with current.changed:
             # Whatever the limit, no rank starves: it may be the one that all others wait for.
-            current.changed.wait_for(
-                lambda: current.closed or current.queued_bytes < limit or not all(current.queues)
-            )
+            current.changed.wait_for(lambda: current.closed or current.queued_bytes < limit or not all(current.queues))
             for share in shares:
                 block, first = held[share.block]
                 size = block.size_bytes * share.rows // max(block.rows, 1)

@@ -46,7 +46,7 @@ def _decode_with_pillow(data: bytes, reason: str) -> Image:
 
 
 def as_array(image: Any) -> NDArray[Any]:
-    """A PIL image, tensor or array as an array; tensors of shape CHW in channels-last memory come back as HWC views."""
+    """A PIL image, tensor or array as an array, in its own layout."""
     if type(image).__module__.startswith(("torch", "torchvision")):
         array = image.detach().cpu().numpy()
     else:

@@ -18,7 +18,7 @@ def epoch_order(n: int, *, seed: int, epoch: int, shuffle: bool = True, groups: 
     """
     if not shuffle:
         return np.arange(n, dtype=np.int64)
-    rng = np.random.Generator(np.random.Philox(key=[seed & _MASK, epoch & _MASK]))
+    rng = np.random.Generator(np.random.Philox(key=np.array([seed & _MASK, epoch & _MASK], dtype=np.uint64)))
     if groups is None:
         return rng.permutation(n).astype(np.int64)
     names, inverse = np.unique(groups, return_inverse=True)

@@ -64,7 +64,8 @@ class Ranges:
             return np.zeros(len(values), dtype=bool)
         bounds = np.array(self.pairs, dtype=np.int64)
         at = np.searchsorted(bounds[:, 0], values, side="right") - 1
-        return (at >= 0) & (values < bounds[np.maximum(at, 0), 1])
+        held: NDArray[np.bool_] = (at >= 0) & (values < bounds[np.maximum(at, 0), 1])
+        return held
 
     def __len__(self) -> int:
         return sum(stop - start for start, stop in self.pairs)

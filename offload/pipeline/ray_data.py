@@ -134,11 +134,20 @@ def encode_dataset(
         # The dataset's own tasks need a core too: with all of them held by actors it would wait forever.
         pool = ActorPoolStrategy(min_size=1, max_size=max(1, actors - 1), max_tasks_in_flight_per_actor=2)
         encoded = dataset.map_batches(
-            _EncodeActor, batch_size=None, batch_format="numpy", fn_constructor_kwargs=kwargs, compute=pool, num_cpus=task_cpus
+            _EncodeActor,
+            batch_size=None,
+            batch_format="numpy",
+            fn_constructor_kwargs=kwargs,
+            compute=pool,
+            num_cpus=task_cpus,
         )
     else:
         encoded = dataset.map_batches(
-            _encode, batch_size=None, batch_format="numpy", fn_kwargs=kwargs, num_cpus=task_cpus
+            _encode,  # type: ignore[arg-type]  # a batch may come as lists too
+            batch_size=None,
+            batch_format="numpy",
+            fn_kwargs=kwargs,
+            num_cpus=task_cpus,
         )
     return iterate(encoded)
 

@@ -230,7 +230,7 @@ def _pipeline(
         raise ConfigError(f'on_error must be "raise" or "skip", found {on_error!r}.')
     if transform is not None and not callable(transform):
         raise ConfigError(f"transform must be callable, found {type(transform).__name__}.")
-    finish = (on_device,) if on_device is not None else ()
+    finish: tuple[OnDevice, ...] = (on_device,) if on_device is not None else ()
     kind: Kind
     notes: tuple[str, ...] = ()
     if transform is None:

@@ -9,24 +9,25 @@ the CPUs, and the transform then ships what it always produced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from offload.pipeline.device import Normalize, ToChannelsFirst
-from offload.pipeline.images import Image, as_array
+from offload.pipeline.images import as_array
 
 _CONVERSIONS = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "MaybeToTensor", "MaybePILToTensor"}
 _DTYPES = {"ToDtype", "ConvertImageDtype"}
+_FROM_OR_TO_PIL = {"Lambda", "ToTensor", "PILToTensor", "ToPILImage"}
 
 
 @dataclass(frozen=True)
 class SplitTransform:
     """``cpu`` takes HWC uint8 pixels and gives an array; ``on_device`` finishes a batch (None: nothing to do)."""
 
-    cpu: Callable[[Image], np.ndarray[Any, Any]]
+    cpu: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
     on_device: Callable[[dict[str, Any]], dict[str, Any]] | None
     says: str
 
@@ -34,9 +35,9 @@ class SplitTransform:
 def is_image_transform(transform: object) -> bool:
     """Whether it is one of torchvision's or timm's own transforms, which take one image, not a batch."""
     module = type(transform).__module__
-    return module.startswith(("torchvision.transforms", "timm.data.transforms", "timm.data.auto_augment")) or (
-        module.startswith("torch.nn") and all(is_image_transform(t) for t in _steps(transform)) and bool(_steps(transform))
-    )
+    if module.startswith(("torchvision.transforms", "timm.data.transforms", "timm.data.auto_augment")):
+        return True
+    return module.startswith("torch.nn") and bool(_steps(transform)) and all(map(is_image_transform, _steps(transform)))
 
 
 def split_transform(transform: object) -> SplitTransform:
@@ -47,64 +48,122 @@ def split_transform(transform: object) -> SplitTransform:
     while cut > 0 and _is_tail(steps[cut - 1]):
         cut -= 1
     head, tail = steps[:cut], steps[cut:]
-    uses_tensors = any(type(s).__module__.startswith("torchvision.transforms.v2") for s in steps)
-    cpu = CpuPart(tuple(head), tensors=uses_tensors)
-    if any(_makes_float(s) for s in head) or not any(_makes_float(s) or _name(s) in _CONVERSIONS for s in tail):
-        whole = CpuPart(tuple(steps), tensors=uses_tensors)
-        ships_uint8_tensors = uses_tensors and not any(_makes_float(s) for s in steps)
-        return SplitTransform(
-            whole,
-            ToChannelsFirst() if ships_uint8_tensors else None,
-            f"{_names(steps)} runs on the CPUs and ships what it returns (no conversion at its end to move)",
-        )
-    on_device = _device_part(tail)
+    if not _converts_uint8(tail) or any(_makes_float(inner) for step in head for inner in _walk(step)):
+        says = f"{_names(steps)} runs on the CPUs and ships what it returns (no conversion at its end to move)"
+        if _takes_tensors(steps):
+            return SplitTransform(CpuPart(steps, tensors=True), OnUint8(ToChannelsFirst()), says)
+        return SplitTransform(CpuPart(steps, tensors=False, as_returned=True), None, says)
     return SplitTransform(
-        cpu, on_device, f"CPUs: {_names(head) or 'decode only'}, shipping uint8; device: {_names(tail)}"
+        CpuPart(head, tail, tensors=_takes_tensors(head)),
+        OnUint8(_device_part(tail)),
+        f"CPUs: {_names(head) or 'decode only'}, shipping uint8; device: {_names(tail)}",
     )
 
 
 class CpuPart:
-    """The steps that run in a preprocessing task on one image."""
+    """The steps that run in a preprocessing task on one image.
 
-    def __init__(self, steps: Sequence[Any], *, tensors: bool) -> None:
-        self.steps, self.tensors = tuple(steps), tensors
+    What they return as uint8 leaves as HWC, one layout on the wire, unless ``as_returned``. What is not uint8 after
+    ``steps`` (a user's own step among them made floats) gets ``tail`` here, and leaves as the user made it.
+    """
 
-    def __call__(self, pixels: Image) -> np.ndarray[Any, Any]:
-        if not self.steps:
-            return pixels
-        image: Any
-        if self.tensors:
-            import torch
+    def __init__(
+        self, steps: Sequence[Any], tail: Sequence[Any] = (), *, tensors: bool, as_returned: bool = False
+    ) -> None:
+        self.steps, self.tail = tuple(steps), tuple(tail)
+        self.tensors, self.as_returned = tensors, as_returned
 
+    def __call__(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if pixels.dtype != np.uint8:
+            image = _as_tensor(pixels)  # a data set's own floats, in its own layout
+        elif not self.steps:
+            return _channels_last(pixels)
+        elif self.tensors:
             # A channels-last view of the decoded pixels: resizing uint8 so is 1.9 times as fast as contiguous CHW.
-            image = torch.from_numpy(np.require(pixels, requirements="W")).permute(2, 0, 1)
+            image = _as_tensor(_channels_last(pixels)).permute(2, 0, 1)
         else:
             import PIL.Image
 
-            image = PIL.Image.fromarray(pixels)
+            pixels = _channels_last(pixels)
+            image = PIL.Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
         for step in self.steps:
             image = step(image)
+        if self.as_returned:
+            return as_array(image)
         array = as_array(image)
-        # uint8 tensors go back to HWC, as PIL images come: one layout on the wire. Floats stay as the user made them.
-        if array.dtype == np.uint8 and array.ndim == 3 and not _is_pil(image):
-            array = array.transpose(1, 2, 0)
-        return array
+        if array.dtype != np.uint8:
+            for step in self.tail:
+                image = step(image)
+            return as_array(image)
+        if array.ndim == 3 and type(image).__module__.startswith(("torch", "torchvision")):
+            return array.transpose(1, 2, 0)
+        return array if array.ndim == 3 else array[..., np.newaxis]
 
     def __repr__(self) -> str:
         return _names(self.steps)
 
 
-def _is_pil(image: object) -> bool:
-    return type(image).__module__.startswith("PIL")
+class OnUint8:
+    """A device step for images that travelled as uint8; others were finished on the CPUs."""
+
+    def __init__(self, step: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self.step = step
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        return self.step(batch) if batch["image"].dtype == torch.uint8 else batch
+
+    def __repr__(self) -> str:
+        return repr(self.step)
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(np.require(array, requirements="W"))
+
+
+def _channels_last(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """HWC of uint8 pixels: as decoded, or from a data set that gives HW (greyscale) or CHW (tensors)."""
+    if pixels.ndim == 2:
+        return pixels[..., np.newaxis]
+    if pixels.shape[0] in (1, 3, 4) and pixels.shape[2] not in (1, 3, 4):
+        return pixels.transpose(1, 2, 0)
+    return pixels
 
 
 def _steps(transform: Any) -> list[Any]:
-    inner = getattr(transform, "transforms", None)
-    if isinstance(inner, list | tuple):
-        return list(inner)
-    if type(transform).__name__ == "Sequential":
-        return list(transform)
-    return []
+    """The steps of a Compose or Sequential, those of nested ones in their places."""
+    if _name(transform) == "Compose":
+        inner = list(transform.transforms)
+    elif _name(transform) == "Sequential":
+        inner = list(transform)
+    else:
+        return []
+    return [step for part in inner for step in (_steps(part) or [part])]
+
+
+def _walk(step: Any) -> Iterator[Any]:
+    """A step and what it wraps (RandomApply, RandomChoice, ...)."""
+    yield step
+    inner = getattr(step, "transforms", ())
+    try:
+        wrapped = list(inner)
+    except TypeError:
+        return
+    for part in wrapped:
+        yield from _walk(part)
+
+
+def _takes_tensors(steps: Sequence[Any]) -> bool:
+    """Whether all steps do to a uint8 tensor what they do to a PIL image: torchvision v2's own, but for conversions of PIL
+    images, which leave tensors as they are, and a user's functions."""
+    return all(
+        type(inner).__module__.startswith("torchvision.transforms.v2") and _name(inner) not in _FROM_OR_TO_PIL
+        for step in steps
+        for inner in _walk(step)
+    )
 
 
 def _name(step: object) -> str:
@@ -119,8 +178,14 @@ def _is_tail(step: Any) -> bool:
     if not is_image_transform(step):
         return False
     if _name(step) in _DTYPES:
-        return hasattr(getattr(step, "dtype", None), "is_floating_point") or _name(step) == "ConvertImageDtype"
+        return bool(getattr(step.dtype, "is_floating_point", False))
     return _name(step) in _CONVERSIONS or _name(step) == "Normalize"
+
+
+def _converts_uint8(tail: Sequence[Any]) -> bool:
+    """Whether a tail is one that means something for uint8 images: Normalize comes after what makes them floats."""
+    makers = [_name(step) for step in tail if _makes_float(step)]
+    return bool(tail) and (not makers or makers[0] != "Normalize")
 
 
 def _makes_float(step: Any) -> bool:
@@ -136,10 +201,12 @@ def _device_part(tail: Sequence[Any]) -> Callable[[dict[str, Any]], dict[str, An
     for step in tail:
         name = _name(step)
         if name in {"ToTensor", "MaybeToTensor"}:
-            scale, dtype = 1 / 255, "float32"
-        elif name in _DTYPES and step.dtype.is_floating_point:
-            # ToDtype scales only when asked to; ConvertImageDtype always does.
-            scale = 1 / 255 if getattr(step, "scale", True) else 1.0
+            if not dtype:
+                scale, dtype = 1 / 255, "float32"
+        elif name in _DTYPES:
+            # ToDtype scales only when asked to; ConvertImageDtype always does. From float to float nothing is scaled.
+            if not dtype and getattr(step, "scale", True):
+                scale = 1 / 255
             dtype = str(step.dtype).removeprefix("torch.")
         elif name == "Normalize":
             step_mean, step_std = _floats(step.mean), _floats(step.std)
@@ -155,7 +222,9 @@ def _device_part(tail: Sequence[Any]) -> Callable[[dict[str, Any]], dict[str, An
 
 
 def _floats(values: Any) -> list[float]:
-    flat = values.flatten().tolist() if hasattr(values, "flatten") else list(values)
+    if isinstance(values, int | float):
+        return [float(values)]
+    flat = values.flatten().tolist() if hasattr(values, "flatten") else values
     return [float(v) for v in flat]
 
 

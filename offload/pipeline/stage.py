@@ -46,14 +46,12 @@ class Stage:
         """This stage on this process: the transform constructed, its libraries held to one thread."""
         transform = self.transform() if isinstance(self.transform, type) else self.transform
         _hold_to_one_core()
-        return Stage(
-            transform=transform, kind=self.kind, seed=self.seed, on_error=self.on_error, reader=self.reader
-        )
+        return Stage(transform=transform, kind=self.kind, seed=self.seed, on_error=self.on_error, reader=self.reader)
 
 
 def pack(stage: Stage) -> np.ndarray[Any, Any]:
     """The stage as bytes, in an array: tasks see it in shared memory and unpickle it once per process."""
-    return np.frombuffer(cloudpickle.dumps(stage), dtype=np.uint8)
+    return np.frombuffer(cloudpickle.dumps(stage), dtype=np.uint8)  # type: ignore[no-untyped-call]
 
 
 _ready: dict[str, Stage] = {}
@@ -106,42 +104,41 @@ def process(stage: Stage, rows: pa.Table, *, epoch: int) -> pa.Table:
 
 
 def _read(stage: Stage, chunk: pa.Table) -> Samples:
-    assert stage.reader is not None
-    ids = chunk.column(SAMPLE_ID).to_pylist()
-    # A reader may be random too (a torch data set augments in __getitem__).
+    samples = _attempt_read(stage, chunk)
+    if samples.errors and stage.on_error == "raise":
+        row = min(samples.errors)
+        raise RunError(f"{_name(stage, chunk, row)} is unusable: {samples.errors[row]}. {_REMEDY_SKIP}")
+    return samples
+
+
+def _attempt_read(stage: Stage, chunk: pa.Table) -> Samples:
+    reader = stage.reader
+    assert reader is not None
     try:
-        _seed(mix(stage.seed, ids[0], 1))
-        samples = stage.reader.read(chunk)
+        # A reader may be random too: a torch data set augments in __getitem__.
+        _seed(mix(stage.seed, chunk.column(SAMPLE_ID)[0].as_py(), 1))
+        return reader.read(chunk)
     except RunError:
         raise
     except Exception as error:
-        row = _find_row(lambda i: stage.reader.read(chunk.slice(i, 1)), len(ids))  # type: ignore[union-attr]
-        samples = None
+        row = _find_row(lambda i: reader.read(chunk.slice(i, 1)), chunk.num_rows)
         if row is not None and stage.on_error == "skip":
-            samples = _read_one_by_one(stage, chunk)
-        if samples is None:
-            where = _name(stage, chunk, row)
-            raise RunError(f"reading {where} raised {_say(error)}. {_REMEDY_SKIP}") from None
-    if samples.errors and stage.on_error == "raise":
-        row = min(samples.errors)
-        raise RunError(
-            f"sample {ids[row]} ({stage.reader.describe(chunk, row)}) is unusable: {samples.errors[row]}. {_REMEDY_SKIP}"
-        )
-    return samples
+            return _read_one_by_one(reader, chunk)
+        raise RunError(f"reading {_name(stage, chunk, row)} raised {_say(error)}. {_REMEDY_SKIP}") from None
 
 
 _REMEDY_SKIP = 'Repair or remove it, or pass on_error="skip" to count it, list it in the run directory and go on.'
 
 
-def _read_one_by_one(stage: Stage, chunk: pa.Table) -> Samples:
+def _read_one_by_one(reader: Reader, chunk: pa.Table) -> Samples:
     """Reads a chunk in which some row raises: those rows become errors."""
-    assert stage.reader is not None
     merged: dict[str, list[Any]] = {}
     errors: dict[int, str] = {}
     for i in range(chunk.num_rows):
         try:
-            one = stage.reader.read(chunk.slice(i, 1))
-            errors.update({i: reason for reason in one.errors.values()})
+            one = reader.read(chunk.slice(i, 1))
+            if one.errors:
+                errors[i] = next(iter(one.errors.values()))
             values = {name: column[0] for name, column in one.columns.items()}
         except Exception as error:
             errors[i], values = _say(error), {}
@@ -152,7 +149,9 @@ def _read_one_by_one(stage: Stage, chunk: pa.Table) -> Samples:
     return Samples(dict(merged), errors)
 
 
-def transform(stage: Stage, columns: Columns, *, ids: np.ndarray[Any, Any], chunk: pa.Table | None, epoch: int) -> Columns:
+def transform(
+    stage: Stage, columns: Columns, *, ids: np.ndarray[Any, Any], chunk: pa.Table | None, epoch: int
+) -> Columns:
     """The user's transform over a chunk of samples, checked: as many rows out as came in, all of one shape."""
     if stage.kind == "none":
         return dict(columns)
@@ -176,7 +175,7 @@ def transform(stage: Stage, columns: Columns, *, ids: np.ndarray[Any, Any], chun
 def _call(stage: Stage, columns: Columns, ids: np.ndarray[Any, Any], epoch: int) -> Columns:
     if stage.kind == "batch":
         _seed(mix(stage.seed, epoch, int(ids[0]), 2))
-        return _checked(stage, stage.transform(dict(columns)))
+        return _checked(stage.transform(dict(columns)))
     made: dict[str, list[Any]] = {}
     for i, sample_id in enumerate(ids.tolist()):
         _seed(mix(stage.seed, epoch, sample_id, 3))
@@ -184,13 +183,13 @@ def _call(stage: Stage, columns: Columns, ids: np.ndarray[Any, Any], epoch: int)
         if stage.kind == "image":
             sample["image"] = stage.transform(sample["image"])
         else:
-            sample = dict(_checked(stage, stage.transform(sample)))
+            sample = _checked(stage.transform(sample))
         for name, value in sample.items():
             made.setdefault(name, []).append(value)
     return dict(made)
 
 
-def _checked(stage: Stage, out: Any) -> Any:
+def _checked(out: Any) -> dict[str, Any]:
     if not isinstance(out, Mapping):
         raise TypeError(f"it returned {type(out).__name__}, not a dict of columns")
     return dict(out)
@@ -310,7 +309,11 @@ def _name(stage: Stage, chunk: pa.Table | None, row: int | None, ids: np.ndarray
 
 def _transform_name(stage: Stage) -> str:
     t = stage.transform
-    return getattr(t, "__qualname__", None) or repr(t) if stage.kind == "image" else getattr(t, "__qualname__", type(t).__name__)
+    return (
+        getattr(t, "__qualname__", None) or repr(t)
+        if stage.kind == "image"
+        else getattr(t, "__qualname__", type(t).__name__)
+    )
 
 
 def _say(error: BaseException) -> str:

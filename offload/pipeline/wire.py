@@ -41,7 +41,10 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
     """
     if not len(rows) or isinstance(rows[0], str | bytes) or rows[0] is None:
         return list(rows)
-    arrays = [_as_array(row) for row in rows]
+    try:
+        arrays = [_as_array(row) for row in rows]
+    except ValueError:  # nested lists without a shape, such as polygons
+        return list(rows)
     if arrays[0].dtype == object:
         return list(rows)
     for i, array in enumerate(arrays):
@@ -89,6 +92,8 @@ def decode(block: pa.Table) -> Columns:
 def _decode(column: pa.ChunkedArray) -> Column:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.FixedShapeTensorArray):
+        if pa.types.is_boolean(array.type.value_type):  # Arrow packs them into bits and makes no tensor of them
+            return np.reshape(array.storage.flatten().to_numpy(zero_copy_only=False), (-1, *array.type.shape))
         return np.asarray(array.to_numpy_ndarray())
     if pa.types.is_primitive(array.type) and array.null_count == 0:
         return np.asarray(array.to_numpy(zero_copy_only=False))

@@ -35,7 +35,9 @@ def _event_row(event: dict[str, Any]) -> dict[str, str]:
     return {
         "at": datetime.fromtimestamp(event["at"], UTC).strftime("%H:%M:%S"),
         "kind": event["event"],
-        "rest": "  ".join(f"{k}={json.dumps(v) if isinstance(v, dict | list) else v}" for k, v in rest.items() if v is not None),
+        "rest": "  ".join(
+            f"{k}={json.dumps(v) if isinstance(v, dict | list) else v}" for k, v in rest.items() if v is not None
+        ),
     }
 
 

@@ -19,7 +19,10 @@ def format_line(values: dict[str, Any]) -> str:
     head = f"epoch {values['epoch'] + 1}  step {values['step']:,}" + (f"  {shown}" if shown else "")
     ceilings = [
         f"{name} {values[key]:,.0f}"
-        for name, key in (("input", "input_ceiling_samples_per_s"), (values.get("device", "GPU"), "device_ceiling_samples_per_s"))
+        for name, key in (
+            ("input", "input_ceiling_samples_per_s"),
+            (values.get("device", "GPU"), "device_ceiling_samples_per_s"),
+        )
         if values.get(key)
     ]
     rate = f"{values['samples_per_s']:,.0f} samples/s" + (f" ({', '.join(ceilings)})" if ceilings else "")

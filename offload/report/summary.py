@@ -18,10 +18,15 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("throughput", f"{document['samples_per_s']:,.1f} samples/s while stepping"),
     ]
     split = f"{document['workers']} × {document['local_batch_size']} × {document['accum_steps'] + 1}"
-    rows.append(("workers × local batch × micro-batches", f"{split} = {document['global_batch_size']} on {document['device']}"))
+    rows.append(
+        ("workers × local batch × micro-batches", f"{split} = {document['global_batch_size']} on {document['device']}")
+    )
     rows.append(("stall", f"{document['stall']:.1%} of step time waiting for data"))
     if document["steps"]:
-        per_step = {k: document[f"{k}_s"] / document["step_count_all_ranks"] for k in ("data_wait", "peer_wait", "compute", "sync")}
+        per_step = {
+            k: document[f"{k}_s"] / document["step_count_all_ranks"]
+            for k in ("data_wait", "peer_wait", "compute", "sync")
+        }
         rows.append(("a step", "  ".join(f"{k.replace('_', ' ')} {v * 1000:.1f} ms" for k, v in per_step.items())))
     for name, rates in document.get("input", {}).items():
         if rates:

@@ -110,7 +110,7 @@ class Batches:
         self._pieces: queue.Queue[tuple[Columns, int] | BaseException | None] = queue.Queue(maxsize=PREFETCH_BLOCKS)
         self._batches: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
         self._closed = threading.Event()
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._threads = [
             threading.Thread(target=work, name=f"{name}-{key.name}", daemon=True)
             for name, work in (("fetch", self._fetch), ("batch", self._batch))
@@ -275,10 +275,11 @@ class Batches:
             return self._finish(tensors), None
         with torch.cuda.stream(self._stream):
             on_gpu = {
-                n: t.to(self._device, non_blocking=True) if isinstance(t, torch.Tensor) else t for n, t in tensors.items()
+                n: t.to(self._device, non_blocking=True) if isinstance(t, torch.Tensor) else t
+                for n, t in tensors.items()
             }
             finished = self._finish(on_gpu)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return finished, event
 
@@ -312,9 +313,7 @@ def _without_errors(columns: Columns, rows: int, skipped: list[Skipped]) -> tupl
     return kept, len(good)
 
 
-def _split(
-    pieces: list[Columns], counts: list[int], size: int
-) -> tuple[list[Columns], list[Columns], list[int]]:
+def _split(pieces: list[Columns], counts: list[int], size: int) -> tuple[list[Columns], list[Columns], list[int]]:
     """The first ``size`` rows as views, and what remains."""
     head: list[Columns] = []
     while size:

@@ -67,13 +67,15 @@ def load(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             "before it, or start again with --overwrite."
         ) from None
     if training.get("schema") != SCHEMA:
-        raise RunError(f"the checkpoint in {folder} has schema {training.get('schema')!r}; this version reads {SCHEMA!r}.")
+        raise RunError(
+            f"the checkpoint in {folder} has schema {training.get('schema')!r}; this version reads {SCHEMA!r}."
+        )
     return model, training
 
 
 def rng_state() -> dict[str, Any]:
     """The state of every generator of this process, as tensors and plain numbers."""
-    numpy_state = np.random.get_state(legacy=True)
+    numpy_state: Any = np.random.get_state(legacy=True)
     python_state = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),

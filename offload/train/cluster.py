@@ -106,7 +106,9 @@ def probe(address: str) -> None:
     """Raise ConfigError unless something listens at ``host:port`` (``ray://host:port`` too)."""
     host, _, port = address.split("://", 1)[-1].rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f'the address of a Ray cluster is "auto" or host:port, found {address!r}; the port is usually 6379.')
+        raise ConfigError(
+            f'the address of a Ray cluster is "auto" or host:port, found {address!r}; the port is usually 6379.'
+        )
     try:
         with socket.create_connection((host, int(port)), timeout=REACH_TIMEOUT_S):
             pass
@@ -131,7 +133,7 @@ def usable_cores() -> int:
 
 
 def _describe(*, ours: bool) -> Cluster:
-    alive = [n for n in ray.nodes() if n["Alive"]]
+    alive = [n for n in ray.nodes() if n["Alive"]]  # type: ignore[no-untyped-call]
     nodes = tuple(
         NodeResources(
             name=str(n["NodeManagerAddress"]),
@@ -144,9 +146,11 @@ def _describe(*, ours: bool) -> Cluster:
     return Cluster(nodes=nodes, store_bytes=store, ours=ours)
 
 
-def on_this_node(actor_class: Any) -> Any:
+def on_this_node(actor_class: Any, **options: Any) -> Any:
     """An actor class's options to live beside the driver, without a CPU of its own."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = ray.get_runtime_context().get_node_id()
-    return actor_class.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True))
+    return actor_class.options(
+        **options, num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True)
+    )

@@ -24,7 +24,9 @@ class BatchSize:
         if self.initial < 1:
             raise ConfigError(f"the batch size must be ≥ 1, found {self.initial}; pass batch_size=64, say.")
         if self.max is not None and self.max < self.initial:
-            raise ConfigError(f"the largest batch size must be ≥ the initial one ({self.initial}), found max={self.max}.")
+            raise ConfigError(
+                f"the largest batch size must be ≥ the initial one ({self.initial}), found max={self.max}."
+            )
         if self.local is not None and not 1 <= self.local[0] <= self.local[1]:
             raise ConfigError(f"local batch sizes must be a range ≥ 1, found {self.local}; pass local=(1, 256), say.")
 
@@ -34,7 +36,9 @@ class BatchSize:
         accum_steps = 0
         if self.local is not None and share > self.local[1]:
             accum_steps = math.ceil(share / self.local[1]) - 1
-        return BatchSplit(local_batch_size=math.ceil(share / (accum_steps + 1)), accum_steps=accum_steps, workers=workers)
+        return BatchSplit(
+            local_batch_size=math.ceil(share / (accum_steps + 1)), accum_steps=accum_steps, workers=workers
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,8 +47,7 @@ class StopRun(BaseException):
 class WorkerSetup:
     """Everything the driver tells a worker."""
 
-    feed: Any
-    monitor: Any
+    hub: Any
     split: BatchSplit
     on_device: dict[str, tuple[OnDevice, ...]]
     sized: dict[str, int | None]
@@ -83,9 +82,9 @@ class Context:
         names = sorted(setup.sized)
         self._peers = {name: DistPeers() if self.world_size > 1 else NoPeers() for name in names}
         self._talk: DistPeers | None = DistPeers() if self.world_size > 1 else None
-        attempt = ray.get(setup.feed.begin.remote()) if self.rank == 0 else None
+        attempt: Any = ray.get(setup.hub.begin.remote()) if self.rank == 0 else None
         self._attempt: int = attempt if self._talk is None else self._talk.broadcast(attempt, 0)
-        self._reporter = Reporter(setup.monitor, self.rank)
+        self._reporter = Reporter(setup.hub, self.rank)
         clock = CudaClock(torch) if self.device.type == "cuda" else Clock()
         self._meter = StepMeter(clock)
         self._scaler = torch.amp.GradScaler(self.device.type) if setup.precision == "fp16" else None
@@ -131,7 +130,7 @@ class Context:
             # Buffers are not broadcast before every forward: the ranks' own statistics serve training as well, and
             # validation may then run unequal numbers of batches. They are made equal where validation starts.
             wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=on_gpu, broadcast_buffers=False)
-            wrapped.register_comm_hook(None, self._measured_all_reduce)
+            wrapped.register_comm_hook(None, lambda state, bucket: self._measured_all_reduce(bucket))
             model = wrapped
         self._wrapped = model
         if self._resumed is None:
@@ -184,12 +183,12 @@ class Context:
             done=done.pairs,
             followed=training and self.epoch + 1 < self._epochs_total,
         )
-        open_pass(self._setup.feed, key, request)
+        open_pass(self._setup.hub, key, request)
         if not training:
             self._share_buffers()
         stop = self._reporter.stop if training else threading.Event()
         batches = Batches(
-            ActorFeed(self._setup.feed),
+            ActorFeed(self._setup.hub),
             key,
             peers=self._peers[name],
             local_batch_size=self._setup.split.local_batch_size,
@@ -219,13 +218,16 @@ class Context:
                 raise StopRun
             self._batch = batch
             yield dict(batch.tensors)
-            if self._batch is not None:
+            if not self._stepped():
                 raise RunError(
                     "a batch went by without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch of "
                     "ctx.batches('train')."
                 )
             following = self._ahead.pop() if self._ahead else self._next_batch(batches)
             self._start_batch(following)
+
+    def _stepped(self) -> bool:
+        return self._batch is None
 
     def _plain_batches(self, batches: Batches) -> Iterator[dict[str, Any]]:
         while (batch := batches.get()) is not None:
@@ -309,9 +311,7 @@ class Context:
             for optimizer in self._optimizers:
                 self._scaler.unscale_(optimizer)
         if self._setup.split.accum_steps and self._micro_rows != self._setup.split.global_batch_size:
-            torch._foreach_mul_(
-                [p.grad for p in parameters], self._setup.split.global_batch_size / self._micro_rows
-            )
+            torch._foreach_mul_([p.grad for p in parameters], self._setup.split.global_batch_size / self._micro_rows)
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
         for optimizer in self._optimizers:
@@ -336,12 +336,12 @@ class Context:
         self._reporter.totals = self._meter.totals()
         return True
 
-    def _measured_all_reduce(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _measured_all_reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """DDP's own all-reduce, with a mark at each bucket that becomes ready."""
         self._meter.last_gradient()
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the world's group
 
     # -- results ---------------------------------------------------------------------------------------------------
 
@@ -354,7 +354,9 @@ class Context:
         """Record metrics (numbers or tensors; the mean over the workers), and commit a checkpoint if one is due. All
         workers must call it equally often."""
         names = sorted(metrics)
-        values = [float(metrics[n].detach().item() if isinstance(metrics[n], torch.Tensor) else metrics[n]) for n in names]
+        values = [
+            float(metrics[n].detach().item() if isinstance(metrics[n], torch.Tensor) else metrics[n]) for n in names
+        ]
         if self._talk is not None:
             values = [v / self.world_size for v in self._talk.sum(values)]
         self._reported.update(zip(names, values, strict=True))

@@ -1,4 +1,4 @@
-"""The run's notice board: an actor that workers write to and the driver reads.
+"""The run's notice board: part of an actor that workers write to and the driver reads.
 
 Workers push what they measured and what happened; the answer tells them whether to stop. The driver polls and writes the
 run directory. Where it stops: nothing is decided here.
@@ -42,9 +42,10 @@ class News:
 
 
 class Monitor:
-    """The actor."""
+    """What the actor answers. Its methods run on several threads."""
 
     def __init__(self) -> None:
+        self._board = threading.Lock()
         self._totals: dict[int, Totals] = {}
         self._metrics: dict[str, float] = {}
         self._events: list[dict[str, Any]] = []
@@ -53,23 +54,25 @@ class Monitor:
 
     def push(self, push: Push) -> bool:
         """Take in what a rank tells; returns whether the run is to stop."""
-        self._totals[push.rank] = push.totals
-        if push.rank == 0:
-            self._epoch, self._step = push.epoch, push.step
-            self._metrics.update(push.metrics)
-        self._events.extend(push.events)
-        return self._stop
+        with self._board:
+            self._totals[push.rank] = push.totals
+            if push.rank == 0:
+                self._epoch, self._step = push.epoch, push.step
+                self._metrics.update(push.metrics)
+            self._events.extend(push.events)
+            return self._stop
 
     def read(self, cursor: int) -> News:
         """Everything since ``cursor``."""
-        return News(
-            cursor=len(self._events),
-            totals=dict(self._totals),
-            epoch=self._epoch,
-            step=self._step,
-            metrics=dict(self._metrics),
-            events=tuple(self._events[cursor:]),
-        )
+        with self._board:
+            return News(
+                cursor=len(self._events),
+                totals=dict(self._totals),
+                epoch=self._epoch,
+                step=self._step,
+                metrics=dict(self._metrics),
+                events=tuple(self._events[cursor:]),
+            )
 
     def stop(self) -> None:
         """From now on tell the workers to stop."""

@@ -18,7 +18,7 @@ class DistPeers:
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo")
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo")  # type: ignore[assignment]
 
     def gather(self, mine: Sequence[int]) -> list[list[int]]:
         local = torch.tensor(mine, dtype=torch.int64)

@@ -37,7 +37,7 @@ from offload.train.monitor import Monitor, News
 from offload.train.storage import check_storage, storage_of
 
 POLL_S = 1.0
-FEED_THREADS = 128
+FEED_THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,9 @@ class Trainer:
             RunError: for what fails later.
         """
         directory = RunDirectory(Path(run_dir or f"runs/{Path(sys.argv[0]).stem or 'run'}"), overwrite=overwrite)
-        storage = storage_of(self.storage_path, self.run_config.storage_filesystem if self.run_config else None, directory.path)
+        storage = storage_of(
+            self.storage_path, self.run_config.storage_filesystem if self.run_config else None, directory.path
+        )
         check_storage(storage)
         with LiveLine(quiet=quiet) as live:
             live.status("listing the data")
@@ -164,6 +166,15 @@ class Trainer:
             )
         shuffle = pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
         return Stream(pipeline=pipeline, index=index, shuffle=shuffle, seed=self.seed)
+
+
+class Hub(Feed, Monitor):
+    """The run's one actor beside the driver: it feeds the workers and hears from them. (Each process more would cost a
+    start some seconds.)"""
+
+    def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
+        Feed.__init__(self, streams, cores)
+        Monitor.__init__(self)
 
 
 class _Run:
@@ -191,18 +202,18 @@ class _Run:
             store_bytes=self.cluster.store_bytes,
         )
         self._announce()
-        feed = on_this_node(ray.remote(max_concurrency=FEED_THREADS)(Feed)).remote(self.streams, cores)
-        monitor = on_this_node(ray.remote(Monitor)).remote()
-        torch_trainer = self._torch_trainer(self._setup(feed, monitor), storage_path, filesystem)
+        threads = FEED_THREADS + 4 * self.placement.workers
+        hub = on_this_node(ray.remote(Hub), max_concurrency=threads).remote(self.streams, cores)
+        torch_trainer = self._torch_trainer(self._setup(hub), storage_path, filesystem)
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
         with _interrupts() as pressed:
             fitting.start()
-            self._watch(fitting, monitor, feed, pressed)
-        self._read(monitor, feed)
-        result = outcome[0]
+            self._watch(fitting, hub, pressed)
+        self._read(hub)
+        result = outcome[0] if outcome else None
         stopped = pressed[0] > 0
-        if isinstance(result, BaseException) and not (stopped and not self.news.totals):
+        if isinstance(result, BaseException):
             self._failed(result)
         return self._finished("interrupted" if stopped else "finished", result)
 
@@ -210,14 +221,14 @@ class _Run:
         config = self.trainer.scaling_config
         has_gpus = any(n.gpus >= 1 for n in self.cluster.nodes)
         use_gpu = bool(config.use_gpu) if config is not None else has_gpus
-        asked = dict((config.resources_per_worker if config is not None else None) or {})
+        given: Any = config.resources_per_worker if config is not None else None
+        asked: dict[str, float] = dict(given or {})
         return WorkerResources(cpus=float(asked.get("CPU", 1)), gpus=float(asked.get("GPU", 1 if use_gpu else 0)))
 
-    def _setup(self, feed: Any, monitor: Any) -> WorkerSetup:
+    def _setup(self, hub: Any) -> WorkerSetup:
         trainer = self.trainer
         return WorkerSetup(
-            feed=feed,
-            monitor=monitor,
+            hub=hub,
             split=self.split,
             on_device={name: p.on_device for name, p in trainer.datasets.items()},
             sized={name: None if s.index is None else len(s.index) for name, s in self.streams.items()},
@@ -232,7 +243,8 @@ class _Run:
 
     def _torch_trainer(self, setup: WorkerSetup, storage_path: str, filesystem: Any) -> ray.train.torch.TorchTrainer:
         given = self.trainer.scaling_config or ray.train.ScalingConfig()
-        resources: dict[str, float] = {**(given.resources_per_worker or {}), "CPU": self.worker.cpus}
+        per_worker: Any = given.resources_per_worker
+        resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus}
         if self.worker.gpus:
             resources["GPU"] = self.worker.gpus
         scaling = dataclasses.replace(
@@ -240,7 +252,7 @@ class _Run:
         )
         kept = self.trainer.checkpoints
         given_run = self.trainer.run_config
-        run_config = dataclasses.replace(
+        run_config = dataclasses.replace(  # type: ignore[call-arg]  # typed as version 1's RunConfig
             given_run or ray.train.RunConfig(),
             name=given_run.name if given_run is not None else CHECKPOINTS,
             storage_path=storage_path,
@@ -265,7 +277,10 @@ class _Run:
             accum_steps=self.split.accum_steps,
             global_batch_size=self.split.global_batch_size,
             nodes=[dataclasses.asdict(n) for n in self.cluster.nodes],
-            datasets={n: {"source": s.pipeline.name, "samples": None if s.index is None else len(s.index)} for n, s in self.streams.items()},
+            datasets={
+                n: {"source": s.pipeline.name, "samples": None if s.index is None else len(s.index)}
+                for n, s in self.streams.items()
+            },
         )
         if self.directory.resuming:
             self.live.note(f"resuming the run in {self.directory.path}")
@@ -278,28 +293,28 @@ class _Run:
             f"starting {self.placement.workers} worker(s); {self.placement.cores} core(s) preprocess on {len(self.cluster.nodes)} node(s)"
         )
 
-    def _watch(self, fitting: threading.Thread, monitor: Any, feed: Any, pressed: list[int]) -> None:
+    def _watch(self, fitting: threading.Thread, hub: Any, pressed: list[int]) -> None:
         told = False
         while fitting.is_alive():
             fitting.join(timeout=POLL_S)
             if pressed[0] and not told:
                 told = True
                 self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
-                monitor.stop.remote()
+                hub.stop.remote()
                 if not self.news.totals:
                     return  # nothing is trained yet, nothing to commit
             if pressed[0] > 1:
                 self._finished("interrupted", None)
                 raise KeyboardInterrupt
-            self._read(monitor, feed)
+            self._read(hub)
 
-    def _read(self, monitor: Any, feed: Any) -> None:
+    def _read(self, hub: Any) -> None:
         before = self.news
-        self.news = ray.get(monitor.read.remote(before.cursor))
+        self.news = ray.get(hub.read.remote(before.cursor))
         for event in self.news.events:
             self._take_event(dict(event))
         if world_totals(self.news.totals).steps > world_totals(before.totals).steps:
-            self.rates = ray.get(feed.rates.remote())
+            self.rates = ray.get(hub.rates.remote())
             values = self._interval(before)
             self.directory.metrics(values)
             self.live.update(values)
@@ -317,7 +332,9 @@ class _Run:
                 self.directory.skipped(event)
             return
         if kind == "resumed":
-            self.live.note(f"resumed at epoch {event['epoch'] + 1}, step {event['step']:,} ({event['trained']:,} samples of it done)")
+            self.live.note(
+                f"resumed at epoch {event['epoch'] + 1}, step {event['step']:,} ({event['trained']:,} samples of it done)"
+            )
         if kind == "report":
             values = "  ".join(f"{k} {v:.4g}" for k, v in event["metrics"].items())
             self.live.note(f"epoch {event['epoch'] + 1}  step {event['step']:,}  {values}")

@@ -23,7 +23,7 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
     if filesystem is not None:
         if isinstance(filesystem, pafs.FileSystem):
             return filesystem, text.split("://", 1)[-1]
-        return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), text.split("://", 1)[-1]
+        return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), str(filesystem._strip_protocol(text))
     if "://" not in text:
         return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))
     scheme = text.split("://", 1)[0]
@@ -35,8 +35,8 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
         handler, inner = fsspec.core.url_to_fs(text)
     except (ValueError, ImportError, OSError) as error:
         raise ConfigError(
-            f"cannot open {text!r}: {error}. Use a local path, s3://, gs://, a scheme that fsspec knows (its package may be "
-            "missing), or pass filesystem=."
+            f"cannot open {text!r}: {error}. Use a local path, s3://, gs://, a scheme that fsspec knows (its package may "
+            "be missing), or pass filesystem=."
         ) from None
     return pafs.PyFileSystem(pafs.FSSpecHandler(handler)), inner
 
@@ -59,27 +59,52 @@ def list_files(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, str
         raise ConfigError(
             f"cannot list {os.fspath(path)!r}: {error}. Check the credentials, the region and the path."
         ) from None
-    return fs, root, sorted(f.path for f in found if f.type == pafs.FileType.File)
+    files = [f.path for f in found if f.type == pafs.FileType.File]
+    return fs, root, sorted(f for f in files if not _is_hidden(f[len(root) + 1 :]))
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether a file, or a folder that it lies in, has a name that begins with a dot (``.ipynb_checkpoints``, ``._a.jpg``)."""
+    return any(part.startswith(".") for part in path.split("/"))
 
 
 def _list_local(root: str) -> list[str]:
-    if not os.path.lexists(root):
-        raise ConfigError(f"{root!r} does not exist. Check the path; it is looked up on the machine of this command.")
+    try:
+        os.stat(root)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{root!r} does not exist. Check the path; it is looked up on the machine of this command."
+        ) from None
+    except OSError as error:
+        raise _cannot_list(error) from None
     if not os.path.isdir(root):
         raise ConfigError(f"{root!r} is a file, and a folder was expected.")
     found: list[str] = []
 
     def refuse(error: OSError) -> None:
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise ConfigError(
-                f"no permission to read {error.filename!r}. Run as a user who may, or give this one access (chmod, chown)."
-            )
-        raise ConfigError(f"cannot list {error.filename!r}: {error.strerror}.")
+        raise _cannot_list(error)
 
-    for folder, folders, files in os.walk(root, onerror=refuse):
-        folders.sort()
+    # Class folders are often links into a larger data set.
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        folders[:] = [n for n in folders if not n.startswith(".") and not _leads_back(os.path.join(folder, n))]
         found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
     return sorted(found)
+
+
+def _leads_back(folder: str) -> bool:
+    """Whether this is a link to a folder above itself."""
+    if not os.path.islink(folder):
+        return False
+    target, here = os.path.realpath(folder), os.path.realpath(os.path.dirname(folder))
+    return os.path.commonpath((target, here)) == target
+
+
+def _cannot_list(error: OSError) -> ConfigError:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return ConfigError(
+            f"no permission to read {error.filename!r}. Run as a user who may, or give this one access (chmod, chown)."
+        )
+    return ConfigError(f"cannot list {error.filename!r}: {error.strerror}.")
 
 
 def read_file(fs: pafs.FileSystem, path: str) -> bytes:

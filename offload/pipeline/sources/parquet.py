@@ -21,7 +21,11 @@ def list_parquet(
 ) -> Index:
     """The index of one file or of all ``*.parquet`` below a folder, from the files' footers."""
     fs, inner = open_filesystem(path, filesystem)
-    files = [inner] if inner.endswith(".parquet") else [f for f in list_files(path, filesystem)[2] if f.endswith(".parquet")]
+    files = (
+        [inner]
+        if inner.endswith(".parquet")
+        else [f for f in list_files(path, filesystem)[2] if f.endswith(".parquet")]
+    )
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
     parts: list[dict[str, Any]] = []
@@ -50,9 +54,7 @@ def list_parquet(
     )
     groups = np.repeat([p["group"] for p in parts], counts).astype(np.int64)
     wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
-    return Index(
-        name=f"parquet({inner})", table=table, reader=ParquetReader(fs, wanted, tuple(images)), groups=groups
-    )
+    return Index(name=f"parquet({inner})", table=table, reader=ParquetReader(fs, wanted, tuple(images)), groups=groups)
 
 
 def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None:
@@ -75,12 +77,13 @@ class ParquetReader:
     def read(self, rows: pa.Table) -> Samples:
         files, groups, places = (rows.column(c).to_pylist() for c in ("file", "row_group", "row"))
         pieces = [
-            self._row_group(file, group).slice(place, 1) for file, group, place in zip(files, groups, places, strict=True)
+            self._row_group(file, group).slice(place, 1)
+            for file, group, place in zip(files, groups, places, strict=True)
         ]
         table = pa.concat_tables(pieces).combine_chunks()
         columns: dict[str, Column] = {}
         for name, column in decode(table).items():
-            columns[name] = stack(name, column) if _holds_lists(column) else column
+            columns[name] = stack(name, list(column)) if _holds_lists(column) else column
         errors: dict[int, str] = {}
         for name in self.images:
             columns[name] = [self._decode(value, i, errors) for i, value in enumerate(columns[name])]

@@ -55,7 +55,10 @@ def _expand(shards: Path | Sequence[Path], filesystem: Any) -> list[str]:
     braces = _BRACES.search(text)
     if braces:
         first, last = braces.groups()
-        filled = [text[: braces.start()] + str(i).zfill(len(first)) + text[braces.end() :] for i in range(int(first), int(last) + 1)]
+        filled = [
+            text[: braces.start()] + str(i).zfill(len(first)) + text[braces.end() :]
+            for i in range(int(first), int(last) + 1)
+        ]
         return [path for part in filled for path in _expand(part, filesystem)]
     if "://" not in text and any(c in text for c in "*?["):
         return sorted(glob.glob(os.path.expanduser(text)))
@@ -79,7 +82,9 @@ def _scan(fs: Any, path: str) -> list[tuple[str, dict[str, tuple[int, int]]]]:
                         member.size,
                     )
     except (tarfile.TarError, OSError) as error:
-        raise ConfigError(f"cannot read {path!r} as a tar shard: {error}. Compressed shards must be unpacked.") from None
+        raise ConfigError(
+            f"cannot read {path!r} as a tar shard: {error}. Compressed shards must be unpacked."
+        ) from None
     return list(samples.items())
 
 

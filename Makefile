@@ -1,0 +1,56 @@
+# make demo: the whole thing on a small data set. make test: everything. Both make the environment first, once.
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+CODE := offload launchers examples benchmarks tests
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test check format lock clean
+
+help: ## list these targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+install: $(INSTALLED) ## make the environment in .venv (PYTHON=python3.12 for another Python)
+
+demo: $(INSTALLED) ## make a data set of JPEG files, train on it, write runs/demo
+	$(BIN)/offload demo $(ARGS)
+
+test: $(INSTALLED) ## run all tests (ARGS="-k name" for some)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED) ## ruff and mypy
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## let ruff repair and format
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+lock: $(BIN)/uv ## write requirements.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--no-header --no-emit-index-url --no-emit-find-links --quiet $(ARGS) -o requirements.txt
+	@! grep -nE '://|^-' requirements.txt || { echo "requirements.txt must hold no addresses" >&2; exit 1; }
+
+clean: ## remove the environment, caches and builds; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip installs uv and uv the rest: much faster, and both torch and torchvision come from one place.
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
+		{ echo "offload needs Python 3.11 to 3.13, found: $$($(PYTHON) --version 2>&1); say make PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || \
+		{ echo "cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
+$(INSTALLED): requirements.txt pyproject.toml | $(BIN)/uv
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install -r requirements.txt
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --no-deps -e .
+	@$(BIN)/python -c 'import torchvision.ops' || \
+		{ echo "torch and torchvision do not fit together: install both from the same place" >&2; exit 1; }
+	@touch $@

@@ -1,0 +1,280 @@
+"""One instance against many: the same data through a plain loop, DataLoader, a Ray script and offload, side by side.
+
+    python benchmarks/offload_vs_single.py --workload jpeg --repeats 3 --json -o result.json
+
+Two emulated hosts on two pinned cores stand for a GPU instance and a CPU instance, one core of each. The *ideal* is
+what a plain loop makes of the cores, measured on both at the same time; `delivered_over_ideal` relates a row to the
+ideal of the cores it has. Repeats are interleaved and every figure is the median over them. There is no GPU here: the
+consumer counts, or is a paced accelerator where --alpha and --beta, or --pace, ask for one.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shlex
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started as a script, too
+
+from benchmarks import side_by_side
+from benchmarks.rows.protocol import Task
+from benchmarks.side_by_side import CPU_HOST, GPU_HOST, Measurement, Row, RowFailed
+from offload.testing import HostsError, unavailable
+
+WORKLOADS = ("blur", "blur-uint8", "jpeg")
+BATCH_SIZE = 64
+MIN_BATCHES = 12  # of which the steady state has eight
+CALIBRATION_BATCHES = 8
+PLAIN_WIDTH = 120
+UNDISTURBED = 0.97  # a plain loop that has its core to itself uses all of it
+# A row's process imports and its cluster starts before its first sample; after that it may be this much slower than
+# the plain loop before it is given up.
+START_S, SLOWNESS = 120.0, 10.0
+
+# USD per hour of one vCPU: AWS's list prices of SageMaker training in us-east-1, over the vCPUs of the instance.
+USD_PER_HOUR = {GPU_HOST: 1.408 / 4, CPU_HOST: 0.816 / 16}  # ml.g5.xlarge, ml.c5.4xlarge
+LIBRARIES = ("offload", "ray", "torch", "torchvision", "timm", "simplejpeg", "numpy")
+
+# What a row of the result begins with, in this order; more keys may follow.
+COLUMNS = (
+    "name",
+    "workload",
+    "samples_per_s",
+    "first_batch_s",
+    "cpu_ms_per_sample",
+    "stall",
+    "delivered_over_ideal",
+    "usd_per_million_samples",
+)
+
+
+@click.command()
+@click.option("--workload", "workloads", multiple=True, type=click.Choice(WORKLOADS), help="[default: all]")
+@click.option("--rows", "names", multiple=True, type=click.Choice([row.name for row in side_by_side.ROWS]),
+              help="Rows to run beside plain. [default: all]")  # fmt: skip
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option("--seconds", default=20.0, show_default=True, help="About how long each row is to run at the ideal rate.")
+@click.option("--samples", type=click.IntRange(min=MIN_BATCHES * BATCH_SIZE), help="Samples per host, over --seconds.")
+@click.option("--alpha", default=0.0, help="Paced accelerator: seconds per batch.")
+@click.option("--beta", default=0.0, help="Paced accelerator: seconds per sample.")
+@click.option("--pace", type=float, help="Paced accelerator at this multiple of the ideal rate of the row's cores.")
+@click.option("--data", type=click.Path(path_type=Path), help="Where the JPEG files are, or are to be made.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
+def main(
+    workloads: tuple[str, ...],
+    names: tuple[str, ...],
+    repeats: int,
+    seconds: float,
+    samples: int | None,
+    alpha: float,
+    beta: float,
+    pace: float | None,
+    data: Path | None,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Compare one host with two, and offload with what people use today."""
+    if (reason := unavailable()) is not None:
+        raise click.ClickException(reason)
+    if pace is not None and (alpha or beta):
+        raise click.UsageError("--pace sets the accelerator's speed: leave --alpha and --beta out")
+    chosen = workloads or WORKLOADS
+    rows = list(side_by_side.rows_named(names or [row.name for row in side_by_side.ROWS]))
+    log = Console(stderr=True)
+    tasks = {}
+    for workload in chosen:
+        folder = _jpeg_files(data) if workload == "jpeg" else None
+        task = Task(workload=workload, samples=0, batch_size=BATCH_SIZE, data=folder)
+        tasks[workload] = _with_samples(task, samples or _calibrate(task, seconds))
+        log.print(f"{workload}: {tasks[workload].samples} samples per host and row")
+
+    measured: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    failed: dict[tuple[str, str], str] = {}
+    for repeat in range(repeats):
+        for workload in chosen:
+            for row in rows:
+                if (workload, row.name) in failed:
+                    continue
+                plain = measured[workload, "plain"]
+                task = _for_row(tasks[workload], row, plain[-1] if plain else None, alpha, beta, pace)
+                try:
+                    run = side_by_side.run(row, task, timeout_s=START_S + SLOWNESS * seconds)
+                except (RowFailed, HostsError) as error:
+                    failed[workload, row.name] = str(error)
+                    log.print(f"{workload} {row.name}: {error}", style="red", markup=False)
+                    continue
+                measured[workload, row.name].append(run)
+                if row.name == "plain" and run.busy_cores < UNDISTURBED * len(row.hosts):
+                    log.print(
+                        f"the plain loops got {run.busy_cores:.2f} of {len(row.hosts)} cores: other programs are using "
+                        "them, and no ratio of this repeat is to be trusted",
+                        style="yellow",
+                    )
+                log.print(
+                    f"{repeat + 1}/{repeats} {workload} {row.name}: {run.samples_per_s:.1f} samples/s", markup=False
+                )
+
+    result = {
+        "rows": [_summarise(row, workload, measured) for workload in chosen for row in rows
+                 if measured[workload, row.name] and measured[workload, "plain"]],
+        "failed": [{"workload": workload, "name": name, "reason": why} for (workload, name), why in failed.items()],
+        "accelerator": _accelerator(alpha, beta, pace),
+        "samples_per_host": {workload: task.samples for workload, task in tasks.items()},
+        "batch_size": BATCH_SIZE,
+        "repeats": repeats,
+        "command": shlex.join(["python", "benchmarks/offload_vs_single.py", *sys.argv[1:]]),
+        "machine": _machine(),
+        "versions": _versions(),
+    }  # fmt: skip
+    text = json.dumps(result, indent=1, allow_nan=False)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text + "\n")
+    if as_json:
+        print(text)
+    else:
+        # A file or a pipe has no width of its own: give the table what it needs.
+        console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+        console.print(_table(result))
+    if failed:
+        sys.exit(1)
+
+
+def _jpeg_files(folder: Path | None) -> str:
+    """The folder of JPEG files to read; made on the first use and kept for the next."""
+    from benchmarks.workloads import jpeg_files
+
+    return str(jpeg_files(folder or Path(tempfile.gettempdir()) / "offload-benchmark-jpeg"))
+
+
+def _with_samples(task: Task, samples: int) -> Task:
+    batches = max(MIN_BATCHES, math.ceil(samples / task.batch_size))
+    return Task(workload=task.workload, samples=batches * task.batch_size, batch_size=task.batch_size, data=task.data)
+
+
+def _calibrate(task: Task, seconds: float) -> int:
+    """How many samples a plain loop makes on one core in about so many seconds."""
+    plain = next(row for row in side_by_side.ROWS if row.name == "plain")
+    short = _with_samples(task, CALIBRATION_BATCHES * task.batch_size)
+    measured = side_by_side.run(plain, short, timeout_s=START_S + SLOWNESS * 60)
+    return round(seconds * measured.samples_per_s / len(plain.hosts))
+
+
+def _for_row(task: Task, row: Row, plain: Measurement | None, alpha: float, beta: float, pace: float | None) -> Task:
+    """The task of one row: twice the samples on twice the hosts, and the accelerator's speed."""
+    hosts = 1 if row.on_each else len(row.hosts)
+    if row.name == "plain":
+        alpha, beta = 0.0, 0.0  # it measures the ideal
+    elif pace is not None and plain is not None:
+        beta = 1 / (pace * _ideal(row, plain))
+    return Task(
+        workload=task.workload,
+        samples=task.samples * hosts,
+        batch_size=task.batch_size,
+        data=task.data,
+        alpha_s=alpha,
+        beta_s=beta,
+    )
+
+
+def _ideal(row: Row, plain: Measurement) -> float:
+    return sum(plain.samples_per_s_by_host[host] for host in row.hosts)
+
+
+def _summarise(row: Row, workload: str, measured: dict[tuple[str, str], list[Measurement]]) -> dict[str, Any]:
+    runs = measured[workload, row.name]
+
+    def median(name: str) -> float:
+        values: list[float] = [getattr(run, name) for run in runs]
+        return statistics.median(values)
+
+    # A repeat is related to the plain loop of the same repeat, minutes before: a machine's speed drifts.
+    plains = measured[workload, "plain"]
+    ratios = [run.samples_per_s / _ideal(row, plain) for run, plain in zip(runs, plains, strict=False)]
+    rate = median("samples_per_s")
+    usd_per_s = sum(USD_PER_HOUR[host] for host in row.hosts) / 3600
+    extra_names = {name for run in runs for name in run.extra}
+    return {
+        "name": row.name,
+        "workload": workload,
+        "samples_per_s": rate,
+        "first_batch_s": median("first_batch_s"),
+        "cpu_ms_per_sample": median("cpu_ms_per_sample"),
+        "stall": median("stall"),
+        "delivered_over_ideal": statistics.median(ratios),
+        "usd_per_million_samples": usd_per_s / rate * 1e6,
+        "daemon_cpu_ms_per_sample": median("daemon_cpu_ms_per_sample"),
+        "busy_cores": median("busy_cores"),
+        "extra": {name: statistics.median(run.extra[name] for run in runs) for name in sorted(extra_names)},
+        "repeats": [side_by_side.as_dict(run) for run in runs],
+    }
+
+
+def _table(result: dict[str, Any]) -> Table:
+    table = Table(title=f"{result['machine']['cpu_model']}, one core per host; consumer: {result['accelerator']}")
+    headings = ("row", "workload", "samples/s", "first batch s", "CPU ms/sample", "(Ray daemons)", "stall",
+                "÷ ideal", "USD/M samples")  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in headings[:2] else "right")
+    workload = None
+    for row in result["rows"]:
+        if workload not in (None, row["workload"]):
+            table.add_section()
+        workload = row["workload"]
+        table.add_row(
+            row["name"],
+            workload,
+            f"{row['samples_per_s']:,.1f}",
+            f"{row['first_batch_s']:.2f}",
+            f"{row['cpu_ms_per_sample']:.2f}",
+            f"{row['daemon_cpu_ms_per_sample']:.2f}",
+            f"{row['stall']:.1%}",
+            f"{row['delivered_over_ideal']:.3f}",
+            f"{row['usd_per_million_samples']:.2f}",
+        )
+    return table
+
+
+def _accelerator(alpha: float, beta: float, pace: float | None) -> str:
+    if pace is not None:
+        return f"paced accelerator at {pace:.0%} of the ideal rate"
+    if alpha or beta:
+        return f"paced accelerator, {alpha:g} s + {beta:g} s per sample"
+    return "counts"
+
+
+def _machine() -> dict[str, Any]:
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu_model": cpu[0].split(":", 1)[1].strip() if cpu else platform.machine(),
+        "cores_used": list(side_by_side.cores()),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            versions[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # run from a checkout that is not installed
+    return versions
+
+
+if __name__ == "__main__":
+    main()

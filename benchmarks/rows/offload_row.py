@@ -1,0 +1,56 @@
+"""Rows `offload-1-host` and `offload-2-hosts`: offload as its quickstart shows it, on the same samples as every row."""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+
+import offload
+from benchmarks.rows import protocol
+from benchmarks.rows.dataloader import Samples
+from benchmarks.rows.ray_script import TRAIN_RESOURCE
+
+
+def train(ctx: offload.Context) -> None:
+    """The consumer of every row, on offload's batches."""
+    task = protocol.Task(**ctx.config["task"])
+    nothing = torch.zeros((), requires_grad=True)
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for batch in ctx.batches("train"):
+            yield batch
+            ctx.backward(nothing)
+            ctx.step()
+
+    ctx.prepare(torch.nn.Linear(1, 1))
+    result = protocol.consume(task, batches)
+    result = replace(result, extra={"fit_to_first_batch_s": result.first_batch_at_s - ctx.config["launched"]})
+    Path(ctx.config["answer"]).write_text(json.dumps(asdict(result)))
+
+
+def main() -> None:
+    task = protocol.parse()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        # No CPU for the worker: its host has one core, and that is to preprocess.
+        scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": 0, TRAIN_RESOURCE: 1})
+        offload.Trainer(
+            train,
+            datasets={"train": offload.from_torch(Samples(task))},
+            workers=1,
+            batch_size=task.batch_size,
+            scaling_config=scaling,
+            train_loop_config={"task": asdict(task), "launched": time.monotonic(), "answer": str(answer)},
+        ).fit(run_dir=Path(folder) / "run", quiet=True)
+        protocol.answer(protocol.Result(**json.loads(answer.read_text())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""What a row is told, what it must do and what it answers. The same rule measures every row.
+
+A row is a module run as `python -m benchmarks.rows.<name> --workload … --samples N …` inside the host that stands for
+the GPU instance. It feeds N samples in batches to a consumer that does nothing but count them, or that occupies a
+paced accelerator where `--alpha` and `--beta` say so, and prints its result as the last line of its standard output:
+one JSON object. With a Ray cluster up, `RAY_ADDRESS` and the token are in its environment.
+
+A new row needs little more than
+
+    task = protocol.parse()
+    ...                                             # import and prepare everything here: it is not measured
+    result = protocol.consume(task, lambda: batches)  # in whichever process the batches arrive
+    protocol.answer(result)                         # in the process that was started
+
+The rule: the **steady state** reaches from the first batch after 20 % of the samples to the first batch after 90 %.
+Its rate is the slope of a least-squares line through (samples received, time of arrival): batches come in bursts as
+large as a block, and two end points would be off by up to a burst each. **stall** is the part of the steady state that
+the consumer spent waiting in `next()`. **first_batch_s** runs from the request for the iterator, in a process that has
+imported everything, until the first batch is in hand. CPU time is taken by whoever started the row: as the steady
+state begins and ends, a line is written to the named pipe `--events`, and the hosts' counters are read.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offload.testing.paced import PacedAccelerator
+
+STEADY_FROM, STEADY_TO = 0.2, 0.9
+MAX_GAP = 0.3  # of the steady state may pass between two batches; with longer gaps it is but two or three bursts
+STEADY_BEGINS, STEADY_ENDS = "steady-begins", "steady-ends"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a row is told."""
+
+    workload: str
+    samples: int
+    batch_size: int = 64
+    data: str | None = None
+    """Folder of JPEG files."""
+    alpha_s: float = 0.0
+    beta_s: float = 0.0
+    """The paced accelerator takes alpha_s + beta_s · batch size per batch; both 0: none."""
+    events: str | None = None
+    """Named pipe that is told when the steady state begins and ends."""
+
+    def argv(self) -> list[str]:
+        given = {key: value for key, value in asdict(self).items() if value is not None}
+        return [f"--{key.removesuffix('_s').replace('_', '-')}={value}" for key, value in given.items()]
+
+    @property
+    def data_folder(self) -> Path | None:
+        return None if self.data is None else Path(self.data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a row answers. `extra` holds what one row alone can tell."""
+
+    samples: int
+    samples_per_s: float
+    first_batch_s: float
+    stall: float
+    steady_s: float
+    """Length of the steady state."""
+    first_batch_at_s: float
+    """When the first batch was in hand, on the machine's monotonic clock."""
+    extra: Mapping[str, float]
+
+
+def parse(argv: list[str] | None = None) -> Task:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--data")
+    parser.add_argument("--alpha", type=float, default=0.0, dest="alpha_s")
+    parser.add_argument("--beta", type=float, default=0.0, dest="beta_s")
+    parser.add_argument("--events")
+    return Task(**vars(parser.parse_args(argv)))
+
+
+def consume(
+    task: Task,
+    request: Callable[[], Iterable[Mapping[str, Any]]],
+    size: Callable[[Mapping[str, Any]], int] = lambda batch: len(batch["label"]),
+) -> Result:
+    """Request the iterator, take every batch from it, and measure. A batch is a mapping with a column `label`."""
+    accelerator = PacedAccelerator(task.alpha_s, task.beta_s) if task.alpha_s or task.beta_s else None
+    arrived: list[float] = []  # when each batch was in hand
+    counts: list[int] = []  # samples received up to and with it
+    waits: list[float] = []  # what it was waited for
+    received = 0
+    requested = time.monotonic()
+    batches = iter(request())
+    asked = requested
+    while (batch := next(batches, None)) is not None:
+        now = time.monotonic()
+        before = received
+        received += size(batch)
+        arrived.append(now)
+        counts.append(received)
+        waits.append(now - asked)
+        for share, event in ((STEADY_FROM, STEADY_BEGINS), (STEADY_TO, STEADY_ENDS)):
+            if before < share * task.samples <= received:
+                _tell(task, event)
+        if accelerator is not None:
+            accelerator.step(received - before)
+        del batch  # before the next is fetched: a consumer holds one batch, not two
+        asked = time.monotonic()
+    if received != task.samples:
+        raise SystemExit(f"{received} samples arrived of {task.samples}")
+
+    count, when = np.array(counts), np.array(arrived)
+    first = int(np.searchsorted(count, STEADY_FROM * task.samples))
+    last = int(np.searchsorted(count, STEADY_TO * task.samples))
+    if last - first < 3:
+        raise SystemExit(f"{task.samples} samples are too few to measure; pass more")
+    steady = slice(first, last + 1)
+    seconds_per_sample = np.polyfit(count[steady], when[steady] - when[first], 1)[0]
+    steady_s = float(when[last] - when[first])
+    if max(waits[first + 1 : last + 1]) > MAX_GAP * steady_s:
+        raise SystemExit(f"{task.samples} samples arrive in too few bursts to speak of a steady state; pass more")
+    return Result(
+        samples=received,
+        samples_per_s=float(1 / seconds_per_sample),
+        first_batch_s=arrived[0] - requested,
+        stall=sum(waits[first + 1 : last + 1]) / steady_s,
+        steady_s=steady_s,
+        first_batch_at_s=arrived[0],
+        extra={},
+    )
+
+
+def answer(result: Result) -> None:
+    """Print the result where whoever started the row looks for it."""
+    sys.stdout.flush()
+    print(json.dumps(asdict(result)), flush=True)
+
+
+def read_answer(stdout: str) -> Result:
+    return Result(**json.loads(stdout.strip().splitlines()[-1]))
+
+
+def _tell(task: Task, event: str) -> None:
+    if task.events is not None:
+        with Path(task.events).open("w") as pipe:
+            pipe.write(f"{event}\n")

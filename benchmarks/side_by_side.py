@@ -1,0 +1,203 @@
+"""Runs one row of a benchmark on emulated hosts, each pinned to a core, and measures it from outside.
+
+The rows themselves and the rule they measure by are in `benchmarks.rows.protocol`.
+"""
+
+import contextlib
+import os
+import selectors
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rows import protocol
+from offload.testing import CpuSeconds, Host, HostProcess, Hosts, HostSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+GPU_HOST, CPU_HOST = "gpu-1", "cpu-1"
+TRAIN_RESOURCE = '{"train_host": 1}'  # as rows/ray_script.py asks for it
+SHM_BYTES = 3 << 30
+
+# One thread per process: a host has one core. Ray sets the first of these for its tasks in any case.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+    "TQDM_DISABLE": "1",
+}
+
+
+class RowFailed(Exception):
+    """A row ended without a result; the text is the end of what it said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    module: str
+    hosts: tuple[str, ...]
+    ray: bool = False
+    on_each: bool = False
+    """Run on every host by itself, all at the same time, and add up; else run on the first, helped by the others."""
+    raylet_env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the raylets, for settings that are the cluster's."""
+
+
+ROWS = (
+    Row(name="plain", module="plain", hosts=(GPU_HOST, CPU_HOST), on_each=True),
+    Row(name="dataloader-1-host", module="dataloader", hosts=(GPU_HOST,)),
+    Row(name="ray-1-host", module="ray_script", hosts=(GPU_HOST,), ray=True),
+    Row(name="ray-2-hosts", module="ray_script", hosts=(GPU_HOST, CPU_HOST), ray=True),
+    Row(name="offload-1-host", module="offload_row", hosts=(GPU_HOST,), ray=True),
+    Row(name="offload-2-hosts", module="offload_row", hosts=(GPU_HOST, CPU_HOST), ray=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One run of one row."""
+
+    samples_per_s: float
+    first_batch_s: float
+    cpu_ms_per_sample: float
+    daemon_cpu_ms_per_sample: float
+    stall: float
+    busy_cores: float
+    """CPU seconds per second of the steady state, daemons included."""
+    samples_per_s_by_host: Mapping[str, float]
+    """For rows that run on each host by itself."""
+    extra: Mapping[str, float]
+
+
+def cores() -> tuple[int, int]:
+    """The two cores that stand for the two instances. Raises RuntimeError where there is only one."""
+    available = sorted(os.sched_getaffinity(0))
+    if len(available) < 2:
+        raise RuntimeError("two hosts on two cores need two cores, and this process may use one")
+    return available[0], available[1]
+
+
+def run(row: Row, task: protocol.Task, *, timeout_s: float) -> Measurement:
+    """Run a row on fresh hosts, with a fresh Ray cluster where it needs one.
+
+    Raises: RowFailed. Nothing of the hosts is left, whatever happens."""
+    specs = dict(zip((GPU_HOST, CPU_HOST), cores(), strict=True))
+    with Hosts({name: HostSpec(core=specs[name], shm_bytes=SHM_BYTES) for name in row.hosts}) as hosts:
+        if row.ray:
+            hosts.start_ray(
+                head=row.hosts[0],
+                env={**ENVIRONMENT, **row.raylet_env},
+                extra_args={row.hosts[0]: [f"--resources={TRAIN_RESOURCE}"]},
+            )
+        if row.on_each:
+            groups = [(hosts[name], [hosts[name]]) for name in row.hosts]
+        else:
+            groups = [(hosts[row.hosts[0]], [hosts[name] for name in row.hosts])]
+        runs = [_Running(row, task, at, members, hosts.folder) for at, members in groups]
+        with contextlib.ExitStack() as stack:
+            for running in runs:
+                stack.callback(running.close)
+            _watch(runs, timeout_s)
+            return _add_up([running.measurement() for running in runs])
+
+
+class _Running:
+    """One started row: its process, and the CPU time of its hosts as its steady state begins and ends."""
+
+    def __init__(self, row: Row, task: protocol.Task, at: Host, members: Sequence[Host], folder: Path) -> None:
+        self._members = members
+        self._at = at
+        self._name = row.name
+        self._marks: dict[str, tuple[float, CpuSeconds]] = {}
+        self._stdout = folder / f"{at.name}.stdout"
+        self._stderr = folder / f"{at.name}.stderr"
+        events = folder / f"{at.name}.events"
+        os.mkfifo(events)
+        # Opened for writing too, so that neither side ever waits for the other to open it.
+        self.events = os.open(events, os.O_RDWR | os.O_NONBLOCK)
+        with self._stdout.open("w") as stdout, self._stderr.open("w") as stderr:
+            self.process: HostProcess = at.popen(
+                [sys.executable, "-m", f"benchmarks.rows.{row.module}", *replace(task, events=str(events)).argv()],
+                env=ENVIRONMENT,
+                cwd=ROOT,
+                stdout=stdout,
+                stderr=stderr,
+            )
+
+    def mark(self) -> None:
+        for event in os.read(self.events, 4096).decode().split():
+            used = CpuSeconds(work_s=0.0, daemons_s=0.0)
+            for host in self._members:
+                used += host.cpu_seconds()
+            self._marks[event] = (time.monotonic(), used)
+
+    def measurement(self) -> Measurement:
+        if self.process.returncode != 0:
+            said = self._stderr.read_text().strip() or self._stdout.read_text().strip()
+            raise RowFailed(f"{self._name} ended with {self.process.returncode}: {said[-3000:]}")
+        result = protocol.read_answer(self._stdout.read_text())
+        begin, end = self._marks[protocol.STEADY_BEGINS], self._marks[protocol.STEADY_ENDS]
+        used = end[1] - begin[1]
+        # CPU seconds per second, over samples per second.
+        per_sample_ms = 1e3 / (end[0] - begin[0]) / result.samples_per_s
+        return Measurement(
+            samples_per_s=result.samples_per_s,
+            first_batch_s=result.first_batch_s,
+            cpu_ms_per_sample=used.work_s * per_sample_ms,
+            daemon_cpu_ms_per_sample=used.daemons_s * per_sample_ms,
+            stall=result.stall,
+            busy_cores=used.total_s / (end[0] - begin[0]),
+            samples_per_s_by_host={self._at.name: result.samples_per_s},
+            extra={"steady_s": result.steady_s, **result.extra},
+        )
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.events)
+
+
+def _watch(runs: Sequence[_Running], timeout_s: float) -> None:
+    until = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        for running in runs:
+            selector.register(running.events, selectors.EVENT_READ, running)
+        while any([running.process.poll() is None for running in runs]):  # noqa: C419 - every one is to be polled
+            if time.monotonic() > until:
+                raise RowFailed(f"no result after {timeout_s:.0f} s")
+            for key, _ in selector.select(timeout=0.2):
+                key.data.mark()
+
+
+def _add_up(parts: Sequence[Measurement]) -> Measurement:
+    """Rows that ran on each host by itself count as one: rates add up, costs are means over all samples."""
+    rate = sum(part.samples_per_s for part in parts)
+
+    def mean(name: str) -> float:
+        return float(sum(getattr(part, name) * part.samples_per_s for part in parts) / rate)
+
+    return Measurement(
+        samples_per_s=rate,
+        first_batch_s=max(part.first_batch_s for part in parts),
+        cpu_ms_per_sample=mean("cpu_ms_per_sample"),
+        daemon_cpu_ms_per_sample=mean("daemon_cpu_ms_per_sample"),
+        stall=mean("stall"),
+        busy_cores=sum(part.busy_cores for part in parts),
+        samples_per_s_by_host={name: r for part in parts for name, r in part.samples_per_s_by_host.items()},
+        extra=parts[0].extra,
+    )
+
+
+def as_dict(measurement: Measurement) -> dict[str, Any]:
+    return asdict(measurement)
+
+
+def rows_named(names: Sequence[str]) -> Iterator[Row]:
+    """The rows asked for, `plain` first and always: the others are relative to it."""
+    return (row for row in ROWS if row.name == "plain" or row.name in names)

@@ -1,0 +1,350 @@
+"""The checks of ``offload doctor``: each looks at one thing and says what to do about it.
+
+Facts about the machine come in as arguments, so that a check can be tried with any machine's figures. Where it stops:
+what may hang or crash (importing torch, calling a cluster) is the caller's, in ``offload.cli.doctor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from offload.versions import TESTED_RAY, ray_version_warning
+
+Status = Literal["ok", "warn", "fail"]
+
+PYTHON_RANGE = ((3, 11), (3, 14))  # from the first, below the second, as in pyproject.toml
+STORE_SHARE = 0.3  # of memory, what Ray gives its object store by default
+STORE_CAP_BYTES = 200 * 10**9  # and its most
+MIN_MEMORY_BYTES = 4 * 2**30  # Ray's processes and one worker with torch loaded take about 3 GiB
+GIB = 2**30
+
+_AUTH_REMEDY = (
+    "set RAY_AUTH_MODE explicitly, to the cluster's mode (token or disabled), in every process that joins it or "
+    "connects to it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing looked at: ``warn`` means a slow or unsafe run, ``fail`` none; ``remedy`` says what to do."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFacts:
+    """What a child process found out by importing torch; ``error`` is why it could not, ``warnings`` CUDA's words."""
+
+    torch: str | None = None
+    torchvision: str | None = None
+    cuda: str | None = None
+    gpus: tuple[str, ...] = ()
+    ops_error: str | None = None
+    error: str | None = None
+    warnings: str = ""
+
+
+# --- Python, Ray ------------------------------------------------------------------------------------------------------
+
+
+def check_python(version: tuple[int, int, int]) -> Check:
+    """The running interpreter against the supported range."""
+    found = ".".join(map(str, version))
+    lowest, limit = PYTHON_RANGE
+    if lowest <= version[:2] < limit:
+        return Check(name="python", status="ok", found=found)
+    wanted = f"{lowest[0]}.{lowest[1]} to {limit[0]}.{limit[1] - 1}"
+    return Check(name="python", status="fail", found=found, remedy=f"use Python {wanted}, e.g. make PYTHON=python3.11")
+
+
+def check_ray(version: str | None) -> Check:
+    """The installed Ray (None: not installed) against the tested range."""
+    if version is None:
+        return Check(name="ray", status="fail", found="not installed", remedy="pip install 'ray[data,train]>=2.60'")
+    warning = ray_version_warning(version)
+    if warning is None:
+        tested = f">={TESTED_RAY[0]},<{TESTED_RAY[1]}"
+        return Check(name="ray", status="ok", found=f"{version} (tested: {tested})")
+    return Check(name="ray", status="warn", found=version, remedy=warning)
+
+
+def check_auth(env: Mapping[str, str], home: Path, address: str | None) -> Check:
+    """Ray's authentication mode as the processes started from here will see it.
+
+    Ray looks for a token in RAY_AUTH_TOKEN, then the file RAY_AUTH_TOKEN_PATH, then ``~/.ray/auth_token``. With
+    RAY_AUTH_MODE unset it depends: a new local ``ray.init()`` switches to token mode, and creates the file; any other
+    process uses a token if there is one.
+    """
+    mode = env.get("RAY_AUTH_MODE")
+    token, token_error = _find_token(env, home)
+    found = f"RAY_AUTH_MODE={mode or '(unset)'}, token: {token or 'none'}"
+
+    def result(status: Status, remedy: str = "") -> Check:
+        return Check(name="ray-auth", status=status, found=found, remedy=remedy)
+
+    if mode is None:
+        if address is None:  # the processes of a local Ray inherit what the first of them decided
+            return result("ok")
+        has = f"a token ({token}) switches token mode on here" if token else "no token is set here"
+        return result("warn", f"{has}, and a cluster in another mode refuses or hangs; {_AUTH_REMEDY}")
+    if mode.lower() not in ("token", "disabled"):
+        return result("fail", f"Ray knows the modes token and disabled, found {mode!r}; {_AUTH_REMEDY}")
+    if mode.lower() == "disabled":
+        return result("ok")
+    if token_error is not None:
+        return result("fail", f"{token_error}; put the cluster's token there, or unset RAY_AUTH_TOKEN_PATH")
+    if token is None and address is not None:
+        return result(
+            "fail", "copy the cluster's token to ~/.ray/auth_token, or give it in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+        )
+    return result("ok")
+
+
+def _find_token(env: Mapping[str, str], home: Path) -> tuple[str | None, str | None]:
+    """(where the token is, or None; what is wrong with the named file, or None). The token itself is never shown."""
+    if env.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN", None
+    named = env.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(named) if named else home / ".ray" / "auth_token"
+    try:
+        if path.read_text().strip():
+            return str(path), None
+        problem = "is empty"
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read ({getattr(error, 'strerror', None) or 'not text'})"
+    return None, f"the token file {path} (RAY_AUTH_TOKEN_PATH) {problem}" if named else None
+
+
+# --- torch, GPUs ------------------------------------------------------------------------------------------------------
+
+
+def check_torch(facts: TorchFacts) -> Check:
+    """Whether torch and torchvision are installed and fit together."""
+    remedy = (
+        "install both in one command from the same place, e.g. pip install --force-reinstall torch torchvision: "
+        "a CUDA build of the one does not work with a CPU-only build of the other"
+    )
+    found = f"torch {facts.torch or 'not installed'}, torchvision {facts.torchvision or 'not installed'}"
+    if facts.torch is None or facts.torchvision is None:
+        return Check(name="torch", status="fail", found=found, remedy="pip install torch torchvision")
+    problem = facts.error or facts.ops_error
+    if problem:
+        return Check(name="torch", status="fail", found=f"{found}; importing them failed: {problem}", remedy=remedy)
+    return Check(name="torch", status="ok", found=f"{found} ({f'CUDA {facts.cuda}' if facts.cuda else 'CPU only'})")
+
+
+def check_gpus(facts: TorchFacts, device_present: bool) -> Check:
+    """The GPUs that torch can use; ``device_present``: the machine has an NVIDIA driver or device file."""
+
+    def result(status: Status, found: str, remedy: str = "") -> Check:
+        return Check(name="gpus", status=status, found=found, remedy=remedy)
+
+    if facts.gpus:
+        names = [f"{facts.gpus.count(name)} × {name}" for name in dict.fromkeys(facts.gpus)]
+        return result("ok", ", ".join(names))
+    if not device_present:
+        return result("ok", "none, CPU (gloo) training")
+    if facts.error or facts.torch is None:
+        return result("warn", "an NVIDIA driver, but torch could not be asked", "repair torch first (see above)")
+    if facts.cuda is None:
+        return result(
+            "fail",
+            f"an NVIDIA driver, but torch {facts.torch} is CPU only",
+            "install a CUDA build of torch + torchvision",
+        )
+    return result(
+        "fail",
+        f"an NVIDIA driver, but torch (CUDA {facts.cuda}) cannot use it. {facts.warnings}".strip(),
+        "update the NVIDIA driver, or install a torch built for an older CUDA; start a container with --gpus all; "
+        "see whether CUDA_VISIBLE_DEVICES is empty",
+    )
+
+
+# --- memory, cores ----------------------------------------------------------------------------------------------------
+
+
+def check_shm(shm_bytes: int | None, memory_bytes: int) -> Check:
+    """Whether /dev/shm holds the object store that Ray will make (None: there is no /dev/shm)."""
+    wanted = min(STORE_SHARE * memory_bytes, STORE_CAP_BYTES)
+    if shm_bytes is None:
+        return Check(
+            name="shm",
+            status="warn",
+            found="no /dev/shm",
+            remedy="Ray keeps its object store on disk without it, which is slow; mount a tmpfs on /dev/shm",
+        )
+    found = f"{shm_bytes / GIB:.1f} GiB free; Ray wants {wanted / GIB:.1f} GiB for its object store"
+    if shm_bytes >= wanted:
+        return Check(name="shm", status="ok", found=found)
+    fits_gib = shm_bytes / GIB * 0.9
+    return Check(
+        name="shm",
+        status="warn",
+        found=found,
+        remedy="Ray falls back to disk and crawls. In docker: --shm-size="
+        f"{wanted / GIB + 1:.0f}g; elsewhere: mount -o remount,size={wanted / GIB + 1:.0f}G /dev/shm; "
+        f"or let the store fit: ray start --object-store-memory {int(fits_gib * GIB)}",
+    )
+
+
+def check_memory(memory_bytes: int, available_bytes: int) -> Check:
+    """The memory of this machine or container, and how much of it is free."""
+    found = f"{memory_bytes / GIB:.1f} GiB, {available_bytes / GIB:.1f} GiB available"
+    if available_bytes >= MIN_MEMORY_BYTES:
+        return Check(name="memory", status="ok", found=found)
+    remedy = (
+        f"Ray and one worker need about {MIN_MEMORY_BYTES / GIB:.0f} GiB; end other programs or take a larger machine"
+    )
+    return Check(name="memory", status="warn", found=found, remedy=remedy)
+
+
+def check_cores(affinity: int, quota: float | None, count: int) -> Check:
+    """The cores that processes started here can use: the smaller of CPU affinity and the cgroup's quota."""
+    usable = affinity if quota is None else min(affinity, quota)
+    limits = [f"affinity {affinity}"] if affinity < count else []
+    if quota is not None:
+        limits.append(f"cgroup quota {quota:g}")
+    found = f"{usable:g} of {count}" + (f" ({', '.join(limits)})" if limits else "")
+    if usable < 2:
+        return Check(
+            name="cores",
+            status="warn",
+            found=found,
+            remedy="a worker and one preprocessing task share a core; give at least 2, or add hosts to the cluster",
+        )
+    if quota is not None and quota < affinity:
+        return Check(
+            name="cores",
+            status="warn",
+            found=found,
+            remedy=f"the quota is less than what processes see; tell Ray: ray start --num-cpus {max(1, int(quota))}",
+        )
+    return Check(name="cores", status="ok", found=found)
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The cgroup's CPU quota in cores (v2, then v1); None without one."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (root / "cpu" / "cpu.cfs_quota_us").read_text()
+            period = (root / "cpu" / "cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    try:
+        cores = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # "max"
+        return None
+    return cores if cores > 0 else None
+
+
+def memory_limit(total_bytes: int, root: Path = Path("/sys/fs/cgroup")) -> int:
+    """The memory in bytes that processes here can have: the machine's, or less by the cgroup's limit."""
+    for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
+        try:
+            return min(total_bytes, int(file.read_text()))
+        except (OSError, ValueError):  # absent, or "max"
+            continue
+    return total_bytes
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def resolve_address(address: str | None, env: Mapping[str, str], temp_dir: Path) -> str | None:
+    """What ``address`` stands for: ``auto`` and None read RAY_ADDRESS, ``auto`` then the file of ``ray start``.
+
+    None means that a local Ray is started; ``auto`` comes back as it is where there is nothing to find.
+    """
+    if address in (None, "", "auto"):
+        named = env.get("RAY_ADDRESS")
+        if named:
+            address = named
+    if address == "auto":
+        try:
+            return (temp_dir / "ray" / "ray_current_cluster").read_text().strip() or "auto"
+        except OSError:
+            return "auto"
+    return None if address in (None, "", "local") else address
+
+
+def check_cluster(
+    address: str | None,
+    *,
+    connect: Callable[[str, int], str | None],
+    call: Callable[[str], dict[str, Any] | str],
+) -> Check:
+    """Whether the cluster at a resolved ``address`` can be reached and runs a task.
+
+    ``connect`` (host, port) gives None or why not; ``call`` (address) gives the cluster's figures or why not. The port
+    is probed before anything from Ray is called, since Ray waits for a missing head without an end.
+    """
+
+    def fail(found: str, remedy: str) -> Check:
+        return Check(name="cluster", status="fail", found=found, remedy=remedy)
+
+    if address is None:
+        return Check(name="cluster", status="ok", found="no address given: a local Ray is started")
+    if address == "auto":
+        return fail(
+            "no cluster known here", "give --address HOST:PORT or set RAY_ADDRESS; or start one: ray start --head"
+        )
+    target = _host_and_port(address)
+    if target is None:
+        return fail(
+            f"{address!r} is not HOST:PORT", "give the head's address as HOST:PORT, e.g. --address 10.0.0.5:6379"
+        )
+    host, port = target
+    refused = connect(host, port)
+    if refused is not None:
+        return fail(
+            f"{host}:{port} cannot be reached: {refused}",
+            f"see that the head runs (there: ray start --head --port {port}), that the name resolves and that no "
+            "firewall or security group closes the port",
+        )
+    answer = call(address)
+    if isinstance(answer, str):
+        return fail(
+            f"{host}:{port} is open, but no task could be run there: {answer}",
+            "see that it is Ray's port on the head (6379) and that this host has joined it (ray start --address); "
+            + _AUTH_REMEDY,
+        )
+    found = f"{address}: {answer['nodes']:g} nodes, {answer['cpus']:g} CPUs, {answer['gpus']:g} GPUs"
+    return Check(name="cluster", status="ok", found=f"{found}, Ray {answer['ray']}")
+
+
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        return None
+    return host.strip("[]"), int(port)
+
+
+# --- optional packages ------------------------------------------------------------------------------------------------
+
+
+def check_packages(version: Callable[[str], str | None]) -> list[Check]:
+    """What offload can do without, and what then is slower or missing."""
+    wanted = {
+        "simplejpeg": ("JPEGs are decoded by Pillow, at about 0.6 of the speed", "pip install simplejpeg"),
+        "scikit-learn": ("offload demo cannot make its data set", "pip install 'offload[demo]'"),
+        "sagemaker": ("offload launch sagemaker is not available", "pip install 'offload[sagemaker]'"),
+    }
+    checks = []
+    for name, (without, remedy) in wanted.items():
+        installed = version(name)
+        if installed is None:
+            checks.append(Check(name=name, status="warn", found=f"not installed: {without}", remedy=remedy))
+        elif name == "sagemaker" and not installed.startswith("2."):
+            found = f"{installed}: the launcher needs version 2"
+            checks.append(Check(name=name, status="warn", found=found, remedy="pip install 'offload[sagemaker]'"))
+        else:
+            checks.append(Check(name=name, status="ok", found=installed))
+    return checks

@@ -1,0 +1,213 @@
+"""``offload doctor``: check what a run needs from this machine and say what to do about what is missing.
+
+What may hang or crash (importing torch, calling a cluster) happens in a child process with a deadline; the checks
+themselves are in ``offload.cli.checks``. Where it stops: nothing is changed on the machine, and nothing is measured;
+``offload probe`` measures.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from offload.cli.checks import (
+    Check,
+    TorchFacts,
+    check_auth,
+    check_cluster,
+    check_cores,
+    check_gpus,
+    check_memory,
+    check_packages,
+    check_python,
+    check_ray,
+    check_shm,
+    check_torch,
+    cpu_quota,
+    memory_limit,
+    resolve_address,
+)
+
+CONNECT_DEADLINE_S = 5.0
+RAY_DEADLINE_S = 60.0  # Ray itself gives up on a cluster that refuses its token after about 20 s
+TORCH_DEADLINE_S = 120.0  # a first import from a cold disk takes most of a minute
+
+# Prints one JSON line: importing a broken pair can end the whole process, not just raise.
+_TORCH_PROBE = """
+import json, warnings
+out = {}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch
+    out["torch"], out["cuda"] = torch.__version__, torch.version.cuda
+    if torch.cuda.is_available():
+        out["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    out["warnings"] = " ".join(str(w.message).split(chr(10))[0] for w in caught if "CUDA" in str(w.message))
+try:
+    import torchvision.ops
+except Exception as error:
+    out["ops_error"] = f"{type(error).__name__}: {error}".split(chr(10))[0]
+print("\\n" + json.dumps(out))
+"""
+
+
+# A task, because a driver whose authentication differs may connect and hang in its first one.
+_RAY_PROBE = """
+import json, sys
+import ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+@ray.remote(num_cpus=0)
+def version():
+    return ray.__version__
+alive = sum(node["Alive"] for node in ray.nodes())
+resources = ray.cluster_resources()
+print("\\n" + json.dumps({"ray": ray.get(version.remote()), "nodes": alive,
+                         "cpus": resources.get("CPU", 0), "gpus": resources.get("GPU", 0)}))
+"""
+
+
+@click.command()
+@click.option("--address", metavar="HOST:PORT", help="A cluster to try as well; 'auto' reads RAY_ADDRESS.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def doctor(context: click.Context, address: str | None, as_json: bool) -> None:
+    """Check Python, Ray, torch, GPUs, memory, cores and the cluster, and say what to do.
+
+    Exit code 0 if nothing fails (warnings may remain), else 2.
+    """
+    checks = run_checks(address)
+    ok = all(check.status != "fail" for check in checks)
+    if as_json:
+        click.echo(
+            json.dumps({"schema": "offload.doctor/1", "ok": ok, "checks": [asdict(c) for c in checks]}, indent=2)
+        )
+    else:
+        _print_table(checks, ok)
+    context.exit(0 if ok else 2)
+
+
+def _print_table(checks: list[Check], ok: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+    # Where nobody looks at a terminal nothing is folded: a line of the file is a line of the report.
+    console = Console() if sys.stdout.isatty() else Console(width=1000)
+    table = Table(box=None, pad_edge=False)
+    for column in ("check", "status", "found"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        table.add_row(check.name, Text(check.status, style=colours[check.status]), Text(check.found))
+    console.print(table)
+    for check in checks:
+        if check.remedy:
+            console.print(Text(f"\n{check.name}: ", style=colours[check.status]) + Text(check.remedy, style=""))
+    console.print("\nready" if ok else "\nnot ready: see the remedies above")
+
+
+def run_checks(address: str | None) -> list[Check]:
+    """Look at this machine and, where an address is given or RAY_ADDRESS set, at the cluster."""
+    import psutil
+
+    env = os.environ
+    resolved = resolve_address(address, env, Path(env.get("RAY_TMPDIR") or "/tmp"))
+    memory = psutil.virtual_memory()
+    limit = memory_limit(memory.total)
+    facts = torch_facts()
+    return [
+        check_python(sys.version_info[:3]),
+        check_ray(_version("ray")),
+        check_auth(env, Path.home(), resolved),
+        check_torch(facts),
+        check_gpus(facts, any(Path(p).exists() for p in ("/proc/driver/nvidia/version", "/dev/nvidia0"))),
+        check_shm(_free_shm(), limit),
+        check_memory(limit, min(memory.available, limit)),
+        check_cores(_affinity(), cpu_quota(), os.cpu_count() or 1),
+        check_cluster(resolved, connect=connect, call=call_cluster),
+        *check_packages(_version),
+    ]
+
+
+def torch_facts(deadline_s: float = TORCH_DEADLINE_S) -> TorchFacts:
+    """Import torch and torchvision in a child process and say what came of it."""
+    versions = TorchFacts(torch=_version("torch"), torchvision=_version("torchvision"))
+    if versions.torch is None:
+        return versions
+    ran = _run_child(_TORCH_PROBE, [], deadline_s)
+    if isinstance(ran, str):
+        return TorchFacts(torch=versions.torch, torchvision=versions.torchvision, error=ran)
+    return TorchFacts(
+        torch=ran["torch"],
+        torchvision=versions.torchvision,
+        cuda=ran["cuda"],
+        gpus=tuple(ran.get("gpus", ())),
+        ops_error=ran.get("ops_error"),
+        warnings=ran.get("warnings", ""),
+    )
+
+
+def connect(host: str, port: int, deadline_s: float = CONNECT_DEADLINE_S) -> str | None:
+    try:
+        socket.create_connection((host, port), timeout=deadline_s).close()
+    except TimeoutError:
+        return f"no answer within {deadline_s:g} s"
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def call_cluster(address: str, deadline_s: float = RAY_DEADLINE_S) -> dict[str, Any] | str:
+    return _run_child(_RAY_PROBE, [address], deadline_s)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _free_shm() -> int | None:
+    try:
+        return shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return None
+
+
+def _affinity() -> int:
+    # macOS has no affinity to ask for.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run_child(program: str, arguments: list[str], deadline_s: float) -> dict[str, Any] | str:
+    """Run Python code whose last line of output is a JSON object; that object, or in a sentence what went wrong."""
+    command = [sys.executable, "-c", program, *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as child:
+        try:
+            output, errors = child.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return f"no answer within {deadline_s:g} s"
+    if child.returncode == 0:
+        try:
+            result = json.loads(output.strip().splitlines()[-1])
+        except (IndexError, ValueError):
+            return "the answer could not be read"
+        return result if isinstance(result, dict) else "the answer could not be read"
+    if child.returncode < 0:
+        return f"the process died from signal {-child.returncode}"
+    lines = errors.strip().splitlines()
+    return lines[-1] if lines else f"the process ended with exit code {child.returncode}"

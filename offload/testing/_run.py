@@ -1,0 +1,142 @@
+"""One run of emulated hosts on this machine: its folder, its name, its subnet, and what dead runs left.
+
+A run is named `<pid>-<n>` after its owner. The owner holds a POSIX lock on a file in the run's folder for as long as
+it lives: a folder whose lock is free belongs to a dead run, whatever process has its pid today.
+"""
+
+import contextlib
+import fcntl
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from offload.testing import _accounting, _procfs
+
+# /24 networks to try in turn. 10.213 is as private as any, and seldom a default of routers, VPNs or Docker.
+_SUBNETS = [ipaddress.IPv4Network(f"10.213.{third}.0/24") for third in range(256)]
+
+
+def runs_folder() -> Path:
+    return Path(tempfile.gettempdir()) / "offload-hosts"
+
+
+class Run:
+    """Folder, name and subnet of one run. Making one removes what dead runs left; `close` removes its own."""
+
+    def __init__(self) -> None:
+        with _machine_lock():
+            remove_dead_runs()
+            taken = {folder.name for folder in runs_folder().iterdir() if folder.is_dir()}
+            self.name = next(name for n in range(1000) if (name := f"{os.getpid()}-{n}") not in taken)
+            self.folder = runs_folder() / self.name
+            self.folder.mkdir()
+            self._lock = _claim(self.folder)
+            self.subnet = _free_subnet()
+            (self.folder / "subnet").write_text(str(self.subnet))
+        self._processes: list[tuple[int, int]] = []
+
+    @property
+    def interface(self) -> str:
+        """Name of the owner's end of the network. The kernel allows 15 characters."""
+        return f"ofl{self.name}"
+
+    def record(self, pid: int) -> None:
+        """Remember a process whose death takes a part of the run with it, for those who clean up after us."""
+        process = _procfs.read(pid)
+        if process is not None:
+            self._processes.append((process.pid, process.started))
+            (self.folder / "processes.json").write_text(json.dumps(self._processes))
+
+    def close(self) -> None:
+        """Remove the folder. The processes must be dead by now: their mounts lie in it."""
+        _remove_folder(self.folder)
+        if self._lock is not None:
+            self._lock.close()
+
+
+def remove_dead_runs() -> list[str]:
+    """Kill and remove whatever is left of runs whose owner is dead; returns their names."""
+    removed = []
+    with contextlib.suppress(FileNotFoundError):
+        for folder in sorted(runs_folder().iterdir()):
+            # A POSIX lock never conflicts with its own process: our runs are known by their name.
+            if not folder.is_dir() or folder.name.startswith(f"{os.getpid()}-"):
+                continue
+            lock = _claim(folder)
+            if lock is None:
+                continue
+            with lock:
+                _remove_run(folder)
+            removed.append(folder.name)
+    return removed
+
+
+def _remove_run(folder: Path) -> None:
+    recorded = folder / "processes.json"
+    if recorded.exists():
+        with contextlib.suppress(json.JSONDecodeError):  # cut short by its writer's death
+            for pid, started in json.loads(recorded.read_text()):
+                process = _procfs.read(pid)
+                if process is not None and process.started == started:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+    _accounting.remove_cgroups(_accounting.cgroups_of(folder.name))
+    subprocess.run(["ip", "link", "delete", f"ofl{folder.name}"], capture_output=True)
+    _remove_folder(folder)
+
+
+def _remove_folder(folder: Path, deadline_s: float = 5.0) -> None:
+    until = time.monotonic() + deadline_s
+    while folder.exists():
+        # A process that is being killed may still write; the last attempt tells what is wrong.
+        last = time.monotonic() > until
+        shutil.rmtree(folder, ignore_errors=not last)
+        if folder.exists():
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _machine_lock() -> Iterator[None]:
+    """One run at a time looks for a name and a subnet, or cleans up."""
+    runs_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(runs_folder() / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _claim(folder: Path) -> TextIO | None:
+    """The folder's lock if nobody holds it. Not inherited by forks, so a forgotten child does not keep it."""
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def _free_subnet() -> ipaddress.IPv4Network:
+    """A subnet that no route of this machine touches and no other run has been given."""
+    routes = subprocess.run(
+        ["ip", "-4", "-json", "route", "show", "table", "all"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    used = list(_networks(route.get("dst", "") for route in json.loads(routes.stdout or "[]")))
+    used += _networks(file.read_text() for file in runs_folder().glob("*/subnet"))
+    return next(subnet for subnet in _SUBNETS if not any(subnet.overlaps(net) for net in used))
+
+
+def _networks(texts: Iterable[str]) -> Iterator[ipaddress.IPv4Network]:
+    for text in texts:
+        with contextlib.suppress(ValueError):  # "default" is no network, and overlaps all
+            yield ipaddress.IPv4Network(text)

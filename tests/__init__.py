@@ -1,0 +1,1 @@
+"""A package, since a third party installs a package named `tests` that would be found instead."""

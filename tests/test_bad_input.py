@@ -1,0 +1,151 @@
+"""What a user gets for a mistake: one paragraph that names the thing, the value found and the remedy, and an exit code.
+
+Found before the first step: exit 2. Later: exit 1. Never a traceback, never a hang.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray.train
+import torch
+
+import offload
+from tests.helpers import write_jpegs
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+def count(ctx: offload.Context) -> None:
+    ctx.prepare(torch.nn.Linear(1, 1))
+    for _ in ctx.epochs(1):
+        for _batch in ctx.batches("train"):
+            ctx.backward(torch.zeros((), requires_grad=True))
+            ctx.step()
+
+
+def fit(tmp_path: Path, source: Any, train: Any = count, **kwargs: Any) -> offload.Result:
+    kwargs.setdefault("batch_size", 8)
+    kwargs.setdefault("workers", 1)
+    return offload.Trainer(train, datasets={"train": source}, **kwargs).fit(run_dir=tmp_path / "run", quiet=True)
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(offload.ConfigError, match=r"/nowhere' does not exist"):
+        fit(tmp_path, offload.image_folder(tmp_path / "nowhere"))
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(offload.ConfigError, match=r"no images under .*Expected .*/<class>/<name>"):
+        fit(tmp_path, offload.image_folder(tmp_path / "empty"))
+
+
+def test_a_batch_larger_than_the_data(tmp_path: Path, jpeg_folder: Path) -> None:
+    with pytest.raises(offload.ConfigError, match=r"batch size is 500, but .* only 103 samples.*batch_size=103"):
+        fit(tmp_path, offload.image_folder(jpeg_folder), batch_size=500)
+
+
+def test_more_gpus_than_exist(tmp_path: Path, jpeg_folder: Path) -> None:
+    scaling = ray.train.ScalingConfig(use_gpu=True)
+    with pytest.raises(offload.ConfigError, match=r"4 workers ask for 4 GPUs .*has 0 and cannot grow.*fewer workers"):
+        fit(tmp_path, offload.image_folder(jpeg_folder), workers=4, scaling_config=scaling)
+
+
+def test_workers_that_leave_preprocessing_no_cpu(tmp_path: Path, jpeg_folder: Path) -> None:
+    with pytest.raises(
+        offload.ConfigError, match=r"4 workers of 1 CPUs each reserve 4 of the cluster's 4 CPUs.*forever"
+    ):
+        fit(tmp_path, offload.image_folder(jpeg_folder), workers=4)
+
+
+def test_a_truncated_jpeg_ends_the_run_by_default(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "data", 30)
+    victim = sorted((tmp_path / "data").rglob("*.jpg"))[7]
+    victim.write_bytes(victim.read_bytes()[:300])
+    with pytest.raises(
+        offload.RunError, match=r"sample 7 \(.*\.jpg\) is unusable: corrupt or truncated.*on_error=\"skip\""
+    ) as e:
+        fit(tmp_path, offload.image_folder(tmp_path / "data"))
+    assert str(victim) in str(e.value)
+    assert e.value.exit_code == 1
+
+
+def test_a_transform_that_raises_names_the_sample(tmp_path: Path, jpeg_folder: Path) -> None:
+    def breaks_on_one(batch: dict[str, Any]) -> dict[str, Any]:
+        if 2 in batch["label"] and any("x" for _ in batch["image"]):
+            raise ValueError("no such colour")
+        return {"label": batch["label"]}
+
+    with pytest.raises(
+        offload.RunError, match=r"breaks_on_one raised ValueError: no such colour \(breaks_on_one, .*test_bad_input"
+    ) as e:
+        fit(tmp_path, offload.image_folder(jpeg_folder, breaks_on_one))
+    assert "on sample " in str(e.value)
+    assert "class_2" in str(e.value)
+
+
+def test_a_transform_that_drops_rows_gives_both_counts(tmp_path: Path, jpeg_folder: Path) -> None:
+    with pytest.raises(offload.RunError, match=r"got 16 rows and returned 15 in column 'label'"):
+        fit(tmp_path, offload.image_folder(jpeg_folder, lambda b: {"label": b["label"][:15]}))
+
+
+def test_ragged_shapes(tmp_path: Path, jpeg_folder: Path) -> None:
+    def ragged(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"image": sample["image"][: 10 + np.random.randint(3)]}
+
+    with pytest.raises(
+        offload.RunError, match=r"column 'image' has rows of different shapes: \(1\d, 32, 3\) for sample \d+"
+    ):
+        fit(tmp_path, offload.image_folder(jpeg_folder, ragged, per_sample=True))
+
+
+def test_a_function_that_raises(tmp_path: Path, jpeg_folder: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        raise KeyError("lr")
+
+    with pytest.raises(offload.RunError, match=r"training failed: KeyError: 'lr'.*error\.txt"):
+        fit(tmp_path, offload.image_folder(jpeg_folder), train)
+    assert "raise KeyError" in (tmp_path / "run" / "error.txt").read_text()
+
+
+def test_an_unknown_data_set_name(tmp_path: Path, jpeg_folder: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        next(iter(ctx.batches("test")))
+
+    with pytest.raises(offload.RunError, match=r"no data set 'test'; the Trainer's datasets are train"):
+        fit(tmp_path, offload.image_folder(jpeg_folder), train)
+
+
+def test_a_forgotten_step(tmp_path: Path, jpeg_folder: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        ctx.prepare(torch.nn.Linear(1, 1))
+        for _ in ctx.batches("train"):
+            pass
+
+    with pytest.raises(offload.RunError, match=r"a batch went by without ctx\.step\(\)"):
+        fit(tmp_path, offload.image_folder(jpeg_folder), train)
+
+
+def test_a_file_as_storage(tmp_path: Path, jpeg_folder: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(offload.ConfigError, match=r"checkpoints cannot be stored under .*choose another storage_path"):
+        fit(tmp_path, offload.image_folder(jpeg_folder), storage_path=str(tmp_path / "file" / "x"))
+
+
+def test_arguments_are_checked_where_they_are_made() -> None:
+    with pytest.raises(offload.ConfigError, match=r"batch size must be ≥ 1, found 0"):
+        offload.BatchSize(initial=0)
+    with pytest.raises(offload.ConfigError, match=r"range ≥ 1, found \(8, 4\)"):
+        offload.BatchSize(initial=8, local=(8, 4))
+    with pytest.raises(offload.ConfigError, match=r"workers must be .* found \(3, 1\)"):
+        offload.Trainer(count, datasets={"train": offload.image_folder("x")}, batch_size=1, workers=(3, 1))
+    with pytest.raises(offload.ConfigError, match=r'must name a "train" data set, found val'):
+        offload.Trainer(count, datasets={"val": offload.image_folder("x")}, batch_size=1)
+    with pytest.raises(offload.ConfigError, match=r"datasets\['train'\] is a list"):
+        offload.Trainer(count, datasets={"train": [1, 2]}, batch_size=1)
+    with pytest.raises(offload.ConfigError, match=r'"raise" or "skip", found \'ignore\''):
+        offload.image_folder("x", on_error="ignore")  # type: ignore[arg-type]

@@ -1,0 +1,291 @@
+"""`offload doctor`: every check with made-up machines, the command with this one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from offload.cli import checks, doctor
+from offload.cli.checks import GIB, Check, TorchFacts
+from offload.versions import TESTED_RAY, ray_version_warning
+
+GOOD_TORCH = TorchFacts(torch="2.15.0", torchvision="0.29.2", cuda="13.2")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the import of torch in a child process, and without what this machine's environment says."""
+    monkeypatch.setattr(doctor, "torch_facts", lambda: GOOD_TORCH)
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    with socket.socket() as bound:  # bound but not listening: refused, and nobody else can take it
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+def by_name(document: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in document["checks"]}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_json_is_one_document() -> None:
+    result = CliRunner().invoke(doctor.doctor, ["--json"])
+    document = json.loads(result.stdout)
+    assert document["schema"] == "offload.doctor/1"
+    assert document["ok"] is (result.exit_code == 0)
+    assert all(set(check) == {"name", "status", "found", "remedy"} for check in document["checks"])
+    assert all(check["status"] == "ok" or check["remedy"] for check in document["checks"])
+    assert by_name(document)["cluster"]["found"] == "no address given: a local Ray is started"
+
+
+@pytest.mark.usefixtures("quick")
+def test_unreachable_address_fails_with_a_remedy(closed_port: int) -> None:
+    result = CliRunner().invoke(doctor.doctor, ["--json", "--address", f"127.0.0.1:{closed_port}"])
+    assert result.exit_code == 2
+    document = json.loads(result.stdout)
+    assert document["ok"] is False
+    cluster = by_name(document)["cluster"]
+    assert cluster["status"] == "fail"
+    assert f"127.0.0.1:{closed_port} cannot be reached" in cluster["found"]
+    assert "ray start --head" in cluster["remedy"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_table_shows_remedies_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "2.59.1" if name == "ray" else "2.0")
+    result = CliRunner().invoke(doctor.doctor, [])
+    assert result.exit_code == 0  # a warning, not a failure
+    assert "ray: Ray 2.59.1 is outside the range" in result.stdout
+    assert result.stdout.endswith("ready\n")
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["2.60.0", "2.60.7", "2.60.0rc1"])
+def test_tested_ray_has_no_warning(version: str) -> None:
+    assert ray_version_warning(version) is None
+    assert checks.check_ray(version).status == "ok"
+
+
+@pytest.mark.parametrize("version", ["2.59.9", "2.61.0", "2.6.0", "3.0.0.dev0", "nonsense"])
+def test_other_ray_warns_with_the_range(version: str) -> None:
+    warning = ray_version_warning(version)
+    assert warning is not None
+    assert version in warning
+    assert f">={TESTED_RAY[0]},<{TESTED_RAY[1]}" in warning
+    assert "\n" not in warning
+    assert checks.check_ray(version).status == "warn"
+
+
+def test_missing_ray_fails() -> None:
+    assert checks.check_ray(None).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [((3, 10, 9), "fail"), ((3, 11, 0), "ok"), ((3, 13, 4), "ok"), ((3, 14, 0), "fail")]
+)
+def test_python_range(version: tuple[int, int, int], status: str) -> None:
+    assert checks.check_python(version).status == status
+
+
+# --- authentication ---------------------------------------------------------------------------------------------------
+
+
+def test_auth_unset_is_fine_for_a_local_ray_and_a_warning_for_a_cluster(tmp_path: Path) -> None:
+    assert checks.check_auth({}, tmp_path, None).status == "ok"
+    check = checks.check_auth({}, tmp_path, "head:6379")
+    assert check.status == "warn"
+    assert "RAY_AUTH_MODE" in check.remedy
+
+
+def test_auth_names_where_the_token_is_but_not_the_token(tmp_path: Path) -> None:
+    file = tmp_path / ".ray" / "auth_token"
+    file.parent.mkdir()
+    file.write_text("abc123")
+    check = checks.check_auth({}, tmp_path, "head:6379")
+    assert check.status == "warn"
+    assert str(file) in check.found
+    check = checks.check_auth({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "abc123"}, tmp_path, "head:6379")
+    assert check.status == "ok"
+    assert "abc123" not in str(check)
+
+
+@pytest.mark.parametrize(
+    ("env", "status"),
+    [
+        ({"RAY_AUTH_MODE": "disabled"}, "ok"),
+        ({"RAY_AUTH_MODE": "token"}, "fail"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/nonexistent/token"}, "fail"),
+        ({"RAY_AUTH_MODE": "tokens"}, "fail"),
+    ],
+)
+def test_auth_explicit(env: dict[str, str], status: str, tmp_path: Path) -> None:
+    check = checks.check_auth(env, tmp_path, "head:6379")
+    assert check.status == status
+    assert bool(check.remedy) is (status != "ok")
+
+
+# --- torch, GPUs ------------------------------------------------------------------------------------------------------
+
+
+def test_broken_pair_names_versions_and_remedy() -> None:
+    facts = TorchFacts(torch="2.15.0+cpu", torchvision="0.29.2", ops_error="RuntimeError: nms does not exist")
+    check = checks.check_torch(facts)
+    assert check.status == "fail"
+    assert "2.15.0+cpu" in check.found
+    assert "0.29.2" in check.found
+    assert "nms does not exist" in check.found
+    assert "same place" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("facts", "device_present", "status", "word"),
+    [
+        (GOOD_TORCH, False, "ok", "gloo"),
+        (TorchFacts(torch="2.15.0", cuda="13.2", gpus=("A10G", "A10G")), True, "ok", "2 × A10G"),
+        (TorchFacts(torch="2.15.0", cuda="13.2", warnings="driver too old"), True, "fail", "driver too old"),
+        (TorchFacts(torch="2.15.0+cpu"), True, "fail", "CPU only"),
+        (TorchFacts(torch="2.15.0", error="boom"), True, "warn", "could not be asked"),
+    ],
+)
+def test_gpus(facts: TorchFacts, device_present: bool, status: str, word: str) -> None:
+    check = checks.check_gpus(facts, device_present)
+    assert check.status == status
+    assert word in check.found
+
+
+def test_child_that_hangs_dies_or_prints_nonsense_is_a_sentence() -> None:
+    assert doctor._run_child("import time; time.sleep(60)", [], 0.2) == "no answer within 0.2 s"
+    assert doctor._run_child("import os; os.abort()", [], 20) == "the process died from signal 6"
+    assert doctor._run_child("raise ImportError('no such pair')", [], 20) == "ImportError: no such pair"
+    assert doctor._run_child("print('{')", [], 20) == "the answer could not be read"
+    assert doctor._run_child("import sys; print('noise'); print('{\"a\": ' + sys.argv[1] + '}')", ["1"], 20) == {"a": 1}
+
+
+@pytest.mark.slow
+def test_this_environment_has_a_pair_that_fits() -> None:
+    check = checks.check_torch(doctor.torch_facts())
+    assert check.status == "ok", check
+
+
+# --- memory, cores ----------------------------------------------------------------------------------------------------
+
+
+def test_small_shm_warns_with_all_three_remedies() -> None:
+    check = checks.check_shm(64 * 2**20, 32 * GIB)
+    assert check.status == "warn"
+    assert "0.1 GiB free; Ray wants 9.6 GiB" in check.found
+    for word in ("--shm-size", "remount", "--object-store-memory"):
+        assert word in check.remedy
+    assert checks.check_shm(10 * GIB, 32 * GIB).status == "ok"
+    assert checks.check_shm(None, 32 * GIB).status == "warn"
+    assert checks.check_shm(190 * GIB, 2000 * GIB).status == "ok"  # Ray's own cap
+
+
+def test_memory() -> None:
+    assert checks.check_memory(16 * GIB, 2 * GIB).status == "warn"
+    assert checks.check_memory(16 * GIB, 12 * GIB).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("affinity", "quota", "status"),
+    [(8, None, "ok"), (1, None, "warn"), (8, 1.5, "warn"), (8, 4.0, "warn"), (4, 8.0, "ok")],
+)
+def test_cores(affinity: int, quota: float | None, status: str) -> None:
+    assert checks.check_cores(affinity, quota, 8).status == status
+
+
+def test_quota_remedy_names_the_number_for_ray() -> None:
+    assert "--num-cpus 4" in checks.check_cores(8, 4.0, 8).remedy
+
+
+def test_cgroup_files(tmp_path: Path) -> None:
+    assert checks.cpu_quota(tmp_path) is None
+    assert checks.memory_limit(100, tmp_path) == 100
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert checks.cpu_quota(tmp_path) is None
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
+    assert checks.cpu_quota(tmp_path) == 2.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert checks.cpu_quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert checks.cpu_quota(tmp_path) == 1.5
+    (tmp_path / "memory.max").write_text("max\n")
+    assert checks.memory_limit(100, tmp_path) == 100
+    (tmp_path / "memory.max").write_text("60\n")
+    assert checks.memory_limit(100, tmp_path) == 60
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def test_addresses(tmp_path: Path) -> None:
+    env = {"RAY_ADDRESS": "head:6379"}
+    assert checks.resolve_address(None, {}, tmp_path) is None
+    assert checks.resolve_address("local", env, tmp_path) is None
+    assert checks.resolve_address(None, env, tmp_path) == "head:6379"
+    assert checks.resolve_address("auto", env, tmp_path) == "head:6379"
+    assert checks.resolve_address("other:1", env, tmp_path) == "other:1"
+    assert checks.resolve_address("auto", {}, tmp_path) == "auto"
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    assert checks.resolve_address("auto", {}, tmp_path) == "10.0.0.1:6379"
+
+
+def check_cluster(address: str | None, *, refused: str | None = None, answer: dict[str, Any] | str = "") -> Check:
+    return checks.check_cluster(address, connect=lambda host, port: refused, call=lambda address: answer)
+
+
+def test_reachable_cluster() -> None:
+    check = check_cluster("[::1]:6379", answer={"ray": "2.60.0", "nodes": 3, "cpus": 24.0, "gpus": 2.0})
+    assert check.status == "ok"
+    assert check.found == "[::1]:6379: 3 nodes, 24 CPUs, 2 GPUs, Ray 2.60.0"
+
+
+@pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:x", "head:70000", "auto"])
+def test_bad_address(address: str) -> None:
+    assert check_cluster(address).status == "fail"
+
+
+def test_cluster_that_accepts_and_then_says_nothing() -> None:
+    check = check_cluster("head:6379", answer="no answer within 60 s")
+    assert check.status == "fail"
+    assert "no answer within 60 s" in check.found
+    assert "RAY_AUTH_MODE" in check.remedy
+
+
+def test_connect_says_why(closed_port: int) -> None:
+    assert doctor.connect("127.0.0.1", closed_port, 2) == "Connection refused"
+    assert doctor.connect("no-such-host.invalid", 1, 2) is not None
+    assert doctor.connect("a" * 80 + ".x", 1, 2) is not None
+
+
+# --- packages ---------------------------------------------------------------------------------------------------------
+
+
+def test_packages() -> None:
+    assert {check.status for check in checks.check_packages(lambda name: None)} == {"warn"}
+    assert {check.status for check in checks.check_packages(lambda name: "2.257.7")} == {"ok"}
+    by_package = {check.name: check for check in checks.check_packages(lambda name: "3.27.0")}
+    assert by_package["sagemaker"].status == "warn"
+
+
+def test_running_python_is_supported() -> None:
+    assert checks.check_python(sys.version_info[:3]).status == "ok"

@@ -1,0 +1,363 @@
+"""Training on a real Ray cluster: every sample once, gradients exact, runs resumable, results reproducible."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import offload
+from offload.report.run_dir import read_lines
+from offload.train.checkpoint import MODEL_FILE
+from tests.helpers import write_jpegs
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+SAMPLES = 103
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Sample i is the vector (i, 1) with target 3·i + 1, scaled down."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        x = i / self.samples
+        return {"x": np.array([x, 1.0], dtype=np.float32), "y": np.float32(3 * x + 1)}
+
+
+def linear() -> torch.nn.Linear:
+    torch.manual_seed(7)
+    return torch.nn.Linear(2, 1)
+
+
+def fit_linear(ctx: offload.Context, see: Callable[[offload.Context, Any], None] = lambda ctx, batch: None) -> Any:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = ctx.prepare(model, optimizer)
+    for _ in ctx.epochs(ctx.config["epochs"]):
+        for batch in ctx.batches("train"):
+            see(ctx, batch)
+            loss = ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
+            ctx.backward(loss)
+            ctx.step()
+        ctx.report(loss=loss)
+    return model
+
+
+def trainer(
+    train: Callable[[offload.Context], Any],
+    dataset: Any = None,
+    *,
+    workers: int = 1,
+    epochs: int = 2,
+    batch_size: Any = 16,
+    **kwargs: Any,
+) -> offload.Trainer:
+    kwargs.setdefault("datasets", {"train": dataset if dataset is not None else offload.from_torch(Numbers())})
+    config = {"epochs": epochs, **kwargs.pop("config", {})}
+    return offload.Trainer(train, batch_size=batch_size, workers=workers, train_loop_config=config, **kwargs)
+
+
+def log_ids(folder: str) -> Callable[[offload.Context, Any], None]:
+    def see(ctx: offload.Context, batch: Any) -> None:
+        rows = ctx._batch.rows  # a filler's row is nobody's sample
+        line = {"epoch": ctx.epoch, "rank": ctx.rank, "ids": batch["sample_id"][:rows].tolist()}
+        with open(f"{folder}/rank{ctx.rank}.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    return see
+
+
+def seen(folder: Path) -> dict[int, Counter[int]]:
+    """Per epoch, how often each id was trained."""
+    epochs: dict[int, Counter[int]] = {}
+    for path in folder.glob("rank*.jsonl"):
+        for line in read_lines(path):
+            epochs.setdefault(line["epoch"], Counter()).update(line["ids"])
+    return epochs
+
+
+@pytest.mark.parametrize(("workers", "batch_size"), [(1, 16), (2, 16), (3, 40)])
+def test_every_sample_of_every_epoch_comes_exactly_once(tmp_path: Path, workers: int, batch_size: int) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+
+    def train(ctx: offload.Context) -> None:
+        fit_linear(ctx, log_ids(ctx.config["log"]))
+
+    result = trainer(train, workers=workers, batch_size=batch_size, epochs=3, config={"log": str(log)}).fit(
+        run_dir=tmp_path / "run", quiet=True
+    )
+    assert seen(log) == {epoch: Counter(range(SAMPLES)) for epoch in range(3)}
+    assert result.document["samples"] == 3 * SAMPLES
+    assert result.status == "finished"
+
+
+def reference_gradient_descent(order: list[list[int]], lr: float = 0.1) -> torch.nn.Linear:
+    """Plain SGD over these global batches: what any number of workers must come to."""
+    model, data = linear(), Numbers()
+    for ids in order:
+        x = torch.tensor(np.stack([data[i]["x"] for i in ids]))
+        y = torch.tensor(np.array([data[i]["y"] for i in ids]))
+        model.zero_grad()
+        ((model(x)[:, 0] - y) ** 2).mean().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                assert p.grad is not None
+                p -= lr * p.grad
+    return model
+
+
+@pytest.mark.parametrize(
+    ("workers", "local"),
+    [(1, None), (2, None), (3, None), (1, (1, 8)), (2, (1, 5))],
+    ids=["1", "2 workers", "3 workers", "accumulating", "2 workers accumulating"],
+)
+def test_the_gradient_is_the_mean_over_the_global_batch_however_uneven(
+    tmp_path: Path, workers: int, local: tuple[int, int] | None
+) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+
+    def train(ctx: offload.Context) -> None:
+        see = log_ids(ctx.config["log"])
+        model = fit_linear(ctx, see)
+        if ctx.rank == 0:
+            torch.save(getattr(model, "module", model).state_dict(), f"{ctx.config['log']}/model.pt")
+
+    batch_size = offload.BatchSize(initial=24, local=local)
+    result = trainer(train, workers=workers, batch_size=batch_size, epochs=1, config={"log": str(log)}).fit(
+        run_dir=tmp_path / "run", quiet=True
+    )
+    lines = [read_lines(log / f"rank{k}.jsonl") for k in range(workers)]
+    micro = [[i for rank in lines for i in rank[j]["ids"]] for j in range(len(lines[0]))]
+    per_step = batch_size.split(workers).accum_steps + 1
+    steps = [[i for part in micro[j : j + per_step] for i in part] for j in range(0, len(micro), per_step)]
+    trained = torch.load(log / "model.pt", weights_only=True)
+    expected = reference_gradient_descent(steps).state_dict()
+    assert result.document["steps"] == len(steps)
+    for name, value in expected.items():
+        torch.testing.assert_close(trained[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+
+    def train(ctx: offload.Context) -> None:
+        see = log_ids(ctx.config["log"])
+        marker = Path(ctx.config["log"]) / "stopped"
+
+        def stop_at_third_batch(ctx: offload.Context, batch: Any) -> None:
+            see(ctx, batch)
+            if ctx.epoch == 1 and ctx._progress.step == 9 and not marker.exists():
+                marker.touch()
+                ctx._reporter.stop.set()
+
+        fit_linear(ctx, stop_at_third_batch)
+
+    def run() -> offload.Result:
+        return trainer(train, epochs=3, config={"log": str(log)}).fit(run_dir=tmp_path / "run", quiet=True)
+
+    run()
+    events = [e["event"] for e in read_lines(tmp_path / "run" / "events.jsonl")]
+    assert ("checkpoint", "stop") in [
+        (e["event"], e.get("reason")) for e in read_lines(tmp_path / "run" / "events.jsonl")
+    ]
+    assert events[0] == "run_started"
+    (tmp_path / "run" / "summary.json").unlink()  # as an interrupted run leaves it
+    again = run()
+    assert seen(log) == {epoch: Counter(range(SAMPLES)) for epoch in range(3)}
+    assert again.document["steps"] == 3 * 7
+    assert "resumed" in [e["event"] for e in read_lines(tmp_path / "run" / "events.jsonl")]
+
+
+def test_a_checkpoint_is_plain_torch_and_old_ones_go(tmp_path: Path) -> None:
+    result = trainer(fit_linear, epochs=4, checkpoints=offload.Checkpoints(keep=2)).fit(
+        run_dir=tmp_path / "run", quiet=True
+    )
+    assert result.checkpoint is not None
+    assert len(list((tmp_path / "run" / "checkpoints").glob("checkpoint_*/"))) == 2
+    code = (
+        "import sys, torch; sys.modules['offload'] = sys.modules['ray'] = None; "
+        "m = torch.nn.Linear(2, 1); m.load_state_dict(torch.load(sys.argv[1], weights_only=True)); print(m.bias.item())"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, f"{result.checkpoint}/{MODEL_FILE}"], capture_output=True, text=True, check=False
+    )
+    assert loaded.returncode == 0, loaded.stderr
+
+
+def test_augmentation_is_a_function_of_the_seed(tmp_path: Path, jpeg_folder: Path) -> None:
+    def augment(batch: dict[str, Any]) -> dict[str, Any]:
+        noise = np.random.randint(0, 256, (len(batch["image"]), 4), dtype=np.uint8)
+        return {"noise": noise, "label": batch["label"]}
+
+    def train(ctx: offload.Context) -> None:
+        ctx.prepare(linear())
+        rows = {}
+        for epoch in ctx.epochs(2):
+            for batch in ctx.batches("train"):
+                for i, noise in zip(batch["sample_id"].tolist(), batch["noise"].tolist(), strict=True):
+                    rows[f"{epoch}:{i}"] = noise
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+        Path(ctx.config["out"]).write_text(json.dumps(rows, sort_keys=True))
+
+    def run(name: str, seed: int, batch_size: int) -> dict[str, Any]:
+        out = tmp_path / f"{name}.json"
+        source = offload.image_folder(jpeg_folder, augment)
+        trainer(train, source, batch_size=batch_size, seed=seed, config={"out": str(out)}).fit(
+            run_dir=tmp_path / name, quiet=True
+        )
+        rows: dict[str, Any] = json.loads(out.read_text())
+        return rows
+
+    first, other_batches, other_seed = run("a", 1, 16), run("b", 1, 40), run("c", 2, 16)
+    assert first == other_batches
+    assert first != other_seed
+    assert first["0:5"] != first["1:5"]
+
+
+def test_with_one_worker_the_order_is_that_of_the_seed(tmp_path: Path) -> None:
+    from offload.pipeline.order import epoch_order
+
+    log = tmp_path / "log"
+    log.mkdir()
+
+    def train(ctx: offload.Context) -> None:
+        fit_linear(ctx, log_ids(ctx.config["log"]))
+
+    trainer(train, seed=5, config={"log": str(log)}).fit(run_dir=tmp_path / "run", quiet=True)
+    lines = read_lines(log / "rank0.jsonl")
+    for epoch in range(2):
+        order = [i for line in lines if line["epoch"] == epoch for i in line["ids"]]
+        assert order == epoch_order(SAMPLES, seed=5, epoch=epoch).tolist()
+
+
+def test_validation_gives_each_worker_its_part_and_nothing_twice(tmp_path: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        for _ in ctx.epochs(2):
+            for batch in ctx.batches("train"):
+                ctx.backward(((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean())
+                ctx.step()
+            model.eval()
+            ids = [i for batch in ctx.batches("val") for i in batch["sample_id"].tolist() if model(batch["x"]).shape[1]]
+            ctx.report(count=ctx.sum(len(ids)), total=ctx.sum(sum(ids)))
+            model.train()
+
+    result = trainer(
+        train, workers=2, datasets={"train": offload.from_torch(Numbers()), "val": offload.from_torch(Numbers(17))}
+    ).fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.metrics == {"count": 17, "total": sum(range(17))}
+
+
+def test_a_class_is_set_up_once_per_actor(tmp_path: Path, jpeg_folder: Path) -> None:
+    built = tmp_path / "built"
+    built.mkdir()
+
+    class Costly:
+        def __init__(self) -> None:
+            import uuid
+
+            (built / uuid.uuid4().hex).touch()
+
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"mean": np.array([im.mean() for im in batch["image"]], dtype=np.float32)}
+
+    def train(ctx: offload.Context) -> None:
+        ctx.prepare(linear())
+        for _ in ctx.epochs(1):
+            count = 0
+            for batch in ctx.batches("train"):
+                count += len(batch["mean"])
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+            ctx.report(count=count)
+
+    result = trainer(train, offload.image_folder(jpeg_folder, Costly)).fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.metrics["count"] == SAMPLES
+    assert 1 <= len(list(built.iterdir())) <= 4
+
+
+@pytest.mark.parametrize("id_column", [None, "key"])
+def test_a_ray_dataset_as_it_is(tmp_path: Path, id_column: str | None) -> None:
+    import ray.data
+
+    dataset = ray.data.range(SAMPLES, override_num_blocks=7).map_batches(
+        lambda b: {
+            "key": b["id"] + 1000,
+            "x": np.stack([b["id"] / SAMPLES, np.ones(len(b["id"]))], 1).astype(np.float32),
+        }
+    )
+
+    def train(ctx: offload.Context) -> None:
+        model, _ = ctx.prepare(linear(), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
+        for _ in ctx.epochs(2):
+            ids: list[int] = []
+            for batch in ctx.batches("train"):
+                ids += batch["sample_id"].tolist()
+                ctx.backward(model(batch["x"]).mean())
+                ctx.step()
+            ctx.report(count=len(set(ids)), low=min(ids), rows=len(ids))
+
+    source = offload.from_ray(dataset, id_column=id_column)
+    result = trainer(train, source).fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.metrics == {"count": SAMPLES, "low": 1000 if id_column else 0, "rows": SAMPLES}
+
+
+def test_skipped_files_are_counted_and_listed(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "data", 40)
+    broken = sorted((tmp_path / "data").rglob("*.jpg"))[::10]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    def train(ctx: offload.Context) -> None:
+        ctx.prepare(linear())
+        for _ in ctx.epochs(2):
+            count = 0
+            for batch in ctx.batches("train"):
+                count += len(batch["label"])
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+            ctx.report(count=count)
+
+    source = offload.image_folder(tmp_path / "data", on_error="skip")
+    result = trainer(train, source, batch_size=8).fit(run_dir=tmp_path / "run", quiet=True)
+    listed = read_lines(tmp_path / "run" / "skipped.jsonl")
+    assert result.metrics["count"] == 40 - len(broken)
+    assert result.document["skipped"] == len(broken)
+    assert all(any(str(p) in line["reason"] for line in listed) for p in broken)
+
+
+def test_what_the_function_prints_reaches_the_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def train(ctx: offload.Context) -> None:
+        print("hello from the worker")
+        fit_linear(ctx)
+
+    trainer(train, epochs=1).fit(run_dir=tmp_path / "run")
+    assert "hello from the worker" in capfd.readouterr().err
+
+
+def test_steps_are_measured_apart(tmp_path: Path) -> None:
+    result = trainer(fit_linear, workers=2, epochs=2).fit(run_dir=tmp_path / "run", quiet=True)
+    d = result.document
+    parts = d["data_wait_s"] + d["peer_wait_s"] + d["compute_s"] + d["sync_s"]
+    assert d["sync_s"] > 0
+    assert 0.5 * d["step_time_s"] < parts <= 1.01 * d["step_time_s"]
+    assert 0 <= d["stall"] <= 1
