@@ -41,16 +41,14 @@ class Placement:
         """Cores that preprocess: one task each, over all nodes."""
         return sum(_cores(free) for free in self.free_cpus)
 
-    def task_cpus(self, *, spare: bool) -> float:
-        """``num_cpus`` of one preprocessing task.
-
-        With ``spare`` every node holds one task more than it has cores. Between two tasks a core idles for 0.15 s or so
-        (the scheduler looks at finished tasks ten times a second); the spare task computes in that gap.
-        """
-        shares = [free / (_cores(free) + (1 if spare else 0)) for free in self.free_cpus if _cores(free) > 0]
+    @property
+    def task_cpus(self) -> float:
+        """``num_cpus`` of one preprocessing core: a little under 1 where a worker took a token share of its host's only
+        core. Raises ValueError where no node has a core free."""
+        shares = [free / _cores(free) for free in self.free_cpus if _cores(free) > 0]
         if not shares:
             raise ValueError("no node has a core free for preprocessing")
-        # Ray counts CPUs in steps of 1e-4: round down, or the last task of a node would not fit.
+        # Ray counts CPUs in steps of 1e-4: round down, or the last one of a node would not fit.
         return math.floor(min(*shares, 1.0) * 1e4) / 1e4
 
 

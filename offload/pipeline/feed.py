@@ -1,19 +1,19 @@
-"""The feed: one actor that runs the pipelines of a run and hands their blocks, as references, to the workers.
+"""The feed: what the actor beside the driver does to hand preprocessed blocks, as references, to the workers.
 
-A pass (one epoch of one data set) is a row of *segments*, each a Ray Data execution over blocks of index rows. The first
-segment's tasks are tiny, so that the first batch comes soon; the next ones are sized from what those cost. A segment
-starts before the one before it has drained, and a pass before the one before it has, so that no core waits at a seam.
+A pass is one visit of a data set: an epoch of the training data, or one validation. Its samples are cut into tasks of
+index rows: tiny ones first, so that the first batch comes soon, then such as take about a second of measured work. The
+pool runs them; their blocks are delivered in the order of the pass. While the last tasks of an epoch run, those of the
+next one start.
 
-Where it stops: blocks are not opened here, and batches are cut in the workers (:mod:`offload.pipeline.reader`).
+Where it stops: blocks are not opened here, and batches are cut in the workers (:mod:`offload.train.batches`).
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,18 +24,18 @@ from offload.errors import OffloadError, RunError, find_offload_error
 from offload.pipeline import ray_data
 from offload.pipeline.allot import Allotment, Share
 from offload.pipeline.order import epoch_order
+from offload.pipeline.pool import Block, PackedStage, Pool, Task
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.ray_data import Block, PackedStage
 from offload.pipeline.sizing import Rates, block_bytes, plan_tasks
 from offload.pipeline.sources.base import Index
 from offload.pipeline.spec import Pipeline
 from offload.pipeline.stage import CHUNK
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
-# Shares of the cluster's object store: what one execution of Ray Data may hold, and what may wait here for workers.
-# Two executions overlap at a seam; together with the blocks that workers hold this stays below the store's size.
-DATA_SHARE = 0.2
-QUEUE_SHARE = 0.15
+# Shares of the cluster's object store: what a Ray Data execution may hold, and what the pool may hold that workers have
+# not taken, all passes together. What workers hold (a few blocks each) comes on top.
+DATA_SHARE = 0.3
+HELD_SHARE = 0.3
 TAKE_TIMEOUT_S = 5.0
 
 
@@ -60,11 +60,10 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """What preprocessing may use: cores, and the CPUs one task asks for (first without, then with a spare task)."""
+    """What preprocessing may use: cores, the CPUs that one of them counts as, and the cluster's object store."""
 
     cores: int
     task_cpus: float
-    spare_task_cpus: float
     store_bytes: float
 
 
@@ -88,289 +87,325 @@ class PassRequest:
     followed: bool = False
 
 
-@dataclass
+class Meter:
+    """What preprocessing costs, from the tasks that finished last."""
+
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
+        self._recent: deque[tuple[float, float, float]] = deque(maxlen=max(16, 4 * cores))
+        self._lock = threading.Lock()
+
+    def add(self, block: Block) -> None:
+        """Count a finished block."""
+        cost = block.cost
+        if cost.rows and cost.cpu_s == cost.cpu_s:
+            with self._lock:
+                # A task that mostly waits for storage is not a short one.
+                seconds = max(cost.cpu_s, cost.wall_s / 2)
+                self._recent.append((seconds / cost.rows, cost.cpu_s / cost.rows, cost.size_bytes / cost.rows))
+
+    def rates(self) -> Rates | None:
+        """Medians over recent tasks; None before there are any."""
+        measured = self._medians()
+        if measured is None:
+            return None
+        return Rates(core_seconds_per_sample=measured[0], bytes_per_sample=measured[2])
+
+    def summary(self) -> dict[str, float]:
+        """``core_seconds_per_sample``, ``wire_bytes_per_sample`` and ``input_ceiling_samples_per_s``; empty at first."""
+        measured = self._medians()
+        if measured is None:
+            return {}
+        _, cpu, size = measured
+        return {
+            "core_seconds_per_sample": cpu,
+            "wire_bytes_per_sample": size,
+            "input_ceiling_samples_per_s": self._cores / cpu if cpu > 0 else 0.0,
+        }
+
+    def _medians(self) -> tuple[float, float, float] | None:
+        with self._lock:
+            if not self._recent:
+                return None
+            seconds, cpu, size = np.median(np.array(self._recent), axis=0).tolist()
+        return seconds, cpu, size
+
+
 class _Pass:
-    key: PassKey
-    request: PassRequest
-    queues: list[deque[tuple[Slice, int]]]
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    queued_bytes: int = 0
-    finished: bool = False
-    closed: bool = False
-    error: OffloadError | None = None
-    left: int = 0
+    """A pass under way: what is still to be done, what is done, what waits for the workers."""
+
+    def __init__(self, key: PassKey, request: PassRequest, total: int | None) -> None:
+        self.key, self.request = key, request
+        self.queues: list[deque[tuple[Slice, int]]] = [deque() for _ in range(request.world_size)]
+        self.changed = threading.Condition()
+        self.finished = self.closed = False
+        self.error: OffloadError | None = None
+        self.held_bytes = 0  # made, and not yet taken by a worker
+        self._allotment = Allotment(request.world_size, total)
+        self._done: dict[int, Block] = {}
+        self._delivered = self._first_row = 0
+        self._firsts: dict[int, tuple[Block, int]] = {}
+
+    def put(self, number: int, block: Block) -> None:
+        """The block of the ``number``-th task is made. Blocks are delivered in the order of their tasks."""
+        with self.changed:
+            self.held_bytes += block.cost.size_bytes
+            self._done[number] = block
+            while (ready := self._done.pop(self._delivered, None)) is not None:
+                self._firsts[self._delivered] = (ready, self._first_row)
+                self._first_row += ready.cost.rows
+                self._delivered += 1
+                self._share(self._allotment.add(ready.cost.rows))
+            self.changed.notify_all()
+
+    def end(self) -> None:
+        """There are no more blocks."""
+        with self.changed:
+            self._share(self._allotment.finish())
+            self.finished = True
+            self.changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Preprocessing failed."""
+        with self.changed:
+            self.error = self.error or _as_user_error(error)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody wants the rest."""
+        with self.changed:
+            self.closed = True
+            for waiting in self.queues:
+                waiting.clear()
+            self._done.clear()
+            self._firsts.clear()
+            self.held_bytes = 0
+            self.changed.notify_all()
+
+    def take(self, rank: int, want: int) -> tuple[list[Slice], bool]:
+        """See :meth:`Feed.take`."""
+        mine = self.queues[rank]
+        with self.changed:
+            self.changed.wait_for(lambda: mine or self.finished or self.closed or self.error, timeout=TAKE_TIMEOUT_S)
+            if self.error is not None:
+                raise self.error
+            taken = [mine.popleft() for _ in range(min(want, len(mine)))]
+            self.held_bytes -= sum(size for _, size in taken)
+            self.changed.notify_all()
+            return [piece for piece, _ in taken], not mine and (self.finished or self.closed)
+
+    def wait_for_room(self, limit: float) -> bool:
+        """Wait until less than ``limit`` bytes are held, or some rank has nothing to take. False: nobody wants more."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self.held_bytes < limit or self.starving())
+            return not self.closed
+
+    def starving(self) -> bool:
+        """Whether some rank has nothing to take. It may be the one that all others wait for."""
+        return not all(self.queues)
+
+    def _share(self, shares: list[Share]) -> None:
+        for share in shares:
+            block, first = self._firsts[share.block]
+            size = block.cost.size_bytes * share.rows // max(block.cost.rows, 1)
+            self.queues[share.rank].append((Slice(block.ref, share.start, share.stop, first), size))
+        newest = max((share.block for share in shares), default=-1)
+        for number in [n for n in self._firsts if n < newest]:
+            del self._firsts[number]
+
+
+class _Tasks:
+    """The tasks of a pass over an indexed source, sized as they are asked for."""
+
+    def __init__(
+        self, stream: Stream, index: Index, current: _Pass, packed: PackedStage, meter: Meter, cores: Cores
+    ) -> None:
+        self._stream, self._index, self._pass = stream, index, current
+        self._packed, self._meter, self._cores = packed, meter, cores
+        self._order = epoch_order(
+            len(index), seed=stream.seed, epoch=current.request.epoch, shuffle=stream.shuffle, groups=index.groups
+        )
+        self._positions = Ranges(current.request.done).missing_from(len(index))
+        self._cursor = 0
+        self._planned: deque[int] = deque()
+        self._issued = self._unfinished = 0
+        if not len(self._positions):
+            current.end()
+
+    @property
+    def exhausted(self) -> bool:
+        return self._cursor >= len(self._positions)
+
+    def next(self) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
+        """The next task, None if all are issued."""
+        if self.exhausted:
+            return None
+        if not self._planned:
+            self._plan()
+        stop = self._planned.popleft()
+        places = self._positions[self._cursor : stop]
+        self._cursor = stop
+        number = self._issued
+        self._issued += 1
+        self._unfinished += 1
+        ids = self._order[places]
+        rows = self._index.table.take(pa.array(ids)).combine_chunks()
+        rows = rows.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(places))
+        return Task(stage=self._packed, rows=rows, epoch=self._pass.request.epoch), lambda made: self._made(
+            number, made
+        )
+
+    def _plan(self) -> None:
+        sizes = plan_tasks(
+            len(self._positions) - self._cursor,
+            cores=self._cores.cores,
+            first_rows=self._pass.request.first_rows,
+            rates=self._meter.rates(),
+            block_bytes=block_bytes(self._cores.store_bytes, self._cores.cores),
+        )
+        self._planned.extend(_chunk_cuts(self._positions, self._cursor, sizes)[1:])
+
+    def _made(self, number: int, made: Block | BaseException) -> None:
+        self._unfinished -= 1
+        if isinstance(made, BaseException):
+            self._pass.fail(made)
+            return
+        self._meter.add(made)
+        if not self._pass.closed:
+            self._pass.put(number, made)
+        if self.exhausted and not self._unfinished:
+            self._pass.end()
 
 
 class Feed:
-    """The actor. Its methods block; it runs with many threads."""
+    """The part of the run's actor that feeds. Its methods block; they run on many threads."""
 
     def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
         ray_data.configure(store_bytes=DATA_SHARE * cores.store_bytes)
         self._streams, self._cores = streams, cores
         self._packed = {n: PackedStage.of(s.pipeline.stage(s.index, seed=s.seed)) for n, s in streams.items()}
-        self._passes: dict[PassKey, _Pass] = {}
-        self._lock = threading.Lock()
-        self._attempt = 0
         self._meters = {name: Meter(cores.cores) for name in streams}
+        self._lock = threading.RLock()
+        self._passes: dict[PassKey, _Pass] = {}
+        self._tasks: dict[PassKey, _Tasks] = {}
+        self._attempt = 0
+        indexed = [name for name, stream in streams.items() if stream.index is not None]
+        self._pool: Pool | None = None
+        if indexed:
+            # A Ray Data pipeline in the same run needs cores of its own, which actors would never give back.
+            shared = len(indexed) < len(streams)
+            self._pool = Pool(max(1, cores.cores // 2) if shared else cores.cores, cores.task_cpus, self)
+            for name in indexed:
+                self._pool.warm(self._packed[name])
 
     def begin(self) -> int:
         """A worker group starts: whatever was fed to the one before it is dropped. Returns the number of the attempt."""
         with self._lock:
-            for old in self._passes.values():
-                _close(old)
-            self._passes.clear()
             self._attempt += 1
+            for key in [k for k in self._passes if k.attempt != self._attempt]:
+                self._drop(key)
             return self._attempt
+
+    def start_ahead(self, request: PassRequest, name: str) -> None:
+        """Start the first pass of the first attempt while its workers are still being started."""
+        with self._lock:
+            self._start(PassKey(attempt=self._attempt + 1, name=name, number=request.epoch), request)
 
     def open(self, key: PassKey, request: PassRequest) -> int | None:
         """Join a pass; the first rank to ask starts it. Returns how many rows it will deliver, None if unknown."""
         with self._lock:
             current = self._passes.get(key)
             if current is not None and current.request.done != request.done:
-                _close(current)  # it was started ahead for an epoch that turned out to be partly trained
+                self._drop(key)  # it was started ahead for an epoch that turned out to be partly trained
                 current = None
             if current is None:
-                current = self._start(key, request)
+                self._start(key, request)
             else:
                 current.request = request
-            for other in [p for k, p in self._passes.items() if k.name == key.name and k.number < key.number]:
-                _close(other)
-                del self._passes[other.key]
+            for old in [k for k in self._passes if k.name == key.name and k.number < key.number]:
+                self._drop(old)
+        self._look()
         index = self._streams[key.name].index
         return None if index is None else len(index) - len(Ranges(request.done))
 
-    def take(self, key: PassKey, rank: int, want: int = 2) -> tuple[list[Slice], bool]:
+    def take(self, key: PassKey, rank: int, want: int = 1) -> tuple[list[Slice], bool]:
         """Up to ``want`` slices for this rank, and whether the pass is over for it. Waits a few seconds for the first;
         an empty answer that is not the end means: ask again. Raises what went wrong in preprocessing."""
         current = self._passes.get(key)
         if current is None:
             return [], True
-        mine = current.queues[rank]
-        with current.changed:
-            current.changed.wait_for(
-                lambda: mine or current.finished or current.closed or current.error, timeout=TAKE_TIMEOUT_S
-            )
-            if current.error is not None:
-                raise current.error
-            taken = [mine.popleft() for _ in range(min(want, len(mine)))]
-            current.queued_bytes -= sum(size for _, size in taken)
-            current.changed.notify_all()
-            return [piece for piece, _ in taken], not mine and (current.finished or current.closed)
+        answer = current.take(rank, want)
+        self._look()
+        return answer
 
     def rates(self) -> dict[str, dict[str, float]]:
         """What each data set's preprocessing was measured at, so far."""
         return {name: meter.summary() for name, meter in self._meters.items()}
 
-    def _start(self, key: PassKey, request: PassRequest) -> _Pass:
-        started = _Pass(key=key, request=request, queues=[deque() for _ in range(request.world_size)])
-        self._passes[key] = started
-        threading.Thread(
-            target=self._produce, args=(started,), name=f"pass-{key.name}-{key.number}", daemon=True
-        ).start()
-        return started
+    def next_task(self) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
+        """The pool asks: a task of the pass that was opened first and may go on, None if none may."""
+        with self._lock:
+            limit = HELD_SHARE * self._cores.store_bytes
+            held = sum(p.held_bytes for p in self._passes.values())
+            for key, tasks in list(self._tasks.items()):
+                current = self._passes[key]
+                if tasks.exhausted or current.closed or current.error is not None:
+                    continue
+                # Whatever the limit, a pass that workers wait for goes on.
+                if held < limit or current.starving():
+                    found = tasks.next()
+                    if tasks.exhausted and current.request.followed:
+                        self._follow(current)
+                    return found
+        return None
 
-    def _produce(self, current: _Pass) -> None:
-        stream = self._streams[current.key.name]
+    def _start(self, key: PassKey, request: PassRequest) -> None:
+        stream = self._streams[key.name]
+        total = None if stream.index is None else len(stream.index) - len(Ranges(request.done))
+        started = self._passes[key] = _Pass(key, request, total)
+        if stream.index is not None:
+            packed, meter = self._packed[key.name], self._meters[key.name]
+            self._tasks[key] = _Tasks(stream, stream.index, started, packed, meter, self._cores)
+            self._look()
+        else:
+            threading.Thread(target=self._run_dataset, args=(stream, started), daemon=True).start()
+
+    def _follow(self, current: _Pass) -> None:
+        """Start the next epoch's pass: cores that find no more work in this one go on with that."""
+        key = PassKey(attempt=current.key.attempt, name=current.key.name, number=current.key.number + 1)
+        if key not in self._passes:
+            epoch, first_rows = current.request.epoch + 1, current.request.first_rows
+            self._start(key, PassRequest(world_size=current.request.world_size, first_rows=first_rows, epoch=epoch))
+
+    def _drop(self, key: PassKey) -> None:
+        self._passes.pop(key).close()
+        self._tasks.pop(key, None)
+
+    def _look(self) -> None:
+        if self._pool is not None:
+            self._pool.look()
+
+    def _run_dataset(self, stream: Stream, current: _Pass) -> None:
+        """Run a ``ray.data.Dataset``: its own execution, at the pace of the workers."""
+        assert stream.pipeline.dataset is not None
+        limit = HELD_SHARE * self._cores.store_bytes
         try:
-            total = None if stream.index is None else len(stream.index) - len(Ranges(current.request.done))
-            allotment = Allotment(current.request.world_size, total)
-            blocks = (
-                self._plain_blocks(current) if stream.index is None else self._indexed_blocks(current, stream.index)
+            blocks = ray_data.encode_dataset(
+                stream.pipeline.dataset,
+                self._packed[current.key.name],
+                id_column=stream.pipeline.id_column,
+                done=Ranges(current.request.done),
+                epoch=current.request.epoch,
+                task_cpus=self._cores.task_cpus,
             )
-            held: dict[int, tuple[Block, int]] = {}
-            first = 0
             for number, block in enumerate(blocks):
                 self._meters[current.key.name].add(block)
-                held[number] = (block, first)
-                first += block.rows
-                self._deliver(current, allotment.add(block.rows), held)
-                if current.closed:
+                current.put(number, block)
+                if not current.wait_for_room(limit):
                     return
-            self._deliver(current, allotment.finish(), held)
+            current.end()
         except BaseException as error:
-            current.error = _as_user_error(error)
-        finally:
-            with current.changed:
-                current.finished = True
-                current.changed.notify_all()
-
-    def _deliver(self, current: _Pass, shares: list[Share], held: dict[int, tuple[Block, int]]) -> None:
-        limit = QUEUE_SHARE * self._cores.store_bytes
-        with current.changed:
-            # Whatever the limit, no rank starves: it may be the one that all others wait for.
-            current.changed.wait_for(lambda: current.closed or current.queued_bytes < limit or not all(current.queues))
-            for share in shares:
-                block, first = held[share.block]
-                size = block.size_bytes * share.rows // max(block.rows, 1)
-                current.queues[share.rank].append((Slice(block.ref, share.start, share.stop, first), size))
-                current.queued_bytes += size
-            newest = max((s.block for s in shares), default=-1)
-            for number in [n for n in held if n < newest]:
-                del held[number]
-            current.changed.notify_all()
-
-    def _plain_blocks(self, current: _Pass) -> Iterator[Block]:
-        stream = self._streams[current.key.name]
-        assert stream.pipeline.dataset is not None
-        yield from ray_data.encode_dataset(
-            stream.pipeline.dataset,
-            self._packed[current.key.name],
-            id_column=stream.pipeline.id_column,
-            done=Ranges(current.request.done),
-            task_cpus=self._cores.task_cpus,
-            actors=self._cores.cores if stream.pipeline.has_setup else None,
-        )
-
-    def _indexed_blocks(self, current: _Pass, index: Index) -> Iterator[Block]:
-        stream = self._streams[current.key.name]
-        meter = self._meters[current.key.name]
-        order = epoch_order(
-            len(index), seed=stream.seed, epoch=current.request.epoch, shuffle=stream.shuffle, groups=index.groups
-        )
-        positions = Ranges(current.request.done).missing_from(len(index))
-        cursor = 0
-
-        def next_segment() -> _Segment | None:
-            nonlocal cursor
-            sizes = plan_tasks(
-                len(positions) - cursor,
-                cores=self._cores.cores,
-                first_rows=current.request.first_rows,
-                rates=meter.rates(),
-                block_bytes=block_bytes(self._cores.store_bytes, self._cores.cores),
-            )
-            if not sizes:
-                return None
-            if stream.pipeline.has_setup:  # a new execution would construct every actor again
-                sizes += [max(sizes)] * ((len(positions) - cursor - sum(sizes)) // max(sizes) + 1)
-            ramping = meter.rates() is None
-            cuts = _chunk_cuts(positions, cursor, sizes)
-            blocks = [_index_rows(index.table, order, positions[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
-            cursor = cuts[-1]
-            return _Segment(
-                lambda: ray_data.preprocess(
-                    blocks,
-                    self._packed[current.key.name],
-                    epoch=current.request.epoch,
-                    task_cpus=self._cores.task_cpus if ramping else self._cores.spare_task_cpus,
-                    actors=self._cores.cores if stream.pipeline.has_setup else None,
-                ),
-                len(blocks),
-            )
-
-        segment = next_segment()
-        while segment is not None:
-            following: _Segment | None = None
-            for left, block in segment:
-                # The seam: while the last tasks of this segment run, the cores that finish first need the next one's.
-                if following is None and left <= self._cores.cores:
-                    following = next_segment()
-                    if following is None and current.request.followed and not stream.pipeline.has_setup:
-                        self._start_ahead(current)
-                yield block
-                if current.closed:
-                    segment.close()
-                    if following is not None:
-                        following.close()
-                    return
-            segment = following
-
-    def _start_ahead(self, current: _Pass) -> None:
-        """Start the next epoch's pass while this one's last tasks run."""
-        key = PassKey(attempt=current.key.attempt, name=current.key.name, number=current.key.number + 1)
-        with self._lock:
-            if key not in self._passes and not current.closed and key.attempt == self._attempt:
-                request = PassRequest(
-                    world_size=current.request.world_size,
-                    first_rows=current.request.first_rows,
-                    epoch=current.request.epoch + 1,
-                )
-                self._start(key, request)
-
-
-class _Segment:
-    """A Ray Data execution on a thread of its own, started at once. Iterating gives (blocks still to come, block)."""
-
-    def __init__(self, run: Callable[[], Iterator[Block]], blocks: int) -> None:
-        self._results: queue.Queue[Block | BaseException | None] = queue.Queue(maxsize=2)
-        self._blocks, self._closed = blocks, threading.Event()
-        threading.Thread(target=self._work, args=(run,), daemon=True).start()
-
-    def close(self) -> None:
-        """Let the execution end with the next block that it finishes."""
-        self._closed.set()
-
-    def __iter__(self) -> Iterator[tuple[int, Block]]:
-        left = self._blocks
-        while (result := self._results.get()) is not None:
-            if isinstance(result, BaseException):
-                raise result
-            left -= 1
-            yield left, result
-
-    def _work(self, run: Callable[[], Iterator[Block]]) -> None:
-        try:
-            blocks = run()
-            for block in blocks:
-                self._offer(block)
-                if self._closed.is_set():
-                    return
-            self._offer(None)
-        except BaseException as error:
-            self._offer(error)
-
-    def _offer(self, result: Block | BaseException | None) -> None:
-        while not self._closed.is_set():
-            try:
-                self._results.put(result, timeout=0.5)
-                return
-            except queue.Full:
-                continue
-
-
-class Meter:
-    """What preprocessing costs, from the statistics of finished tasks."""
-
-    def __init__(self, cores: int) -> None:
-        self._cores = cores
-        self._recent: deque[tuple[float, float, float]] = deque(maxlen=max(12, 4 * cores))
-        self._rows = 0
-        self._cpu_s = 0.0
-        self._bytes = 0
-
-    def add(self, block: Block) -> None:
-        """Count a finished block."""
-        if block.rows and block.cpu_s == block.cpu_s:
-            self._rows += block.rows
-            self._cpu_s += block.cpu_s
-            self._bytes += block.size_bytes
-            seconds = max(block.cpu_s, block.wall_s / 2)  # a task that mostly waits for storage is not a short one
-            self._recent.append((seconds / block.rows, block.cpu_s / block.rows, block.size_bytes / block.rows))
-
-    def rates(self) -> Rates | None:
-        """The lower quartile of recent tasks: the first task of a process also imports its libraries, and a spare task
-        of a one-core node takes twice its time. None until there is enough to go by."""
-        if len(self._recent) < min(2 * self._cores, 12):
-            return None
-        seconds, _, size = np.quantile(np.array(self._recent), 0.25, axis=0)
-        return Rates(core_seconds_per_sample=float(seconds), bytes_per_sample=float(size))
-
-    def summary(self) -> dict[str, float]:
-        """``core_seconds_per_sample``, ``wire_bytes_per_sample`` and ``input_ceiling_samples_per_s``; empty at first."""
-        if not self._recent:
-            return {}
-        _, cpu, size = np.quantile(np.array(self._recent), 0.5, axis=0)
-        return {
-            "core_seconds_per_sample": float(cpu),
-            "wire_bytes_per_sample": float(size),
-            "input_ceiling_samples_per_s": self._cores / float(cpu) if cpu > 0 else 0.0,
-        }
-
-
-def _index_rows(table: pa.Table, order: np.ndarray[Any, Any], positions: np.ndarray[Any, Any]) -> pa.Table:
-    ids = order[positions]
-    rows = table.take(pa.array(ids)).combine_chunks()
-    return rows.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(positions))
+            current.fail(error)
 
 
 def _chunk_cuts(positions: np.ndarray[Any, Any], cursor: int, sizes: list[int]) -> list[int]:
@@ -387,15 +422,6 @@ def _chunk_cuts(positions: np.ndarray[Any, Any], cursor: int, sizes: list[int]) 
         if cut >= len(positions):
             break
     return cuts
-
-
-def _close(current: _Pass) -> None:
-    with current.changed:
-        current.closed = True
-        for waiting in current.queues:
-            waiting.clear()
-        current.queued_bytes = 0
-        current.changed.notify_all()
 
 
 def _as_user_error(error: BaseException) -> OffloadError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ class Ranges:
         """The inverse of :meth:`to_list`. Raises ValueError if the pairs are not sorted, disjoint and non-empty."""
         checked = tuple((int(a), int(b)) for a, b in pairs)
         flat = [x for pair in checked for x in pair]
-        if any(x >= y for x, y in zip(flat, flat[1:], strict=False)):
+        if any(x >= y for x, y in pairwise(flat)):
             raise ValueError("ranges must be sorted, disjoint, not adjacent and not empty")
         return cls(checked)
 

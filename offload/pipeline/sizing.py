@@ -1,8 +1,8 @@
 """How many rows each preprocessing task gets. Pure: what is left and what was measured in, row counts out.
 
-Three wishes pull apart. The first batch should come soon (small tasks). Ray spends 10-20 ms of CPU on each task and a
-core idles between two (long tasks, sized in seconds of measured work). Near the end of a pass no core should wait for
-the last long task of another (small tasks again).
+Three wishes pull apart. The first batch should come soon (small tasks). A task costs a millisecond or two beside its work
+(long tasks, sized in seconds of measured work). Near the end of a pass no core should wait for the last long task of
+another (small tasks again).
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-TASK_S = 2.0  # measured: tasks of 0.5, 1 and 2 s used 78, 87 and 98 % of two cores (one task per core)
-BLOCK_BYTES = 96 << 20  # Ray Data's own cost per image falls by half from 9 MB to 77 MB blocks, and no further
-SEGMENT_S = 60.0  # how long one plan holds before sizes are taken from newer measurements
-MAX_TASKS = 512  # of one plan: each costs the driver a reference and an entry in its queues
-RAMP_WAVES = 3
+TASK_S = 1.0
+BLOCK_BYTES = 24 << 20  # below the size from which malloc maps fresh, unfaulted pages for every block
+PLAN_TASKS_PER_CORE = 8  # how many tasks one plan holds before sizes are taken from newer measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +33,16 @@ def plan_tasks(
 ) -> list[int]:
     """Row counts of the next tasks, in order; their sum is at most ``remaining``.
 
-    ``first_rows``: rows that make the first global batch. Before anything is measured a few waves of tasks start from
-    that share of one core and double. The caller plans again when these are nearly done.
+    ``first_rows``: rows that make the first global batch. Before anything is measured each task is one core's share of
+    it. The caller plans again when these are issued.
     """
     if remaining <= 0:
         return []
     if rates is None:
-        wave = max(1, math.ceil(first_rows / cores))
-        sizes = [wave << doubling for doubling in range(RAMP_WAVES) for _ in range(cores)]
+        sizes = [max(1, math.ceil(first_rows / cores))] * cores
     else:
         full = rows_per_task(rates, block_bytes)
-        count = min(MAX_TASKS, max(4 * cores, math.ceil(cores * SEGMENT_S / TASK_S)))
+        count = PLAN_TASKS_PER_CORE * cores
         sizes = _tapered(remaining, full, cores) if remaining <= count * full else [full] * count
     return _clip(sizes, remaining)
 

@@ -6,9 +6,11 @@ Runs in Ray Data tasks and actors, on one core each. Where it stops: which rows,
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 import traceback
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -90,7 +92,7 @@ def process(stage: Stage, rows: pa.Table, *, epoch: int) -> pa.Table:
     cuts = np.flatnonzero(np.diff(positions // CHUNK)) + 1
     for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(positions)], strict=True):
         chunk = rows.slice(start, stop - start)
-        samples = _read(stage, chunk)
+        samples = _read(stage, chunk, epoch)
         good = np.array([i for i in range(chunk.num_rows) if i not in samples.errors], dtype=np.int64)
         for i, reason in samples.errors.items():
             skipped[start + i] = f"{stage.reader.describe(chunk, i)}: {reason}"
@@ -103,20 +105,20 @@ def process(stage: Stage, rows: pa.Table, *, epoch: int) -> pa.Table:
     return _assemble(rows, parts, kept, skipped, stage)
 
 
-def _read(stage: Stage, chunk: pa.Table) -> Samples:
-    samples = _attempt_read(stage, chunk)
+def _read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
+    samples = _attempt_read(stage, chunk, epoch)
     if samples.errors and stage.on_error == "raise":
         row = min(samples.errors)
         raise RunError(f"{_name(stage, chunk, row)} is unusable: {samples.errors[row]}. {_REMEDY_SKIP}")
     return samples
 
 
-def _attempt_read(stage: Stage, chunk: pa.Table) -> Samples:
+def _attempt_read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
     reader = stage.reader
     assert reader is not None
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
-        _seed(mix(stage.seed, chunk.column(SAMPLE_ID)[0].as_py(), 1))
+        _seed(mix(stage.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1))
         return reader.read(chunk)
     except RunError:
         raise
@@ -164,9 +166,13 @@ def transform(
             "Correct the transform, or leave such samples out of the source."
         ) from None
     for name, column in out.items():
-        if len(column) != len(ids):
+        try:
+            rows = f"{len(column)}"
+        except TypeError:  # a number, or an array without rows
+            rows = f"one {type(column).__name__}"
+        if rows != f"{len(ids)}":
             raise RunError(
-                f"the transform {_transform_name(stage)} got {len(ids)} rows and returned {len(column)} in column "
+                f"the transform {_transform_name(stage)} got {len(ids)} rows and returned {rows} in column "
                 f"{name!r}. It must return one row per input row: filter samples before the source instead."
             )
     return out
@@ -213,7 +219,8 @@ def _assemble(
     order = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
     columns: Columns = {}
     for name in names:
-        values = [part[name] for part in parts]
+        # A column may be missing from a whole chunk: an optional member of a tar shard.
+        values = [part.get(name, [None] * len(rows_)) for part, rows_ in zip(parts, kept, strict=True)]
         columns[name] = _stacked(name, values, rows, order, stage)
     if skipped:
         missing = np.array(sorted(skipped), dtype=np.int64)
@@ -228,7 +235,7 @@ def _assemble(
 
 
 def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[Any, Any], stage: Stage) -> Column:
-    if all(isinstance(p, list) for p in parts):
+    if any(not hasattr(p, "dtype") or (isinstance(p, np.ndarray) and p.dtype.kind == "O") for p in parts):
         values = [v for part in parts for v in part]
         try:
             return wire.stack(name, values)
@@ -255,18 +262,23 @@ def _ragged(
     )
 
 
-def encode_foreign(stage: Stage, columns: Columns, *, id_column: str | None, done: Ranges) -> pa.Table:
+def encode_foreign(stage: Stage, columns: Columns, *, id_column: str | None, done: Ranges, epoch: int = 0) -> pa.Table:
     """The block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are ``done``. Without an
     ``id_column`` the reading side numbers samples."""
     ids = np.arange(len(next(iter(columns.values()), ())), dtype=np.int64)
+    seeded = stage
     if id_column is not None:
-        ids = np.asarray(columns[id_column]).astype(np.int64)
+        ids = _ids(columns, id_column) if len(ids) else ids
         fresh = np.flatnonzero(~done.holds(ids))
         if len(fresh) < len(ids):
             columns, ids = take(columns, fresh), ids[fresh]
+    elif len(ids) and stage.kind != "none":
+        # Rows are numbered per block: what tells blocks apart, so that they draw different random numbers, is content.
+        first: bytes = cloudpickle.dumps({name: column[0] for name, column in columns.items()})  # type: ignore[no-untyped-call]
+        seeded = dataclasses.replace(stage, seed=mix(stage.seed, zlib.crc32(first)))
     encoded: Columns = {}
     if len(ids):
-        for name, column in transform(stage, columns, ids=ids, chunk=None, epoch=0).items():
+        for name, column in transform(seeded, columns, ids=ids, chunk=None, epoch=epoch).items():
             try:
                 plain = isinstance(column, np.ndarray) and column.dtype != object
                 encoded[name] = column if plain else wire.stack(name, list(column))
@@ -279,6 +291,20 @@ def encode_foreign(stage: Stage, columns: Columns, *, id_column: str | None, don
     if id_column is not None:
         encoded[SAMPLE_ID] = encoded[POSITION] = ids
     return wire.encode(encoded)
+
+
+def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
+    if id_column not in columns:
+        raise RunError(
+            f"the data set has no column {id_column!r}, which from_ray(id_column=...) names; its columns are "
+            f"{', '.join(columns)}."
+        )
+    ids = np.asarray(columns[id_column])
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise RunError(
+            f"the id_column {id_column!r} must hold integers, found {ids.dtype}: number the samples instead."
+        )
+    return ids.astype(np.int64)
 
 
 def _seed(seed: int) -> None:
@@ -316,9 +342,14 @@ def _transform_name(stage: Stage) -> str:
     )
 
 
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+
+
 def _say(error: BaseException) -> str:
     """``ValueError: text (augment, script.py:12)``: the error, and the user's line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/offload/pipeline/" not in f.filename]
+    # The user's line, not the one deep inside a library that it led to.
+    own = [f for f in own if not any(part in f.filename for part in _LIBRARIES)] or own
     place = f" ({own[-1].name}, {own[-1].filename}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"

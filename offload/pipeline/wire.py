@@ -53,6 +53,17 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
     return np.stack(arrays)
 
 
+def stack_lists(name: str, rows: list[Any]) -> Column:
+    """As :func:`stack` for rows that are lists of numbers; lists of different lengths become a list of arrays, which a
+    transform may pad. Other rows stay as they are."""
+    if not rows or not all(isinstance(row, list) for row in rows):
+        return rows
+    try:
+        return stack(name, rows)
+    except RaggedError:
+        return [_as_array(row) for row in rows]
+
+
 def join(parts: Sequence[Column]) -> Column:
     """The parts of one column, one after another; arrays must agree in shape."""
     if len(parts) == 1:

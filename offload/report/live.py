@@ -14,7 +14,10 @@ PLAIN_INTERVAL_S = 10.0
 
 
 def format_line(values: dict[str, Any]) -> str:
-    """The live line: ``step 1200  loss 2.31 | 2,710 samples/s (input 2,950, GPU 2,800) | stall 3% | 4 workers × 64 × 1``."""
+    """The live line::
+
+    epoch 3  step 1,200  loss 2.31 | 2,710 samples/s (input 2,950, GPU 2,800) | stall 3% | 4 workers × 64 × 1
+    """
     shown = "  ".join(f"{k} {v:.4g}" for k, v in values.get("metrics", {}).items() if isinstance(v, int | float))
     head = f"epoch {values['epoch'] + 1}  step {values['step']:,}" + (f"  {shown}" if shown else "")
     ceilings = [
@@ -26,7 +29,8 @@ def format_line(values: dict[str, Any]) -> str:
         if values.get(key)
     ]
     rate = f"{values['samples_per_s']:,.0f} samples/s" + (f" ({', '.join(ceilings)})" if ceilings else "")
-    split = f"{values['workers']} worker{'s' if values['workers'] != 1 else ''} × {values['local_batch_size']} × {values['accum_steps'] + 1}"
+    many = "s" if values["workers"] != 1 else ""
+    split = f"{values['workers']} worker{many} × {values['local_batch_size']} × {values['accum_steps'] + 1}"
     return " | ".join([head, rate, f"stall {values['stall']:.0%}", split])
 
 

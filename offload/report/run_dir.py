@@ -31,6 +31,8 @@ def to_json(document: Any, *, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+        value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -61,6 +63,8 @@ class RunDirectory:
             probe = self.path / ".write-test"
             probe.write_bytes(b"\0" * 65536)
             probe.unlink()
+            for name in (EVENTS, METRICS, SKIPPED):
+                self._end_last_line(name)
         except OSError as error:
             raise ConfigError(
                 f"cannot write to the run directory {self.path}: {error.strerror}. Free space there or allow writing, or "
@@ -99,6 +103,18 @@ class RunDirectory:
                 file.write(to_json(document) + "\n")
         except OSError as error:
             raise self._failed(error) from None
+
+    def _end_last_line(self, name: str) -> None:
+        """After a crash the last line may be cut off: what is appended must not continue it."""
+        try:
+            with open(self.path / name, "rb+") as file:
+                if file.seek(0, os.SEEK_END) == 0:
+                    return
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+        except FileNotFoundError:
+            pass
 
     def _failed(self, error: OSError) -> RunError:
         return RunError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -42,7 +43,7 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     if document.get("skipped"):
         rows.append(("skipped samples", f"{document['skipped']:,}, listed in skipped.jsonl"))
     for name, value in document.get("metrics", {}).items():
-        rows.append((name, f"{value:.4g}"))
+        rows.append((name, "not finite" if value is None else f"{value:.4g}"))
     if document.get("checkpoint"):
         rows.append(("checkpoint", str(document["checkpoint"])))
     rows.append(("run directory", str(document["run_dir"])))
@@ -68,7 +69,7 @@ def format_summary(document: dict[str, Any], *, width: int = 110) -> str:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for what, value in summary_rows(document):
-        table.add_row(what, value)
+        table.add_row(Text(what), Text(value))  # a path or an error may hold [brackets]
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=False, highlight=False)
     console.print(table)

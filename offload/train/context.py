@@ -490,6 +490,13 @@ class Context:
         self._reporter.close()
 
 
+def first_pass(split: BatchSplit) -> PassRequest:
+    """The pass that every new run begins with; the driver starts it while the workers are being started."""
+    return PassRequest(
+        world_size=split.workers, first_rows=split.local_batch_size * split.workers, epoch=0, done=(), followed=True
+    )
+
+
 def _storage_error(error: OSError) -> RunError:
     return RunError(
         f"the checkpoint could not be stored: {error.strerror or error}. Free space or allow writing there, or choose "

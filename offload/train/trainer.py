@@ -32,7 +32,7 @@ from offload.report.run_dir import CHECKPOINTS, RunDirectory, to_json
 from offload.report.summary import format_summary
 from offload.train.cluster import Cluster, connected, on_this_node
 from offload.train.config import BatchSize, BatchSplit, Checkpoints, Precision, workers_range
-from offload.train.context import TRAIN, Context, WorkerSetup, run_worker, world_totals
+from offload.train.context import TRAIN, Context, WorkerSetup, first_pass, run_worker, world_totals
 from offload.train.monitor import Monitor, News
 from offload.train.storage import check_storage, storage_of
 
@@ -197,13 +197,14 @@ class _Run:
     def go(self, storage_path: str, filesystem: Any) -> Result:
         cores = Cores(
             cores=self.placement.cores,
-            task_cpus=self.placement.task_cpus(spare=False),
-            spare_task_cpus=self.placement.task_cpus(spare=True),
+            task_cpus=self.placement.task_cpus,
             store_bytes=self.cluster.store_bytes,
         )
         self._announce()
         threads = FEED_THREADS + 4 * self.placement.workers
         hub = on_this_node(ray.remote(Hub), max_concurrency=threads).remote(self.streams, cores)
+        if not self.directory.resuming:
+            hub.start_ahead.remote(first_pass(self.split), TRAIN)
         torch_trainer = self._torch_trainer(self._setup(hub), storage_path, filesystem)
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)

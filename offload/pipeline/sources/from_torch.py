@@ -18,7 +18,9 @@ DEFAULT_COLUMNS = ("image", "label")
 
 def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS) -> Index:
     """The index of a map-style data set: the numbers from 0 to its length."""
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    # torch's own base class has a __getitem__ that only raises, for iterable data sets too.
+    iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
+    if iterable or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(
             f"from_torch takes a map-style data set (__getitem__ and __len__), found {type(dataset).__name__}. For an "
             "iterable one use offload.webdataset, offload.parquet or a ray.data.Dataset."

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from offload.errors import ConfigError
 from offload.pipeline.images import DecodeError, decode_image
 from offload.pipeline.sources.base import Index, Samples
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
-from offload.pipeline.wire import Column, decode, stack
+from offload.pipeline.wire import Column, decode, stack_lists
 
 
 def list_parquet(
@@ -21,11 +22,10 @@ def list_parquet(
 ) -> Index:
     """The index of one file or of all ``*.parquet`` below a folder, from the files' footers."""
     fs, inner = open_filesystem(path, filesystem)
-    files = (
-        [inner]
-        if inner.endswith(".parquet")
-        else [f for f in list_files(path, filesystem)[2] if f.endswith(".parquet")]
-    )
+    files = [inner]
+    # Spark and Ray write folders that are named like files.
+    if not inner.endswith(".parquet") or fs.get_file_info(inner).type == pafs.FileType.Directory:
+        files = [f for f in list_files(path, filesystem)[2] if f.endswith(".parquet")]
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
     parts: list[dict[str, Any]] = []
@@ -80,10 +80,11 @@ class ParquetReader:
             self._row_group(file, group).slice(place, 1)
             for file, group, place in zip(files, groups, places, strict=True)
         ]
-        table = pa.concat_tables(pieces).combine_chunks()
+        # Files may hold their columns in different orders.
+        table = pa.concat_tables(pieces, promote_options="default").combine_chunks()
         columns: dict[str, Column] = {}
         for name, column in decode(table).items():
-            columns[name] = stack(name, list(column)) if _holds_lists(column) else column
+            columns[name] = stack_lists(name, column) if isinstance(column, list) else column
         errors: dict[int, str] = {}
         for name in self.images:
             columns[name] = [self._decode(value, i, errors) for i, value in enumerate(columns[name])]
@@ -101,12 +102,12 @@ class ParquetReader:
         return self._held[1]
 
     def _decode(self, value: Any, row: int, errors: dict[int, str]) -> Any:
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes):
+            errors[row] = f"no image: the column holds {'nothing' if data is None else type(data).__name__} here"
+            return None
         try:
-            return decode_image(value["bytes"] if isinstance(value, dict) else value)
-        except (DecodeError, TypeError) as error:
+            return decode_image(data)
+        except DecodeError as error:
             errors[row] = f"corrupt or truncated image: {error}"
             return None
-
-
-def _holds_lists(column: Column) -> bool:
-    return isinstance(column, list) and bool(column) and all(isinstance(v, list) for v in column)

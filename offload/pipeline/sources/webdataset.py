@@ -20,7 +20,7 @@ from offload.errors import ConfigError
 from offload.pipeline.images import EXTENSIONS, DecodeError, decode_image
 from offload.pipeline.sources.base import Index, Samples
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
-from offload.pipeline.wire import Column, stack
+from offload.pipeline.wire import Column, stack, stack_lists
 
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -83,7 +83,7 @@ def _scan(fs: Any, path: str) -> list[tuple[str, dict[str, tuple[int, int]]]]:
                     )
     except (tarfile.TarError, OSError) as error:
         raise ConfigError(
-            f"cannot read {path!r} as a tar shard: {error}. Compressed shards must be unpacked."
+            f"cannot read {path!r} as a tar shard: {error}. Check the path; compressed shards must be unpacked."
         ) from None
     return list(samples.items())
 
@@ -113,7 +113,10 @@ class WebDatasetReader:
         columns: dict[str, Column] = {}
         for name in names:
             values = [sample.get(name) for sample in samples]
-            columns[name] = values if name == "image" or any(v is None for v in values) else stack(name, values)
+            if name == "label" and not any(v is None for v in values):
+                columns[name] = stack(name, values)
+            else:
+                columns[name] = values if name == "image" else stack_lists(name, values)
         return Samples(columns, errors)
 
     def describe(self, rows: pa.Table, row: int) -> str:
@@ -123,22 +126,30 @@ class WebDatasetReader:
         sample: dict[str, Any] = {}
         for extension, (offset, size) in members.items():
             data = bytes(stream.read_at(size, offset))
+            value: Any = None
             try:
-                name, value = _parse(extension, data)
+                if len(data) < size:
+                    raise ValueError(f"the shard ends after {len(data)} of its {size} bytes")
+                value = _parse(extension, data)
             except (DecodeError, ValueError) as error:
-                name, value = ("image" if f".{extension}" in EXTENSIONS else extension), None
                 errors[row] = f"corrupt .{extension}: {error}"
-            sample[name] = value
+            sample[_column(extension)] = value
         return sample
 
 
-def _parse(extension: str, data: bytes) -> tuple[str, Any]:
+def _column(extension: str) -> str:
     if f".{extension}" in EXTENSIONS:
-        return "image", decode_image(data)
+        return "image"
+    return "label" if extension == "cls" else extension
+
+
+def _parse(extension: str, data: bytes) -> Any:
+    if f".{extension}" in EXTENSIONS:
+        return decode_image(data)
     if extension == "cls":
-        return "label", np.int64(int(data))
+        return np.int64(int(data))
     if extension == "json":
-        return "json", json.loads(data)
+        return json.loads(data)
     if extension in {"txt", "text"}:
-        return extension, data.decode()
-    return extension, data
+        return data.decode()
+    return data
