@@ -232,13 +232,13 @@ class _Tasks:
         if not len(self._positions):
             current.end()
 
-    @property
     def exhausted(self) -> bool:
+        """Whether all tasks are issued."""
         return self._cursor >= len(self._positions)
 
     def next(self) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
         """The next task, None if all are issued."""
-        if self.exhausted:
+        if self.exhausted():
             return None
         if not self._planned:
             self._plan()
@@ -273,7 +273,7 @@ class _Tasks:
         self._meter.add(made)
         if not self._pass.closed:
             self._pass.put(number, made)
-        if self.exhausted and not self._unfinished:
+        if self.exhausted() and not self._unfinished:
             self._pass.end()
 
 
@@ -322,6 +322,8 @@ class Feed:
                 self._start(key, request)
             else:
                 current.request = request
+                if request.followed and key in self._tasks and self._tasks[key].exhausted():
+                    self._follow(current)
             for old in [k for k in self._passes if k.name == key.name and k.number < key.number]:
                 self._drop(old)
         self._look()
@@ -349,12 +351,12 @@ class Feed:
             held = sum(p.held_bytes for p in self._passes.values())
             for key, tasks in list(self._tasks.items()):
                 current = self._passes[key]
-                if tasks.exhausted or current.closed or current.error is not None:
+                if tasks.exhausted() or current.closed or current.error is not None:
                     continue
                 # Whatever the limit, a pass that workers wait for goes on.
                 if held < limit or current.starving():
                     found = tasks.next()
-                    if tasks.exhausted and current.request.followed:
+                    if tasks.exhausted() and current.request.followed:
                         self._follow(current)
                     return found
         return None

@@ -492,9 +492,7 @@ class Context:
 
 def first_pass(split: BatchSplit) -> PassRequest:
     """The pass that every new run begins with; the driver starts it while the workers are being started."""
-    return PassRequest(
-        world_size=split.workers, first_rows=split.local_batch_size * split.workers, epoch=0, done=(), followed=True
-    )
+    return PassRequest(world_size=split.workers, first_rows=split.local_batch_size * split.workers, epoch=0)
 
 
 def _storage_error(error: OSError) -> RunError:

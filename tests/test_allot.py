@@ -1,0 +1,106 @@
+"""Allotment of a pass's blocks to ranks: nothing lost, nothing twice, all ranks level, blocks whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload.pipeline.allot import Allotment, Share, level
+
+blocks = st.lists(st.integers(0, 60), max_size=40)
+worlds = st.integers(1, 7)
+
+
+def allot(world_size: int, sizes: list[int], *, known: bool) -> tuple[Allotment, list[Share]]:
+    allotment = Allotment(world_size, sum(sizes) if known else None)
+    shares = [share for size in sizes for share in allotment.add(size)]
+    return allotment, shares + allotment.finish()
+
+
+def rows_of(shares: list[Share], rank: int) -> int:
+    return sum(share.rows for share in shares if share.rank == rank)
+
+
+@settings(deadline=None)
+@given(world_size=worlds, sizes=blocks, known=st.booleans())
+def test_every_row_of_every_block_goes_to_exactly_one_rank(world_size: int, sizes: list[int], known: bool) -> None:
+    allotment, shares = allot(world_size, sizes, known=known)
+    given_out = sorted((share.block, row) for share in shares for row in range(share.start, share.stop))
+    assert given_out == [(block, row) for block, size in enumerate(sizes) for row in range(size)]
+    assert all(share.rows > 0 and 0 <= share.rank < world_size for share in shares)
+    assert allotment.rows == [rows_of(shares, rank) for rank in range(world_size)]
+
+
+@settings(deadline=None)
+@given(world_size=worlds, sizes=blocks)
+def test_with_a_known_total_ranks_are_level_and_nothing_waits(world_size: int, sizes: list[int]) -> None:
+    allotment = Allotment(world_size, sum(sizes))
+    for number, size in enumerate(sizes):
+        shares = allotment.add(size)
+        assert sum(share.rows for share in shares) == size
+        assert {share.block for share in shares} <= {number}
+    assert allotment.finish() == []
+    assert max(allotment.rows) - min(allotment.rows) <= 1
+
+
+@settings(deadline=None)
+@given(world_size=worlds, sizes=blocks)
+def test_with_an_unknown_total_the_last_blocks_level_the_ranks_where_they_suffice(
+    world_size: int, sizes: list[int]
+) -> None:
+    allotment = Allotment(world_size, None)
+    for size in sizes:
+        allotment.add(size)
+    before = list(allotment.rows)
+    held = sum(sizes) - sum(before)
+    allotment.finish()
+    gap = sum(max(before) - rows for rows in before)
+    if held >= gap:
+        assert max(allotment.rows) - min(allotment.rows) <= 1
+    else:  # then nothing goes to the rank that has most already
+        assert max(allotment.rows) == max(before)
+
+
+@settings(deadline=None)
+@given(world_size=worlds, size=st.integers(1, 50), count=st.integers(0, 40), last=st.integers(0, 50))
+def test_blocks_of_one_size_always_suffice(world_size: int, size: int, count: int, last: int) -> None:
+    allotment, _ = allot(world_size, [size] * count + [min(last, size)] * (last > 0), known=False)
+    assert max(allotment.rows) - min(allotment.rows) <= 1
+
+
+@settings(deadline=None)
+@given(world_size=worlds, sizes=blocks, known=st.booleans())
+def test_only_the_last_few_blocks_are_cut(world_size: int, sizes: list[int], known: bool) -> None:
+    _, shares = allot(world_size, sizes, known=known)
+    for block, size in enumerate(sizes):
+        pieces = [share for share in shares if share.block == block]
+        if len(pieces) > 1:
+            # A block is cut only where what is left of the pass, itself included, is less than such a block per rank
+            # (known), or where it is among the last `world_size` blocks (unknown).
+            left = sum(sizes[block:])
+            assert left < world_size * (size + 1) if known else block >= len(sizes) - world_size
+
+
+def test_early_blocks_spread_over_the_ranks() -> None:
+    # No rank may starve at the start of a pass: the first blocks go to different ranks.
+    allotment = Allotment(4, 4000)
+    assert [allotment.add(100)[0].rank for _ in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_more_rows_than_the_total_is_a_defect() -> None:
+    allotment = Allotment(2, 10)
+    allotment.add(8)
+    with pytest.raises(ValueError, match="10 rows got 11"):
+        allotment.add(3)
+
+
+@settings(deadline=None)
+@given(rows=st.lists(st.integers(0, 50), min_size=1, max_size=8), extra=st.integers(0, 200))
+def test_level_pours_onto_the_lowest(rows: list[int], extra: int) -> None:
+    goal = level(rows, extra)
+    assert sum(goal) == sum(rows) + extra
+    assert all(after >= before for after, before in zip(goal, rows, strict=True))
+    risen = [after for after, before in zip(goal, rows, strict=True) if after > before]
+    # Whoever got something ends at the lowest level, give or take one row.
+    assert not risen or max(risen) - min(goal) <= 1

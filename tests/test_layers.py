@@ -1,0 +1,142 @@
+"""Imports between layers point down, and what must start fast imports nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# From the top down: a layer imports those below it. What has no layer of its own here is a test's mistake.
+LAYERS = [
+    {"launchers"},
+    {"offload.cli", "offload.demo_data"},
+    {"offload.train"},
+    {"offload.pipeline"},
+    {"offload.report"},  # on plain data: it reads files, not objects of the layers that write them
+    {"offload.measure"},
+    {"offload.model"},
+    {"offload.errors", "offload.versions"},
+]
+LEVEL = {name: number for number, names in enumerate(LAYERS) for name in names}
+
+# Names that users import: `import offload` loads a module when one of its names is first used.
+PUBLIC = "offload"
+TESTING = "offload.testing"
+
+MODULES = sorted(
+    path
+    for folder in ("offload", "launchers")
+    for path in (ROOT / folder).rglob("*.py")
+    if "__pycache__" not in path.parts
+)
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Everything that a file imports anywhere in it, functions and TYPE_CHECKING blocks included."""
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [base])])
+            # `from offload.pipeline import wire` imports a module, `from offload.errors import causes` a name.
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> str | None:
+    parts = module.split(".")
+    return next((".".join(parts[:n]) for n in (2, 1) if ".".join(parts[:n]) in LEVEL), None)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    module = module_of(path)
+    if module == PUBLIC or module.startswith(TESTING):
+        return
+    mine = layer_of(module)
+    assert mine is not None, f"{module} is in no layer: give it its place in LAYERS"
+    for imported in imports(path):
+        if imported.split(".")[0] not in ("offload", "launchers"):
+            continue
+        assert not imported.startswith(TESTING), f"{module} imports {imported}, which is for tests and benchmarks"
+        theirs = layer_of(imported)
+        if theirs is None:
+            # The public names, such as `offload.Trainer` or `__version__`: for those above every layer that defines one.
+            assert LEVEL[mine] <= LEVEL["offload.cli"], f"{module} imports {imported} from the package that is above it"
+            continue
+        assert LEVEL[mine] <= LEVEL[theirs], f"{module} ({mine}) imports {imported} ({theirs}), which is not below it"
+
+
+def test_testing_uses_only_what_is_public() -> None:
+    for path in MODULES:
+        if module_of(path).startswith(TESTING):
+            private = [
+                i for i in imports(path) if any(part.startswith("_") and part != "__version__" for part in i.split("."))
+            ]
+            assert [i for i in private if i.startswith("offload") and not i.startswith(TESTING)] == []
+
+
+@pytest.mark.parametrize(
+    "layer", ["offload.model", "offload.report", "offload.errors", "offload.versions", "offload.measure"]
+)
+def test_plain_layers_name_neither_torch_nor_ray(layer: str) -> None:
+    checked = [path for path in MODULES if layer_of(module_of(path)) == layer]
+    assert checked
+    for path in checked:
+        heavy = [i for i in imports(path) if i.split(".")[0] in ("torch", "torchvision", "timm", "ray")]
+        assert heavy == [], f"{module_of(path)} imports {heavy}"
+
+
+def test_model_does_no_io_and_reads_no_clock() -> None:
+    for path in MODULES:
+        if layer_of(module_of(path)) == "offload.model":
+            assert not {i.split(".")[0] for i in imports(path)} & {
+                "os",
+                "io",
+                "time",
+                "pathlib",
+                "subprocess",
+                "random",
+            }
+
+
+def test_plain_layers_load_neither_torch_nor_ray() -> None:
+    plain = [
+        module_of(path)
+        for path in MODULES
+        if layer_of(module_of(path))
+        in {"offload.model", "offload.report", "offload.measure", "offload.errors", "offload.versions"}
+    ]
+    code = (
+        f"import importlib, sys\n"
+        f"for name in {plain!r}: importlib.import_module(name)\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'torchvision', 'timm', 'ray'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_check_sees_imports_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / "offload" / "model" / "x.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("import offload.cli.main\ndef f():\n    from ..train import context\n    from . import y\n")
+    assert list(imports(path)) == ["offload.cli.main", "offload.train.context", "offload.model.y"]
+    with pytest.raises(AssertionError, match=r"imports offload.cli.main \(offload.cli\), which is not below it"):
+        test_imports_point_down(path)

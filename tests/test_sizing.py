@@ -1,0 +1,132 @@
+"""Sizes of preprocessing tasks: a soon first batch, long tasks in the middle, no core idle at the end."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload.pipeline.sizing import (
+    BLOCK_BYTES,
+    PLAN_TASKS_PER_CORE,
+    TASK_S,
+    Rates,
+    block_bytes,
+    plan_tasks,
+    rows_per_task,
+)
+
+MIB = 1 << 20
+
+rates_ = st.builds(
+    Rates,
+    core_seconds_per_sample=st.floats(1e-6, 20.0),
+    bytes_per_sample=st.floats(0.0, 1e9),
+)
+anything = {
+    "remaining": st.integers(0, 200_000),
+    "cores": st.integers(1, 96),
+    "first_rows": st.integers(1, 8192),
+    "rates": st.none() | rates_,
+    "block_bytes": st.integers(MIB, BLOCK_BYTES),
+}
+
+
+@settings(deadline=None)
+@given(**anything)
+def test_a_plan_never_asks_for_more_than_is_left(
+    remaining: int, cores: int, first_rows: int, rates: Rates | None, block_bytes: int
+) -> None:
+    sizes = plan_tasks(remaining, cores=cores, first_rows=first_rows, rates=rates, block_bytes=block_bytes)
+    assert all(size >= 1 for size in sizes)
+    assert sum(sizes) <= remaining
+    assert bool(sizes) == (remaining > 0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(**{**anything, "remaining": st.integers(0, 20_000)})
+def test_planning_again_and_again_covers_everything(
+    remaining: int, cores: int, first_rows: int, rates: Rates | None, block_bytes: int
+) -> None:
+    measured: Rates | None = None
+    rounds = 0
+    while remaining:
+        sizes = plan_tasks(remaining, cores=cores, first_rows=first_rows, rates=measured, block_bytes=block_bytes)
+        remaining -= sum(sizes)
+        measured = rates
+        rounds += 1
+        assert rounds <= 20_000
+    assert remaining == 0
+
+
+@settings(deadline=None)
+@given(cores=st.integers(1, 96), first_rows=st.integers(1, 8192))
+def test_before_anything_is_measured_each_core_makes_its_share_of_the_first_batch(cores: int, first_rows: int) -> None:
+    sizes = plan_tasks(10**9, cores=cores, first_rows=first_rows, rates=None)
+    assert len(sizes) == cores
+    assert len(set(sizes)) == 1
+    assert first_rows <= sum(sizes) < first_rows + cores
+
+
+@settings(deadline=None)
+@given(rates=rates_, limit=st.integers(MIB, BLOCK_BYTES))
+def test_a_task_is_as_long_as_it_may_be(rates: Rates, limit: int) -> None:
+    rows = rows_per_task(rates, limit)
+    assert rows >= 1
+    work_s, size = rows * rates.core_seconds_per_sample, rows * rates.bytes_per_sample
+    if rows > 1:
+        assert work_s <= TASK_S * (1 + 1e-9)
+        assert size <= limit * (1 + 1e-9)
+    # One row more would break one of the bounds: the task is as long as it may be.
+    almost = 1 - 1e-9
+    longer_s, larger = (rows + 1) * rates.core_seconds_per_sample, (rows + 1) * max(rates.bytes_per_sample, 1)
+    assert longer_s > TASK_S * almost or larger > limit * almost
+
+
+@settings(deadline=None)
+@given(cores=st.integers(1, 32), rates=rates_)
+def test_in_the_middle_of_a_pass_all_tasks_are_full_and_a_plan_holds_a_few_for_each_core(
+    cores: int, rates: Rates
+) -> None:
+    sizes = plan_tasks(10**12, cores=cores, first_rows=256, rates=rates)
+    assert set(sizes) == {rows_per_task(rates)}
+    assert len(sizes) == PLAN_TASKS_PER_CORE * cores
+
+
+@settings(deadline=None)
+@given(
+    cores=st.integers(1, 32),
+    full=st.integers(1, 400),
+    waves=st.integers(1, PLAN_TASKS_PER_CORE - 1),
+    odd=st.integers(0, 399),
+)
+def test_at_the_end_tasks_shrink_so_that_no_core_waits_long_for_another(
+    cores: int, full: int, waves: int, odd: int
+) -> None:
+    rates = Rates(core_seconds_per_sample=TASK_S / full * (1 - 1e-9), bytes_per_sample=1.0)
+    assert rows_per_task(rates) == full
+    remaining = cores * full * waves + min(odd, full - 1)
+    sizes = plan_tasks(remaining, cores=cores, first_rows=1, rates=rates)
+    assert sum(sizes) == remaining
+    assert sizes == sorted(sizes, reverse=True)
+    # Whichever core is free takes the next task: the last one ends at most a quarter task after the ideal.
+    ends = [0] * cores
+    for size in sizes:
+        heapq.heapreplace(ends, ends[0] + size)
+    assert max(ends) <= math.ceil(remaining / cores) + max(1, math.ceil(full / 4))
+
+
+def test_a_small_object_store_bounds_the_blocks() -> None:
+    assert block_bytes(1e12, 4) == BLOCK_BYTES
+    assert block_bytes(120 * MIB, 2) == 5 * MIB  # a dozen blocks a core fit
+    assert block_bytes(1.0, 64) == MIB
+
+
+@settings(deadline=None)
+@given(store=st.floats(1, 1e12), cores=st.integers(1, 128))
+def test_a_dozen_blocks_a_core_fit_into_the_store(store: float, cores: int) -> None:
+    size = block_bytes(store, cores)
+    assert MIB <= size <= BLOCK_BYTES
+    assert size == MIB or 12 * cores * size <= store * (1 + 1e-9)

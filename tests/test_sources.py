@@ -1,0 +1,723 @@
+"""Sources: what a user finds in the batches, and what a user is told where a source is not what it should be."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tarfile
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offload.errors import ConfigError
+from offload.pipeline.images import DecodeError, decode_image
+from offload.pipeline.sources.base import Index, Samples
+from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.pipeline.sources.image_folder import list_image_folder
+from offload.pipeline.sources.parquet import list_parquet
+from offload.pipeline.sources.webdataset import list_webdataset
+from offload.pipeline.spec import as_pipeline, from_torch
+
+RED, GREY = (250, 10, 20), 120
+
+
+def encoded(color: Any = RED, size: tuple[int, int] = (12, 8), mode: str = "RGB", kind: str = "JPEG") -> bytes:
+    out = io.BytesIO()
+    PIL.Image.new(mode, size, color).save(out, kind)
+    return out.getvalue()
+
+
+def noise(kind: str, size: int = 24) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(out, kind)
+    return out.getvalue()
+
+
+def make_folder(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def read(index: Index, rows: list[int] | None = None) -> Samples:
+    """Rows as a task gets them: the reader has travelled."""
+    reader = pickle.loads(pickle.dumps(index.reader))
+    samples: Samples = reader.read(index.table.take(pa.array(rows if rows is not None else range(len(index)))))
+    return samples
+
+
+def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "want"),
+    [
+        (encoded(), RED),
+        (encoded(kind="PNG"), RED),
+        (encoded(kind="BMP"), RED),
+        (encoded(kind="WEBP"), RED),
+        (encoded(kind="TIFF"), RED),
+        (encoded(kind="PPM"), RED),
+        (encoded(GREY, mode="L"), (GREY,) * 3),
+        (encoded(GREY, mode="L", kind="PNG"), (GREY,) * 3),
+        (encoded((*RED, 128), mode="RGBA", kind="PNG"), RED),
+        (encoded((0, 255, 255, 0), mode="CMYK"), (255, 0, 0)),
+    ],
+    ids=["jpeg", "png", "bmp", "webp", "tiff", "ppm", "grey jpeg", "grey png", "rgba png", "cmyk jpeg"],
+)
+def test_every_kind_of_image_becomes_hwc_uint8_rgb(data: bytes, want: tuple[int, int, int]) -> None:
+    pixels = decode_image(data)
+    assert pixels.shape == (8, 12, 3)
+    assert pixels.dtype == np.uint8
+    assert np.abs(pixels.astype(int) - want).max() <= 12  # JPEG and WebP are lossy
+
+
+def test_decoding_agrees_with_pillow() -> None:
+    data = noise("JPEG", 64)
+    want = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    assert np.abs(decode_image(data) - want).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "the file is empty"),
+        (b"<html>not found</html>", "cannot identify image file"),
+        (noise("JPEG")[:400], "Truncated"),
+        (noise("JPEG")[:-200], "truncated"),
+        (noise("PNG")[:400], "truncated"),
+        (b"\xff\xd8\xff", "."),
+        (noise("JPEG")[:200] + b"\0" * 400, "."),
+    ],
+    ids=["empty", "html", "jpeg header", "truncated jpeg", "truncated png", "three bytes", "zeros"],
+)
+def test_what_is_no_whole_image(data: bytes, says: str) -> None:
+    with pytest.raises(DecodeError, match=says):
+        decode_image(data)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kind=st.sampled_from(["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF"]),
+    cut=st.integers(0, 3000),
+    flips=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=4),
+)
+def test_broken_bytes_never_raise_anything_else(kind: str, cut: int, flips: list[tuple[int, int]]) -> None:
+    data = bytearray(noise(kind))
+    for at, value in flips:
+        data[at % len(data)] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            pixels = decode_image(bytes(data[:cut] if cut else data))
+        except DecodeError:
+            return
+    assert pixels.dtype == np.uint8
+    assert pixels.shape[2] == 3
+
+
+# --- image_folder -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def animals(tmp_path: Path) -> Path:
+    return make_folder(
+        tmp_path / "animals",
+        {
+            "dog/b.jpg": encoded(),
+            "dog/a.JPG": encoded(),
+            "cat/x.png": encoded(GREY, mode="L", kind="PNG"),
+            "cat/deep/er/y.jpeg": encoded(),
+            "ant/1.webp": encoded(kind="WEBP"),
+            "dog/notes.txt": b"no image",
+            "dog/.hidden.jpg": b"",
+            ".ipynb_checkpoints/a.jpg": encoded(),
+            "cat/.thumbnails/x.jpg": encoded(),
+            "classes.json": b"{}",
+        },
+    )
+
+
+def test_labels_are_the_classes_in_sorted_order(animals: Path) -> None:
+    index = list_image_folder(animals)
+    assert index.classes == ("ant", "cat", "dog")
+    assert len(index) == 5
+    paths = [os.path.relpath(p, animals) for p in index.table.column("path").to_pylist()]
+    assert paths == ["ant/1.webp", "cat/deep/er/y.jpeg", "cat/x.png", "dog/a.JPG", "dog/b.jpg"]
+    samples = read(index)
+    assert samples.errors == {}
+    assert list(samples.columns["label"]) == [0, 1, 1, 2, 2]
+    assert np.asarray(samples.columns["label"]).dtype == np.int64
+    assert [image.shape for image in samples.columns["image"]] == [(8, 12, 3)] * 5
+    assert index.reader.describe(index.table, 3) == str(animals / "dog/a.JPG")
+
+
+def test_ids_do_not_depend_on_how_the_path_is_written(animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = list_image_folder(animals).table
+    monkeypatch.chdir(animals.parent)
+    monkeypatch.setenv("HOME", str(animals.parent))
+    for path in ("animals", "./animals/", f"{animals}/", "~/animals", f"file://{animals}", animals):
+        assert list_image_folder(path).table.equals(want)
+
+
+def test_rows_in_any_order(animals: Path) -> None:
+    samples = read(list_image_folder(animals), [4, 0])
+    assert list(samples.columns["label"]) == [2, 0]
+
+
+def test_class_folders_may_be_links(animals: Path, tmp_path: Path) -> None:
+    links = tmp_path / "subset"
+    links.mkdir()
+    (links / "dog").symlink_to(animals / "dog")
+    (links / "cat").symlink_to(animals / "cat")
+    (links / "cat2").mkdir()
+    (links / "cat2" / "one.png").symlink_to(animals / "cat" / "x.png")
+    (links / "cat2" / "up").symlink_to(links)  # a link that leads back ends nowhere
+    index = list_image_folder(links)
+    assert index.classes == ("cat", "cat2", "dog")
+    assert len(index) == 5
+    assert read(index).errors == {}
+
+
+def test_files_that_cannot_be_decoded_are_errors_of_their_own_samples(animals: Path) -> None:
+    (animals / "dog" / "b.jpg").write_bytes(noise("JPEG")[:300])
+    (animals / "cat" / "x.png").write_bytes(b"")
+    (animals / "ant" / "1.webp").unlink()
+    index = list_image_folder(animals)
+    (animals / "dog" / "a.JPG").unlink()  # after it was listed
+    samples = read(index)
+    assert sorted(samples.errors) == [1, 2, 3]
+    assert samples.errors[1] == "corrupt or truncated image: the file is empty"
+    assert samples.errors[2] == "cannot be read: No such file or directory"
+    assert "truncated" in samples.errors[3]
+    assert [image is None for image in samples.columns["image"]] == [False, True, True, True]
+    assert len(samples.columns["label"]) == 4
+
+
+def test_folders_that_are_not_as_expected(animals: Path, tmp_path: Path) -> None:
+    assert "does not exist" in refusal(list_image_folder, tmp_path / "nowhere")
+    assert "is a file, and a folder was expected" in refusal(list_image_folder, animals / "classes.json")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert f"no images under '{empty}' (0 other files)" in refusal(list_image_folder, empty)
+    make_folder(empty, {"a/notes.txt": b"", "a/more.csv": b""})
+    text = refusal(list_image_folder, empty)
+    assert "(2 other files)" in text
+    assert ".jpg" in text
+
+
+def test_images_outside_class_folders(tmp_path: Path) -> None:
+    flat = make_folder(tmp_path, {"a/1.jpg": encoded(), "2.jpg": encoded()})
+    text = refusal(list_image_folder, flat)
+    assert "2.jpg' lies in no class folder" in text
+    assert "<class>/<name>" in text
+
+
+NOBODY = """
+    import os, sys
+    from offload.errors import ConfigError
+    from offload.pipeline.sources.image_folder import list_image_folder
+    from offload.pipeline.sources.parquet import list_parquet
+    os.setegid(65534)
+    os.seteuid(65534)
+    try:
+        index = (list_parquet if sys.argv[1].endswith(".parquet") else list_image_folder)(sys.argv[1])
+        print(index.reader.read(index.table).errors)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def as_nobody(path: Path) -> str:
+    """What a user without rights is told about a path."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(NOBODY), str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights, which only root can")
+def test_paths_without_permission(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "data", {"a/1.jpg": encoded(), "b/2.jpg": encoded(), "t.parquet": b""})
+    for folder in [root, *root.parents]:
+        if folder.is_relative_to(tmp_path.parents[2]):
+            folder.chmod(0o755)
+    assert as_nobody(root) == "{}"
+    (root / "a/1.jpg").chmod(0)
+    assert as_nobody(root) == "{0: 'cannot be read: Permission denied'}"
+    (root / "t.parquet").chmod(0)
+    text = as_nobody(root / "t.parquet")
+    assert "cannot read" in text
+    assert "Permission denied" in text
+    (root / "b").chmod(0)
+    text = as_nobody(root)
+    assert f"no permission to read '{root / 'b'}'" in text
+    assert "chmod" in text
+    root.chmod(0)
+    assert f"no permission to read '{root}'" in as_nobody(root)
+    assert "no permission to read" in as_nobody(root / "b")  # not "does not exist"
+
+
+# --- remote file systems ----------------------------------------------------------------------------------------------
+
+
+def write_remote(fs: Any, root: str) -> None:
+    for name, data in {
+        "train/dog/a b.jpg": encoded(),
+        "train/cat/x.png": encoded(kind="PNG"),
+        "train/cat/._x.png": b"left behind by a Mac",
+        "train/.cache/y.png": encoded(kind="PNG"),
+        "train/dog/bad.jpg": b"\xff\xd8nothing",
+    }.items():
+        with fs.open(f"{root}/{name}", "wb") as file:
+            file.write(data)
+    for number in range(2):
+        with fs.open(f"{root}/table/{number}.parquet", "wb") as file:
+            pq.write_table(pa.table({"x": [number * 2, number * 2 + 1]}), file, row_group_size=1)
+
+
+def check_remote_folder(index: Index) -> None:
+    assert index.classes == ("cat", "dog")
+    samples = read(index)
+    assert list(samples.columns["label"]) == [0, 1, 1]
+    assert list(samples.errors) == [2]
+    assert samples.columns["image"][0].shape == (8, 12, 3)
+
+
+def test_fsspec_by_its_scheme_and_as_an_object() -> None:
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    write_remote(fs, "/bucket")
+    for path, filesystem in (
+        ("memory://bucket/train", None),
+        ("memory://bucket/train/", None),
+        ("memory://bucket/train", fs),
+        ("/bucket/train", fs),
+        ("bucket/train", fs),
+    ):
+        check_remote_folder(list_image_folder(path, filesystem=filesystem))
+    table = list_parquet("memory://bucket/table")
+    assert list(read(table).columns["x"]) == [0, 1, 2, 3]
+    assert "does not exist" in refusal(list_image_folder, "memory://bucket/nowhere")
+
+
+def test_schemes_that_nobody_knows() -> None:
+    text = refusal(list_image_folder, "nonsense://bucket/train")
+    assert "cannot open 'nonsense://bucket/train'" in text
+    assert "s3://" in text
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A real S3 server, reached over HTTP as AWS is."""
+    import boto3
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    url = f"http://127.0.0.1:{port}"
+    for name, value in {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3", endpoint_url=url, region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    local = fsspec.filesystem("memory")
+    write_remote(local, "/staged")
+    for path in local.find("/staged"):
+        client.put_object(Bucket="bucket", Key=path.removeprefix("/staged/"), Body=local.cat(path))
+    client.close()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.mark.usefixtures("s3")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_s3() -> None:
+    for path in ("s3://bucket/train", "s3://bucket/train/"):
+        check_remote_folder(list_image_folder(path))
+    table = list_parquet("s3://bucket/table")
+    assert list(read(table).columns["x"]) == [0, 1, 2, 3]
+    assert list(read(list_parquet("s3://bucket/table/1.parquet")).columns["x"]) == [2, 3]
+    assert "'s3://bucket/nowhere' does not exist" in refusal(list_image_folder, "s3://bucket/nowhere")
+    assert "s3://absent/train" in refusal(list_image_folder, "s3://absent/train")
+    assert "cannot read" in refusal(list_parquet, "s3://bucket/absent.parquet")
+
+
+# --- from_torch -------------------------------------------------------------------------------------------------------
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    """(image, label), the image of any kind."""
+
+    classes = ("even", "odd")
+
+    def __init__(self, kind: str = "pil", size: int = 6) -> None:
+        self.kind, self.size = kind, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, i: int) -> Any:
+        if self.kind == "pil":
+            return PIL.Image.new("RGB", (4, 3), (i, 0, 0)), i % 2
+        if self.kind == "tensor":
+            return torch.full((3, 2, 2), float(i)), torch.tensor(i)
+        if self.kind == "dict":
+            return {"pixels": np.full((2, 2), i), "name": f"n{i}", "weight": i / 2}
+        if self.kind == "one":
+            return np.full(2, i)
+        return i, i, i
+
+
+class Batched(Pairs):
+    def __getitems__(self, items: list[int]) -> list[Any]:
+        assert isinstance(items, list)
+        return [(np.full(2, i), i + 100) for i in items]
+
+
+def test_tuples_of_pil_images_and_numbers() -> None:
+    index = list_torch_dataset(Pairs())
+    assert (len(index), index.classes, index.name) == (6, ("even", "odd"), "from_torch(Pairs)")
+    samples = read(index, [5, 2])
+    assert list(samples.columns) == ["image", "label"]
+    assert [image[0, 0].tolist() for image in samples.columns["image"]] == [[5, 0, 0], [2, 0, 0]]
+    assert samples.columns["image"][0].shape == (3, 4, 3)
+    assert samples.columns["image"][0].dtype == np.uint8
+    assert list(samples.columns["label"]) == [1, 0]
+    assert index.reader.describe(index.table, 5) == "item 5 of Pairs"
+
+
+def test_tensors_keep_their_layout() -> None:
+    samples = read(list_torch_dataset(Pairs("tensor")), [3])
+    assert samples.columns["image"][0].shape == (3, 2, 2)
+    assert samples.columns["label"][0] == 3
+
+
+def test_dicts_name_their_own_columns() -> None:
+    samples = read(list_torch_dataset(Pairs("dict"), ["ignored"]), [4])
+    assert list(samples.columns) == ["pixels", "name", "weight"]
+    assert (samples.columns["name"], samples.columns["weight"]) == (["n4"], [2.0])
+
+
+def test_one_value_is_one_column() -> None:
+    assert list(read(list_torch_dataset(Pairs("one"), ["x"])).columns) == ["x"]
+
+
+def test_getitems_is_preferred() -> None:
+    assert list(read(list_torch_dataset(Batched()), [1, 3]).columns["label"]) == [101, 103]
+
+
+def test_subsets_and_concatenations() -> None:
+    subset: Any = torch.utils.data.Subset(torch.utils.data.ConcatDataset([Pairs(size=3), Pairs(size=3)]), [4, 0])
+    assert list(read(list_torch_dataset(subset)).columns["label"]) == [1, 0]
+    wrapped = torch.utils.data.TensorDataset(torch.arange(3), torch.arange(3) * 2)
+    assert list(read(list_torch_dataset(wrapped, ["x", "y"])).columns["y"]) == [0, 2, 4]
+
+
+def test_names_for_fewer_values_than_there_are() -> None:
+    with pytest.raises(ValueError, match=r"returned 3 values and columns=\('image', 'label'\) names 2.*columns="):
+        read(list_torch_dataset(Pairs("three")))
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class StreamWithLength(Stream):
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("dataset", [Stream(), StreamWithLength(), iter([1]), 7])
+def test_only_map_style(dataset: Any) -> None:
+    text = refusal(list_torch_dataset, dataset)
+    assert "map-style" in text
+    assert type(dataset).__name__ in text
+    assert "offload.webdataset" in text
+
+
+def test_an_empty_data_set() -> None:
+    assert refusal(list_torch_dataset, Pairs(size=0)) == "from_torch(Pairs) is empty: len() is 0."
+
+
+def test_what_datasets_may_hold() -> None:
+    pipeline = from_torch(Pairs())
+    assert as_pipeline("train", pipeline) is pipeline
+    assert as_pipeline("train", Pairs()).name == "from_torch(Pairs)"
+    for other in ("s3://bucket/train", [1, 2], {"a": 1}, 5):
+        text = refusal(as_pipeline, "train", other)
+        assert "datasets['train'] is a " in text
+        assert "offload.image_folder" in text
+
+
+# --- parquet ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    root = tmp_path / "tables"
+    (root / "more").mkdir(parents=True)
+    for number, name in enumerate(["a.parquet", "more/b.parquet"]):
+        ids = list(range(number * 5, number * 5 + 5))
+        table = pa.table(
+            {
+                "id": ids,
+                "text": [f"t{i}" for i in ids],
+                "vector": [[i, i + 1] for i in ids],
+                "tokens": [list(range(i + 1)) for i in ids],
+                "picture": [encoded((i * 20, 0, 0), kind="PNG") for i in ids],
+                "hf": [{"bytes": encoded((i * 20, 0, 0), kind="PNG"), "path": None} for i in ids],
+            }
+        )
+        pq.write_table(table, root / name, row_group_size=2)
+    (root / "_SUCCESS").write_text("")
+    return root
+
+
+def test_all_row_groups_of_all_files(tables: Path) -> None:
+    index = list_parquet(tables)
+    assert len(index) == 10
+    assert index.groups is not None
+    assert index.groups.tolist() == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5]
+    samples = read(index)
+    assert list(samples.columns["id"]) == list(range(10))
+    assert list(samples.columns["text"]) == [f"t{i}" for i in range(10)]
+    assert np.array_equal(samples.columns["vector"], [[i, i + 1] for i in range(10)])
+    assert index.reader.describe(index.table, 6) == f"row 1 of row group 0 of {tables / 'more/b.parquet'}"
+    shuffled = read(index, [9, 0, 5, 5])
+    assert list(shuffled.columns["id"]) == [9, 0, 5, 5]
+
+
+def test_lists_of_different_lengths_are_for_the_transform_to_pad(tables: Path) -> None:
+    tokens = read(list_parquet(tables, columns=["tokens"]), [0, 3]).columns["tokens"]
+    assert [row.tolist() for row in tokens] == [[0], [0, 1, 2, 3]]
+
+
+def test_only_the_columns_asked_for(tables: Path) -> None:
+    index = list_parquet(tables, columns=["text"], images=["picture"])
+    assert list(read(index, [1]).columns) == ["text", "picture"]
+    text = refusal(list_parquet, tables, columns=["id", "lable"])
+    assert "has no column 'lable'" in text
+    assert "id, text, vector" in text
+    assert "has no column 'img'" in refusal(list_parquet, tables, images=["img"])
+
+
+@pytest.mark.parametrize("column", ["picture", "hf"])
+def test_columns_of_encoded_images(tables: Path, column: str) -> None:
+    images = read(list_parquet(tables, columns=[], images=[column]), [2, 7]).columns[column]
+    assert [image[0, 0].tolist() for image in images] == [[40, 0, 0], [140, 0, 0]]
+
+
+def test_broken_and_missing_images(tmp_path: Path) -> None:
+    rows = [{"bytes": encoded()}, {"bytes": None}, None, {"bytes": encoded()[:100]}]
+    pq.write_table(pa.table({"image": rows, "label": [1, 2, 3, 4]}), tmp_path / "x.parquet")
+    samples = read(list_parquet(tmp_path / "x.parquet", images=["image"]))
+    assert sorted(samples.errors) == [1, 2, 3]
+    assert "the column holds nothing" in samples.errors[1]
+    assert "corrupt or truncated" in samples.errors[3]
+    pq.write_table(pa.table({"image": [encoded(), None]}), tmp_path / "y.parquet")
+    assert list(read(list_parquet(tmp_path / "y.parquet", images=["image"])).errors) == [1]
+
+
+def test_a_folder_named_like_a_file(tables: Path) -> None:
+    # Spark, Dask and Ray write these.
+    folder = tables.rename(tables.with_name("out.parquet"))
+    assert len(list_parquet(folder)) == 10
+
+
+def test_files_whose_columns_come_in_another_order(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "b": ["x"]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"b": ["y"], "a": [2]}), tmp_path / "1.parquet")
+    samples = read(list_parquet(tmp_path))
+    assert (list(samples.columns["a"]), list(samples.columns["b"])) == ([1, 2], ["x", "y"])
+
+
+def test_tables_that_are_not_as_expected(tables: Path, tmp_path: Path) -> None:
+    assert "does not exist" in refusal(list_parquet, tmp_path / "nowhere")
+    assert "No such file" in refusal(list_parquet, tmp_path / "nowhere.parquet")
+    (tmp_path / "csv").mkdir()
+    assert "no *.parquet files under" in refusal(list_parquet, tmp_path / "csv")
+    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "csv" / "e.parquet")
+    assert "hold no rows" in refusal(list_parquet, tmp_path / "csv")
+    (tables / "c.parquet").write_bytes(b"PAR1 cut off")
+    text = refusal(list_parquet, tables)
+    assert "c.parquet' as Parquet" in text
+
+
+# --- webdataset -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Three shards of four samples, written by the webdataset package."""
+    import webdataset
+
+    root = tmp_path / "shards"
+    root.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for shard in range(3):
+            with webdataset.TarWriter(str(root / f"data-{shard:03d}.tar")) as sink:
+                for i in range(shard * 4, shard * 4 + 4):
+                    sample = {
+                        "__key__": f"part/{i:04d}",
+                        "jpg": np.full((8, 12, 3), i * 20, np.uint8),
+                        "cls": i % 3,
+                        "txt": f"caption {i}",
+                        "json": {"id": i},
+                        "features.bin": bytes([i]),
+                    }
+                    sink.write(sample)
+    return root
+
+
+def test_samples_of_all_shards(shards: Path) -> None:
+    index = list_webdataset(shards)
+    assert len(index) == 12
+    assert index.groups is not None
+    assert index.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    samples = read(index)
+    assert samples.errors == {}
+    assert set(samples.columns) == {"image", "label", "txt", "json", "features.bin"}
+    assert np.asarray(samples.columns["label"]).tolist() == [i % 3 for i in range(12)]
+    assert np.asarray(samples.columns["label"]).dtype == np.int64
+    assert [abs(int(image[0, 0, 0]) - i * 20) <= 3 for i, image in enumerate(samples.columns["image"])] == [True] * 12
+    assert samples.columns["txt"][5] == "caption 5"
+    assert samples.columns["json"][7] == {"id": 7}
+    assert samples.columns["features.bin"][2] == b"\x02"
+    assert index.reader.describe(index.table, 5) == f"part/0005 in {shards / 'data-001.tar'}"
+    assert read(index, [11, 0]).columns["txt"] == ["caption 11", "caption 0"]
+
+
+def test_ways_to_name_shards(shards: Path) -> None:
+    whole = list_webdataset(shards).table
+    for paths in (
+        str(shards),
+        shards / "data-{000..002}.tar",
+        str(shards / "*.tar"),
+        str(shards / "data-00?.tar"),
+        [shards / f"data-{i:03d}.tar" for i in range(3)],
+        [str(shards / "data-{000..001}.tar"), str(shards / "data-002.tar")],
+        f"file://{shards}/data-{{000..002}}.tar",
+    ):
+        assert list_webdataset(paths).table.equals(whole)
+    assert len(list_webdataset(shards / "data-001.tar")) == 4
+
+
+def test_shards_on_another_file_system(shards: Path) -> None:
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    for path in shards.iterdir():
+        fs.pipe(f"/tars/{path.name}", path.read_bytes())
+    for paths, filesystem in (("memory://tars", None), ("memory://tars/data-{000..002}.tar", None), ("/tars", fs)):
+        index = list_webdataset(paths, filesystem=filesystem)
+        assert len(index) == 12
+        assert read(index).columns["txt"][11] == "caption 11"
+
+
+def test_torch_tensors_and_other_members_arrive_as_bytes(tmp_path: Path) -> None:
+    array = io.BytesIO()
+    np.save(array, np.arange(3))
+    add_members(tmp_path / "x.tar", {"a.npy": array.getvalue(), "b.npy": array.getvalue()})
+    assert read(list_webdataset(tmp_path)).columns["npy"] == [array.getvalue()] * 2
+
+
+def add_members(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def test_members_that_cannot_be_parsed_are_errors_of_their_own_samples(tmp_path: Path) -> None:
+    add_members(
+        tmp_path / "x.tar",
+        {
+            "good.jpg": encoded(),
+            "good.cls": b"1",
+            "image.jpg": b"\xff\xd8 broken",
+            "image.cls": b"2",
+            "label.jpg": encoded(),
+            "label.cls": b"two",
+            "text.jpg": encoded(),
+            "text.cls": b"4",
+            "text.json": b"{",
+        },
+    )
+    samples = read(list_webdataset(tmp_path / "x.tar"))
+    assert sorted(samples.errors) == [1, 2, 3]
+    assert samples.errors[1].startswith("corrupt .jpg")
+    assert samples.errors[2].startswith("corrupt .cls")
+    assert set(samples.columns) == {"image", "label", "json"}
+    assert samples.columns["label"][0] == 1
+
+
+def test_lists_of_different_lengths_in_json(tmp_path: Path) -> None:
+    add_members(tmp_path / "x.tar", {f"{i}.json": json.dumps(list(range(i + 1))).encode() for i in range(3)})
+    assert [list(row) for row in read(list_webdataset(tmp_path)).columns["json"]] == [[0], [0, 1], [0, 1, 2]]
+
+
+def test_a_shard_that_ends_too_soon(shards: Path) -> None:
+    path = shards / "data-000.tar"
+    with tarfile.open(path) as tar:
+        last = tar.getmembers()[-1]
+    whole = path.read_bytes()
+    index = list_webdataset(path)
+    path.write_bytes(whole[: last.offset_data])  # while the run goes on
+    samples = read(index)
+    assert list(samples.errors) == [3]
+    assert "the shard ends after 0 of its" in samples.errors[3]
+
+
+def test_shards_that_are_not_as_expected(shards: Path, tmp_path: Path) -> None:
+    assert "does not exist" in refusal(list_webdataset, tmp_path / "nowhere")
+    assert "no *.tar shards" in refusal(list_webdataset, str(tmp_path / "nothing-*.tar"))
+    assert "data-003.tar' as a tar shard" in refusal(list_webdataset, shards / "data-{000..003}.tar")
+    add_members(tmp_path / "empty.tar", {})
+    assert "hold no samples" in refusal(list_webdataset, tmp_path / "empty.tar")
+    (tmp_path / "packed.tar").write_bytes(gzip.compress((shards / "data-000.tar").read_bytes()))
+    assert "ompressed shards must be unpacked" in refusal(list_webdataset, tmp_path / "packed.tar")

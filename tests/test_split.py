@@ -1,0 +1,365 @@
+"""Splitting of image transforms: CPU part and device part together are what the user wrote."""
+
+from __future__ import annotations
+
+import io
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from timm.data.transforms_factory import create_transform
+from torch import nn
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from offload.pipeline import wire
+from offload.pipeline.split import SplitTransform, is_image_transform, split_transform
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ROUNDING = 1 / 255 / min(STD)  # one step of uint8, seen through Normalize
+
+
+def photo(height: int = 60, width: int = 80) -> np.ndarray[Any, Any]:
+    """Smooth, as photographs are, and through JPEG, as files are."""
+    y, x = np.mgrid[:height, :width]
+    pixels = np.stack([x * 3, y * 4, (x + y) * 2], axis=-1) % 256
+    out = io.BytesIO()
+    PIL.Image.fromarray(pixels.astype(np.uint8)).resize((width, height)).save(out, "JPEG", quality=95)
+    return np.asarray(PIL.Image.open(out))
+
+
+PHOTO = photo()
+
+
+def seeded(seed: int, call: Callable[[], Any]) -> Any:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return call()
+
+
+def delivered(split: SplitTransform, pixels: np.ndarray[Any, Any], seeds: Sequence[int] = range(4)) -> torch.Tensor:
+    """What a worker receives for one image under several seeds: through the wire, then the device part."""
+    rows = [seeded(seed, lambda: split.cpu(pixels)) for seed in seeds]
+    column = wire.decode(wire.encode({"image": wire.stack("image", rows)}))["image"]
+    assert isinstance(column, np.ndarray)
+    batch = {"image": torch.from_numpy(column.copy())}
+    image = (split.on_device(batch) if split.on_device else batch)["image"]
+    assert isinstance(image, torch.Tensor)
+    return image
+
+
+def original(transform: Any, image: Any, seeds: Sequence[int] = range(4)) -> torch.Tensor:
+    made = [seeded(seed, lambda: transform(image)) for seed in seeds]
+    return torch.stack([m if isinstance(m, torch.Tensor) else torch.from_numpy(np.array(m)) for m in made])
+
+
+def wire_dtype(split: SplitTransform) -> np.dtype[Any]:
+    return np.asarray(split.cpu(PHOTO)).dtype
+
+
+def pil(pixels: np.ndarray[Any, Any] = PHOTO) -> PIL.Image.Image:
+    return PIL.Image.fromarray(pixels)
+
+
+def tensor(pixels: np.ndarray[Any, Any] = PHOTO) -> torch.Tensor:
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+
+# --- transforms that are split ----------------------------------------------------------------------------------------
+
+V1 = {
+    "train": v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "eval": v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "jitter": v1.Compose([v1.RandomCrop(32), v1.ColorJitter(0.4, 0.4, 0.4), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "autoaugment": v1.Compose([v1.Resize(32), v1.RandAugment(), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "to tensor only": v1.Compose([v1.ToTensor()]),
+    "a bare ToTensor": v1.ToTensor(),
+    "dtype": v1.Compose([v1.Resize(32), v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]),
+    "normalised twice": v1.Compose(
+        [v1.Resize(32), v1.ToTensor(), v1.Normalize(MEAN, STD), v1.Normalize((0.1, 0.2, 0.3), (2.0, 0.5, 1.5))]
+    ),
+    "normalised by one number": v1.Compose([v1.Resize(32), v1.ToTensor(), v1.Normalize(0.5, 0.5)]),
+    "one number, then three": v1.Compose(
+        [v1.Resize(32), v1.ToTensor(), v1.Normalize(0.5, 0.5), v1.Normalize(MEAN, STD)]
+    ),
+    "nested": v1.Compose([v1.Compose([v1.RandomCrop(32)]), v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)])]),
+    "sometimes": v1.Compose(
+        [v1.RandomApply([v1.GaussianBlur(3)], p=0.5), v1.RandomCrop(32), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+    ),
+    "blur of a uint8 tensor": v1.Compose(
+        [
+            v1.Resize(32),
+            v1.PILToTensor(),
+            v1.GaussianBlur(3),
+            v1.ConvertImageDtype(torch.float32),
+            v1.Normalize(MEAN, STD),
+        ]
+    ),
+    "a tensor of bytes": v1.Compose([v1.RandomCrop(32), v1.PILToTensor()]),
+    "half precision at the end": v1.Compose(
+        [v1.Resize(32), v1.ToTensor(), v1.Normalize(MEAN, STD), v1.ConvertImageDtype(torch.float16)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", V1)
+def test_torchvision_v1(name: str) -> None:
+    split = split_transform(V1[name])
+    assert wire_dtype(split) == np.uint8
+    got, want = delivered(split, PHOTO), original(V1[name], pil())
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    # On PIL images the CPU part is the user's own: nothing is rounded that was not rounded before.
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-3 if got.dtype == torch.float16 else 1e-5)
+
+
+def tail(**kwargs: Any) -> list[Any]:
+    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True, **kwargs), v2.Normalize(MEAN, STD)]
+
+
+V2 = {
+    "train": v2.Compose([v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip(), *tail()]),
+    "eval": v2.Compose([v2.Resize(40), v2.CenterCrop(32), *tail()]),
+    "image first": v2.Compose([v2.ToImage(), v2.RandomCrop(32), *tail()[1:]]),
+    "bytes first": v2.Compose([v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), v2.RandomCrop(32), *tail()[1:]]),
+    "blur": v2.Compose([v2.RandomCrop(32), v2.GaussianBlur(5), *tail()]),
+    "pure tensor": v2.Compose([v2.RandomCrop(32), *tail(), v2.ToPureTensor()]),
+    "nested": v2.Compose([v2.RandomCrop(32), v2.Compose(tail())]),
+    "sequential": nn.Sequential(v2.RandomCrop(32), *tail()),
+    "half precision at the end": v2.Compose([v2.RandomCrop(32), *tail(), v2.ToDtype(torch.float16)]),
+    "trivial augment": v2.Compose([v2.TrivialAugmentWide(), v2.RandomCrop(32), *tail()]),
+    "unscaled": v2.Compose([v2.RandomCrop(32), v2.ToImage(), v2.ToDtype(torch.float32)]),
+    "unscaled, then normalised": v2.Compose(
+        [v2.RandomCrop(32), v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize([127.5] * 3, [60.0] * 3)]
+    ),
+    "unscaled, then from float to float": v2.Compose(
+        [v2.RandomCrop(32), v2.ToImage(), v2.ToDtype(torch.float32), v2.ToDtype(torch.float64, scale=True)]
+    ),
+    "an image tensor": v2.Compose([v2.RandomCrop(32), v2.ToImage()]),
+}
+
+
+@pytest.mark.parametrize("name", V2)
+def test_torchvision_v2(name: str) -> None:
+    split = split_transform(V2[name])
+    assert wire_dtype(split) == np.uint8
+    got, want = delivered(split, PHOTO), original(V2[name], tensor())
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-3 if got.dtype == torch.float16 else 1e-5)
+
+
+@pytest.mark.parametrize("name", ["train", "eval"])
+def test_torchvision_v2_gives_what_it_gives_for_pil_images(name: str) -> None:
+    # Tensors are resized where the user's own loader would have handed over PIL images: within a step or two of uint8.
+    got, want = delivered(split_transform(V2[name]), PHOTO), original(V2[name], pil())
+    assert (got - want).abs().mean() < ROUNDING / 2
+    assert (got - want).abs().quantile(0.99) <= 2 * ROUNDING
+
+
+TIMM: dict[str, dict[str, Any]] = {
+    "train": {"is_training": True, "re_prob": 0.0},
+    "train with augmentation": {"is_training": True, "auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.0},
+    "eval": {"is_training": False},
+    "eval as bytes": {"is_training": False, "use_prefetcher": True},
+}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm(name: str) -> None:
+    transform = create_transform(32, **TIMM[name])
+    split = split_transform(transform)
+    assert wire_dtype(split) == np.uint8
+    got, want = delivered(split, PHOTO), original(transform, pil())
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The transform `ToTensor\\(\\)` is deprecated")
+def test_v2_to_tensor_at_the_end() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transform = v2.Compose([v2.RandomCrop(32), v2.ToTensor(), v2.Normalize(MEAN, STD)])
+    split = split_transform(transform)
+    assert wire_dtype(split) == np.uint8
+    torch.testing.assert_close(delivered(split, PHOTO), original(transform, pil()), rtol=0, atol=1e-5)
+
+
+def test_the_wire_is_four_times_narrower() -> None:
+    split = split_transform(V1["train"])
+    assert split.cpu(PHOTO).nbytes * 4 == np.asarray(V1["train"](pil())).nbytes
+
+
+def test_it_says_what_it_does() -> None:
+    assert (
+        split_transform(V1["train"]).says
+        == "CPUs: RandomResizedCrop, RandomHorizontalFlip, shipping uint8; device: ToTensor, Normalize"
+    )
+    assert split_transform(v1.ToTensor()).says == "CPUs: decode only, shipping uint8; device: ToTensor"
+    assert "ships what it returns" in split_transform(v1.Resize(32)).says
+
+
+# --- a user's own steps ------------------------------------------------------------------------------------------------
+
+
+class Solarised:
+    """A user's own augmentation, as they are usually written: on PIL images."""
+
+    def __call__(self, image: PIL.Image.Image) -> PIL.Image.Image:
+        assert isinstance(image, PIL.Image.Image)
+        return image.point([min(i, 255 - i) for i in range(256)] * 3)
+
+
+OWN = {
+    "a class": v1.Compose([v1.RandomCrop(32), Solarised(), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "a class among v2": v2.Compose([v2.RandomCrop(32), Solarised(), *tail()]),
+    "a lambda": v1.Compose([v1.Lambda(lambda im: im.rotate(90)), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "a lambda among v2": v2.Compose([v2.Lambda(lambda im: im.rotate(90)), v2.RandomCrop(32), *tail()]),
+    "an array": v1.Compose([v1.Lambda(lambda im: np.asarray(im)[::2].copy()), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_own_steps_get_pil_images_and_the_tail_is_split_off(name: str) -> None:
+    split = split_transform(OWN[name])
+    assert wire_dtype(split) == np.uint8
+    torch.testing.assert_close(delivered(split, PHOTO), original(OWN[name], pil()), rtol=0, atol=1e-5)
+
+
+def test_own_steps_that_make_floats_before_the_tail() -> None:
+    # What uint8 cannot carry stays on the CPUs, tail and all.
+    floats = v1.Lambda(lambda im: torch.from_numpy(np.array(im)).permute(2, 0, 1) / 255 * 0.5)
+    for transform in (
+        v1.Compose([floats, v1.Normalize(MEAN, STD)]),
+        v1.Compose([floats, v1.ConvertImageDtype(torch.float16)]),
+        v1.Compose([v1.Lambda(lambda im: np.asarray(im, np.float32) / 300), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    ):
+        got, want = delivered(split_transform(transform), PHOTO), original(transform, pil())
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-3)
+
+
+# --- transforms that are not split ------------------------------------------------------------------------------------
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # v2.ToTensor is deprecated, and in use
+    V2_TO_TENSOR_THEN_BLUR = v2.Compose([v2.ToTensor(), v2.GaussianBlur(5)])
+
+WHOLE: dict[str, Any] = {
+    "erasing after ToTensor": v1.Compose([v1.RandomCrop(32), v1.ToTensor(), v1.RandomErasing(p=1.0)]),
+    "erasing at the end": v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD), v1.RandomErasing(p=1.0)]),
+    "blur after ToTensor": v1.Compose([v1.ToTensor(), v1.GaussianBlur(11)]),
+    "blur between ToTensor and Normalize": v1.Compose([v1.ToTensor(), v1.GaussianBlur(5), v1.Normalize(MEAN, STD)]),
+    "crop after ToTensor": v1.Compose([v1.ToTensor(), v1.RandomCrop(32), v1.Normalize(MEAN, STD)]),
+    "a lambda at the end": v1.Compose([v1.ToTensor(), v1.Lambda(lambda x: x * 2 - 1)]),
+    "v2 blur after ToTensor": V2_TO_TENSOR_THEN_BLUR,
+    "v2 erasing": v2.Compose([v2.RandomCrop(32), *tail(), v2.RandomErasing(p=1.0)]),
+    "v2 blur of floats": v2.Compose([*tail(), v2.GaussianBlur(5)]),
+    "v2 nested with floats": v2.Compose(
+        [v2.RandomApply([v2.ToImage(), v2.ToDtype(torch.float32)], p=1.0), v2.RandomCrop(32)]
+    ),
+    "v2 dtype per kind": v2.Compose([v2.ToImage(), v2.ToDtype({torch.Tensor: torch.float32, "others": torch.float32})]),
+    "timm erasing": create_transform(32, is_training=True, re_prob=1.0),
+    "integers at the end": v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.int16)]),
+    "and back to bytes": v1.Compose([v1.ToTensor(), v1.ConvertImageDtype(torch.uint8)]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_cannot_be_split_arrives_as_the_user_made_it(name: str) -> None:
+    transform = WHOLE[name]
+    split = split_transform(transform)
+    assert "ships what it returns" in split.says
+    got, want = delivered(split, PHOTO), original(transform, pil())
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+
+
+def test_a_preset_of_torchvisions_models() -> None:
+    from torchvision.models import ResNet18_Weights
+
+    transform = ResNet18_Weights.DEFAULT.transforms()
+    assert is_image_transform(transform)
+    got, want = delivered(split_transform(transform), PHOTO, [0]), original(transform, pil(), [0])
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+
+
+def test_without_a_conversion_uint8_arrives_in_the_layout_that_the_transform_returned() -> None:
+    crop = v1.Compose([v1.RandomCrop(32)])  # PIL in, PIL out: HWC, as decoded
+    assert torch.equal(delivered(split_transform(crop), PHOTO), original(crop, pil()))
+    crop2 = v2.Compose([v2.RandomCrop(32)])  # tensor in, tensor out: CHW
+    assert torch.equal(delivered(split_transform(crop2), PHOTO), original(crop2, tensor()))
+    blur = v1.Compose([v1.PILToTensor(), v1.RandomCrop(32), v1.GaussianBlur(3)])
+    assert torch.equal(delivered(split_transform(blur), PHOTO), original(blur, pil()))
+
+
+def test_a_normalisation_of_bytes_fails_as_it_does_without_offload() -> None:
+    transform = v1.Compose([v1.PILToTensor(), v1.Normalize(MEAN, STD)])
+    with pytest.raises(TypeError, match="float"):
+        transform(pil())
+    with pytest.raises(TypeError, match="float"):
+        split_transform(transform).cpu(PHOTO)
+
+
+@pytest.mark.parametrize("kind", [v1.RandomApply, v1.RandomChoice, v1.RandomOrder])
+def test_a_choice_of_transforms_is_no_sequence_of_them(kind: Any) -> None:
+    transform = kind([v1.Resize((32, 32)), v1.Resize((32, 48))])
+    split = split_transform(transform)
+    for seed in range(6):
+        got = seeded(seed, lambda: split.cpu(PHOTO))
+        assert np.array_equal(got, np.asarray(seeded(seed, lambda: transform(pil()))))
+
+
+# --- images of other kinds --------------------------------------------------------------------------------------------
+
+
+def test_greyscale() -> None:
+    grey = np.asarray(pil().convert("L"))
+    for transform in (
+        v1.Compose([v1.RandomCrop(32), v1.ToTensor(), v1.Normalize(0.5, 0.5)]),
+        v1.Compose([v1.ToTensor(), v1.Normalize((0.1307,), (0.3081,))]),
+    ):
+        want = original(transform, PIL.Image.fromarray(grey))
+        torch.testing.assert_close(delivered(split_transform(transform), grey), want, rtol=0, atol=1e-5)
+    transform = v2.Compose([v2.RandomCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    want = original(transform, torch.from_numpy(grey.copy())[None])
+    torch.testing.assert_close(delivered(split_transform(transform), grey), want, rtol=0, atol=1e-5)
+
+
+def test_tensors_that_a_data_set_gives_in_its_own_layout() -> None:
+    chw = np.ascontiguousarray(PHOTO.transpose(2, 0, 1))
+    got = delivered(split_transform(V2["train"]), chw)
+    torch.testing.assert_close(got, original(V2["train"], tensor()), rtol=0, atol=1e-5)
+    floats = chw.astype(np.float32) / 255
+    transform = v2.Compose([v2.RandomCrop(32), v2.Normalize(MEAN, STD)])
+    got = delivered(split_transform(transform), floats)
+    torch.testing.assert_close(got, original(transform, torch.from_numpy(floats)), rtol=0, atol=1e-5)
+
+
+def test_pixels_of_a_block_in_shared_memory_are_read_only() -> None:
+    frozen = PHOTO.copy()
+    frozen.setflags(write=False)
+    for name in ("train", "jitter"):
+        split_transform(V1[name]).cpu(frozen)
+    split_transform(V2["train"]).cpu(frozen)
+
+
+# --- what is recognised -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", [*V1.values(), *V2.values(), *WHOLE.values(), create_transform(32)])
+def test_transforms_of_one_image(transform: Any) -> None:
+    assert is_image_transform(transform)
+
+
+@pytest.mark.parametrize(
+    "other", [lambda batch: batch, len, Solarised(), nn.Sequential(nn.Linear(2, 2)), nn.Sequential(), nn.ReLU(), None]
+)
+def test_everything_else_is_the_users_function(other: Any) -> None:
+    assert not is_image_transform(other)

@@ -1,0 +1,176 @@
+"""The wire format: what goes into a block comes out of it, tensors without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from offload.pipeline import wire
+from offload.pipeline.wire import Columns, RaggedError
+
+DTYPES = [
+    np.bool_,
+    np.uint8,
+    np.int8,
+    np.uint16,
+    np.int16,
+    np.uint32,
+    np.int32,
+    np.uint64,
+    np.int64,
+    np.float16,
+    np.float32,
+    np.float64,
+]
+shapes = st.tuples(st.integers(0, 5), hnp.array_shapes(min_dims=0, max_dims=3, max_side=5)).map(lambda s: (s[0], *s[1]))
+arrays = st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, shapes))
+
+
+def through(columns: Columns) -> Columns:
+    """Out of a task, through Arrow's own serialisation as the object store does it, and into a worker."""
+    block = wire.encode(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, block.schema) as writer:
+        writer.write_table(block)
+    return wire.decode(pa.ipc.open_stream(sink.getvalue()).read_all())
+
+
+def assert_same(got: Any, sent: np.ndarray[Any, Any]) -> None:
+    assert isinstance(got, np.ndarray)
+    assert got.dtype == sent.dtype
+    assert got.shape == sent.shape
+    assert np.array_equal(got, sent, equal_nan=sent.dtype.kind == "f")
+
+
+@settings(deadline=None, max_examples=200)
+@given(array=arrays)
+def test_arrays_of_every_dtype_and_shape(array: np.ndarray[Any, Any]) -> None:
+    assert_same(through({"x": array})["x"], array)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0,), (3,), (0, 4), (3, 1), (2, 4, 5, 3), (1, 2, 2, 2, 2)])
+def test_each_dtype_in_each_rank(dtype: Any, shape: tuple[int, ...]) -> None:
+    assert_same(through({"x": np.ones(shape, dtype)})["x"], np.ones(shape, dtype))
+
+
+def test_images_that_are_not_contiguous() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (4, 3, 8, 6), dtype=np.uint8)
+    for view in (images.transpose(0, 2, 3, 1), images[::2], images[..., ::-1], images[:, :, 1:5]):
+        assert_same(through({"image": view})["image"], view)
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.text(st.characters(codec="utf-8")),
+            st.binary(),
+            st.none() | st.integers(-(2**40), 2**40),
+            st.lists(st.integers(0, 9)),
+        )
+    )
+)
+def test_text_bytes_missing_values_and_lists(rows: list[tuple[Any, ...]]) -> None:
+    columns: Columns = {name: [row[i] for row in rows] for i, name in enumerate(("text", "bytes", "some", "list"))}
+    got = through(columns)
+    assert list(got) == list(columns)
+    assert {name: list(column) for name, column in got.items()} == columns
+
+
+def test_records_survive() -> None:
+    boxes = [{"box": [1, 2], "name": "cat"}, {"box": [], "name": "dog"}]
+    assert through({"target": boxes})["target"] == boxes
+
+
+def test_text_in_numpy_arrays() -> None:
+    assert through({"name": np.array(["a", "bcd"])})["name"] == ["a", "bcd"]
+    assert through({"name": np.array(["a", None], dtype=object)})["name"] == ["a", None]
+
+
+def test_masks_in_a_slice_of_a_block() -> None:
+    masks = np.random.default_rng(0).random((5, 3, 7)) > 0.5
+    assert_same(wire.decode(wire.encode({"mask": masks}).slice(1, 3))["mask"], masks[1:4])
+
+
+def test_no_rows_and_no_columns() -> None:
+    assert wire.decode(wire.encode({})) == {}
+    assert_same(through({"x": np.zeros((0, 8, 8, 3), np.uint8)})["x"], np.zeros((0, 8, 8, 3), np.uint8))
+
+
+def test_tensors_and_numbers_are_not_copied() -> None:
+    images = np.zeros((8, 16, 16, 3), np.uint8)
+    labels = np.arange(8)
+    block = wire.encode({"image": images, "label": labels})
+    got = wire.decode(block)
+    assert np.shares_memory(got["image"], images)
+    assert np.shares_memory(got["label"], labels)
+    assert np.shares_memory(wire.decode(block.slice(2, 3))["image"], images)
+
+
+def test_what_a_worker_sees_cannot_be_written_to() -> None:
+    got = through({"x": np.zeros((2, 3), np.float32), "y": np.arange(2)})
+    for column in got.values():
+        assert isinstance(column, np.ndarray)
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 1
+
+
+def test_a_block_of_several_chunks() -> None:
+    parts = [wire.encode({"x": np.full((n, 2), n), "y": np.arange(n), "z": ["t"] * n}) for n in (1, 3)]
+    got = wire.decode(pa.concat_tables(parts))
+    assert_same(got["x"], np.array([[1, 1], [3, 3], [3, 3], [3, 3]]))
+    assert_same(got["y"], np.array([0, 0, 1, 2]))
+    assert got["z"] == ["t"] * 4
+
+
+# --- stacking rows ----------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(array=arrays)
+def test_stack_undoes_the_split_into_rows(array: np.ndarray[Any, Any]) -> None:
+    if len(array):
+        assert_same(wire.stack("x", list(array)), array)
+
+
+def test_stack_of_other_things() -> None:
+    assert_same(wire.stack("x", [1, 2]), np.array([1, 2]))
+    assert_same(wire.stack("x", [0.5, 2.0]), np.array([0.5, 2.0]))
+    assert_same(wire.stack("x", [(1, 2), [3, 4]]), np.array([[1, 2], [3, 4]]))
+    assert_same(wire.stack("x", [torch.ones(2), torch.zeros(2)]), np.array([[1, 1], [0, 0]], np.float32))
+    for rows in ([], ["a", "b"], [b"a"], [None, "a"], [{"a": 1}], [None, np.zeros(2)]):
+        assert wire.stack("x", rows) == list(rows) or rows[0] is None
+
+
+def test_stack_of_tensors_with_a_gradient() -> None:
+    assert_same(wire.stack("x", [torch.ones(2, requires_grad=True)]), np.ones((1, 2), np.float32))
+
+
+def test_polygons_stay_lists() -> None:
+    # One row that has no rectangular shape of its own cannot be an array.
+    rows = [[[1, 2], [3]], [[4]]]
+    assert wire.stack("polygon", rows) == rows
+    assert through({"polygon": wire.stack("polygon", rows)})["polygon"] == rows
+
+
+def test_ragged_rows_name_both_shapes_and_rows() -> None:
+    rows = [np.zeros((4, 5, 3)), np.zeros((4, 5, 3)), np.zeros((4, 6, 3))]
+    with pytest.raises(RaggedError, match=r"column 'image' has rows of shapes \(4, 5, 3\) and \(4, 6, 3\)") as caught:
+        wire.stack("image", rows)
+    assert (caught.value.column, caught.value.rows) == ("image", (0, 2))
+    assert caught.value.shapes == ((4, 5, 3), (4, 6, 3))
+
+
+def test_join() -> None:
+    whole = np.arange(6).reshape(3, 2)
+    assert wire.join([whole]) is whole
+    assert_same(wire.join([whole[:1], whole[1:]]), whole)
+    assert wire.join([["a"], ["b", "c"]]) == ["a", "b", "c"]
