@@ -17,7 +17,7 @@ help: ## list these targets
 install: $(INSTALLED) ## make the environment in .venv (PYTHON=python3.12 for another Python)
 
 demo: $(INSTALLED) ## make a data set of JPEG files, train on it, write runs/demo
-	$(BIN)/offload demo $(ARGS)
+	$(BIN)/offload demo --overwrite $(ARGS)
 
 test: $(INSTALLED) ## run all tests (ARGS="-k name" for some)
 	$(BIN)/python -m pytest $(ARGS)

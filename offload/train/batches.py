@@ -152,6 +152,14 @@ class Batches:
                 continue
         return False
 
+    def _next_piece(self) -> tuple[Columns, int] | BaseException | None:
+        while not self._closed.is_set():
+            try:
+                return self._pieces.get(timeout=0.2)
+            except queue.Empty:
+                continue
+        return None
+
     def _fetch(self) -> None:
         try:
             over = False
@@ -188,7 +196,7 @@ class Batches:
         pieces: list[Columns] = []
         counts: list[int] = []
         skipped: list[Skipped] = []
-        while (piece := self._pieces.get()) is not None:
+        while (piece := self._next_piece()) is not None:
             if isinstance(piece, BaseException):
                 raise piece
             columns, rows = _without_errors(*piece, skipped)

@@ -75,7 +75,7 @@ def _join(address: str) -> None:
     _quiet()
     try:
         ray.init(address=address, **_RAY_INIT)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"cannot join the Ray cluster at {address!r}: {first} Check that it runs (ray status), that its Ray version is "
@@ -105,16 +105,17 @@ def _answer() -> bool:
 def probe(address: str) -> None:
     """Raise ConfigError unless something listens at ``host:port`` (``ray://host:port`` too)."""
     host, _, port = address.split("://", 1)[-1].rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise ConfigError(
             f'the address of a Ray cluster is "auto" or host:port, found {address!r}; the port is usually 6379.'
         )
     try:
         with socket.create_connection((host, int(port)), timeout=REACH_TIMEOUT_S):
             pass
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what no host can be called
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"no Ray cluster can be reached at {address!r}: {error.strerror or error}. Start one there (ray start --head "
+            f"no Ray cluster can be reached at {address!r}: {reason}. Start one there (ray start --head "
             f"--port={port}), open the port, or leave the address away to run on this machine."
         ) from None
 

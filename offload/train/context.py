@@ -332,7 +332,7 @@ class Context:
             step=self._progress.step + 1,
             samples=self._progress.samples + rows,
         )
-        self._reporter.step = self._progress.step
+        self._reporter.step, self._reporter.samples = self._progress.step, self._progress.samples
         self._reporter.totals = self._meter.totals()
         return True
 
@@ -443,7 +443,7 @@ class Context:
             self._stored_model, self._resumed = checkpoints.load(Path(folder))
         self._progress = Progress.from_state(self._resumed["progress"])
         self.epoch = self._reporter.epoch = self._progress.epoch
-        self._reporter.step = self._progress.step
+        self._reporter.step, self._reporter.samples = self._progress.step, self._progress.samples
         if self.rank == 0:
             self._reporter.event(
                 "resumed", epoch=self._progress.epoch, step=self._progress.step, trained=len(self._progress.trained)

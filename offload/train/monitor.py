@@ -19,12 +19,14 @@ from offload.measure.steps import Totals
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """What one rank tells: its totals since the run's start, and news since the last push."""
+    """What one rank tells: its totals since it started, how far the run is (steps, samples of all ranks), and news since the
+    last push."""
 
     rank: int
     totals: Totals
     epoch: int
     step: int
+    samples: int
     metrics: dict[str, float] = field(default_factory=dict)
     events: tuple[dict[str, Any], ...] = ()
 
@@ -37,6 +39,7 @@ class News:
     totals: dict[int, Totals]
     epoch: int
     step: int
+    samples: int
     metrics: dict[str, float]
     events: tuple[dict[str, Any], ...]
 
@@ -49,7 +52,7 @@ class Monitor:
         self._totals: dict[int, Totals] = {}
         self._metrics: dict[str, float] = {}
         self._events: list[dict[str, Any]] = []
-        self._epoch = self._step = 0
+        self._epoch = self._step = self._samples = 0
         self._stop = False
 
     def push(self, push: Push) -> bool:
@@ -57,7 +60,7 @@ class Monitor:
         with self._board:
             self._totals[push.rank] = push.totals
             if push.rank == 0:
-                self._epoch, self._step = push.epoch, push.step
+                self._epoch, self._step, self._samples = push.epoch, push.step, push.samples
                 self._metrics.update(push.metrics)
             self._events.extend(push.events)
             return self._stop
@@ -70,6 +73,7 @@ class Monitor:
                 totals=dict(self._totals),
                 epoch=self._epoch,
                 step=self._step,
+                samples=self._samples,
                 metrics=dict(self._metrics),
                 events=tuple(self._events[cursor:]),
             )
@@ -85,7 +89,7 @@ class Reporter:
     def __init__(self, monitor: Any, rank: int, interval_s: float = 1.0) -> None:
         self.stop = threading.Event()
         self.totals = Totals()
-        self.epoch = self.step = 0
+        self.epoch = self.step = self.samples = 0
         self._monitor, self._rank, self._interval_s = monitor, rank, interval_s
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}
@@ -113,6 +117,7 @@ class Reporter:
                 totals=self.totals,
                 epoch=self.epoch,
                 step=self.step,
+                samples=self.samples,
                 metrics=dict(self._metrics),
                 events=events,
             )

@@ -188,7 +188,7 @@ class _Run:
         self.worker = self._worker_resources()
         self.placement: Placement = place_workers(cluster.nodes, self.worker, trainer.workers)
         self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
-        self.news = News(cursor=0, totals={}, epoch=0, step=0, metrics={}, events=())
+        self.news = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=())
         self.skipped: set[int] = set()
         self.first_batch_s: float | None = None
         self.started_step = 0
@@ -208,10 +208,13 @@ class _Run:
         torch_trainer = self._torch_trainer(self._setup(hub), storage_path, filesystem)
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
-        with _interrupts() as pressed:
-            fitting.start()
-            self._watch(fitting, hub, pressed)
-        self._read(hub)
+        try:
+            with _interrupts() as pressed:
+                fitting.start()
+                self._watch(fitting, hub, pressed)
+            self._read(hub)
+        finally:
+            ray.kill(hub)  # and with it the pool: its cores are free again at once
         result = outcome[0] if outcome else None
         stopped = pressed[0] > 0
         if isinstance(result, BaseException):
@@ -376,7 +379,7 @@ class _Run:
             "schema": "offload.summary/1",
             "status": status,
             "error": error,
-            "samples": totals.samples,
+            "samples": self.news.samples,
             "steps": self.news.step,
             "step_count_all_ranks": max(totals.steps, 1),
             "epochs": self.news.epoch + (1 if self.news.totals else 0),
@@ -398,7 +401,9 @@ class _Run:
             "run_dir": str(self.directory.path),
             "versions": {"python": sys.version.split()[0], "ray": ray.__version__},
         }
-        self.directory.event("run_finished", status=status, error=error, samples=totals.samples, steps=self.news.step)
+        self.directory.event(
+            "run_finished", status=status, error=error, samples=self.news.samples, steps=self.news.step
+        )
         self.directory.summary(document)
         write_report(self.directory)
         return Result(document=document, run_dir=self.directory.path)

@@ -1,0 +1,6 @@
+"""``python -m offload``, where the command itself is not on the PATH."""
+
+from offload.cli.main import main
+
+if __name__ == "__main__":
+    main(prog_name="offload")

@@ -1,0 +1,357 @@
+"""The ``offload`` command as a user meets it: processes with an exit code, a standard output and a standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from offload.cli.main import INTERRUPTED, main
+from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
+
+DEADLINE_S = 120.0
+STOP_DEADLINE_S = 40.0  # after Ctrl-C; about 5 s on an idle machine, of which Ray's shutdown is most
+
+SCRIPT = '''
+"""A script as a user writes it, with prints where users have them."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import offload
+
+print("printed while the script is loaded")
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, samples, broken=None):
+        self.samples, self.broken = samples, broken
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, i):
+        if i == self.broken:
+            raise ValueError("no such colour")
+        return {"x": np.full(2, i / self.samples, dtype=np.float32)}
+
+
+def train(ctx):
+    print("printed while training")
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in ctx.epochs(ctx.config["epochs"]):
+        for batch in ctx.batches("train"):
+            loss = (model(batch["x"]) ** 2).mean()
+            ctx.backward(loss)
+            ctx.step()
+            if ctx.config["slow_while"] and Path(ctx.config["slow_while"]).exists():
+                time.sleep(0.05)
+        ctx.report(loss=loss)
+
+
+def build():
+    print("printed while the trainer is built")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--broken", type=int)
+    parser.add_argument("--slow-while", default="")
+    arguments = parser.parse_args()
+    return offload.Trainer(
+        train,
+        datasets={"train": offload.from_torch(Numbers(arguments.samples, arguments.broken))},
+        workers=1,
+        batch_size=16,
+        train_loop_config={"epochs": arguments.epochs, "slow_while": arguments.slow_while},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit("offload run loads a script, it does not execute it")
+'''
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "my_training.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[Path]:
+    """Where a Ray that is started leaves its traces."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # Ray's sockets need a short path
+        yield Path(folder)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without what other tests may have set for a Ray of their own."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return {**kept, "RAY_TMPDIR": "/tmp", **more}
+
+
+def offload(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """The installed command, beside this Python."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("offload"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=environment(**env),
+    )
+
+
+def refusal(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """What a user is told: one paragraph at the end of stderr, never a traceback, nothing on stdout."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("offload: "), done.stderr
+    assert last.endswith((".", ")")), last
+    return last
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_json_is_all_there_is_on_stdout_and_a_finished_run_is_not_repeated(tmp_path: Path, script: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = ["run", script, "--run-dir", run_dir, "--json", "--", "--epochs", "1"]
+    done = offload(*command)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "offload.summary/1"
+    assert document["status"] == "finished"
+    assert document["epochs"] == 1
+    assert document["samples"] == 64
+    assert document["steps"] == 4
+    for when in ("the script is loaded", "the trainer is built", "training"):
+        assert done.stderr.count(f"printed while {when}") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+    assert json.loads((run_dir / SUMMARY).read_text()) == document
+    events = [e["event"] for e in read_lines(run_dir / EVENTS)]
+    assert events[0] == "run_started"
+    assert events[-1] == "run_finished"
+    assert read_lines(run_dir / METRICS)
+    assert "<html" in (run_dir / REPORT).read_text()
+
+    again = refusal(offload(*command))
+    assert "holds a finished run" in again
+    assert "--overwrite" in again
+    assert [e["event"] for e in read_lines(run_dir / EVENTS)] == events
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ctrl_c_commits_a_checkpoint_and_the_same_command_resumes(tmp_path: Path, script: Path) -> None:
+    run_dir, slow = tmp_path / "run", tmp_path / "slow"
+    slow.touch()
+    command = [Path(sys.executable).with_name("offload"), "run", script, "--run-dir", run_dir, "--"]
+    command += ["--epochs", "2", "--samples", "6400", "--slow-while", slow]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    ) as run:
+        try:
+            wait_until(lambda: bool(read_lines(run_dir / METRICS)) or run.poll() is not None)
+            pressed = time.monotonic()
+            os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the command and to what it started
+            said, _ = run.communicate(timeout=STOP_DEADLINE_S)
+            print(f"ended {time.monotonic() - pressed:.1f} s after Ctrl-C")
+        finally:
+            run.kill()
+    assert run.returncode == INTERRUPTED, said
+    assert "Traceback" not in said
+    assert "a checkpoint is committed" in said
+    document = json.loads((run_dir / SUMMARY).read_text())
+    assert document["status"] == "interrupted"
+    assert 0 < document["steps"] < 800
+    assert Path(document["checkpoint"]).is_dir()
+    assert ("checkpoint", "stop") in [(e["event"], e.get("reason")) for e in read_lines(run_dir / EVENTS)]
+
+    slow.unlink()
+    done = offload(*command[1:])
+    assert done.returncode == 0, done.stderr
+    assert "resuming the run" in done.stderr
+    assert f"resumed at epoch 1, step {document['steps']:,}" in done.stderr
+    finished = json.loads((run_dir / SUMMARY).read_text())
+    assert finished["status"] == "finished"
+    assert finished["steps"] == 800
+    events = [e["event"] for e in read_lines(run_dir / EVENTS)]
+    assert events[0] == "run_started"
+    assert events[-1] == "run_finished"
+    assert "run_resumed" in events
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_data_that_raise_end_the_run_with_exit_code_1(tmp_path: Path, script: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = offload("run", script, "--run-dir", run_dir, "--json", "--", "--epochs", "1", "--broken", "37")
+    text = refusal(done, code=1)
+    assert "ValueError: no such colour" in text
+    assert "sample 37" in text
+    document = json.loads((run_dir / SUMMARY).read_text())
+    assert document["status"] == "failed"
+    assert document["error"] in text
+    assert read_lines(run_dir / EVENTS)[-1]["event"] == "run_finished"
+    assert "no such colour" in (run_dir / "error.txt").read_text()
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+# --- what is found before Ray is started ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        pytest.param("x = 1", r"defines no build()", id="no build"),
+        pytest.param("def build():\n    return 5", r"returned int; it must return an offload.Trainer", id="no trainer"),
+        pytest.param("def build(:\n    pass", r"cannot be loaded: SyntaxError", id="syntax"),
+        pytest.param("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package' (line 1)", id="import"),
+        pytest.param("\ndef build():\n    return 1 / 0", "raised ZeroDivisionError: division by zero (line 3)", id="build"),
+        pytest.param(
+            "import offload\ndef build():\n    return offload.Trainer(print, datasets={}, batch_size=1)",
+            'datasets must name a "train" data set',
+            id="arguments",
+        ),
+    ],
+)  # fmt: skip
+def test_scripts_that_are_none(tmp_path: Path, ray_folder: Path, code: str, says: str) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(code)
+    done = offload("run", script, "--run-dir", tmp_path / "run", "--json", RAY_TMPDIR=str(ray_folder))
+    text = refusal(done)
+    assert says in text
+    assert str(script) in text or "datasets" in text
+    assert not any(ray_folder.iterdir())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_that_is_missing_or_no_python(tmp_path: Path) -> None:
+    assert "nowhere.py is not a file" in refusal(offload("run", tmp_path / "nowhere.py"))
+    assert "is not a file" in refusal(offload("run", tmp_path))
+    (tmp_path / "notes.txt").write_text("buy milk")
+    assert "is not a Python file" in refusal(offload("run", tmp_path / "notes.txt"))
+
+
+def test_addresses_that_lead_nowhere(tmp_path: Path, script: Path, ray_folder: Path) -> None:
+    def run(*options: str, **env: str) -> str:
+        arguments = ["run", script, "--run-dir", tmp_path / "run", "--json", *options, "--", "--epochs", "1"]
+        return refusal(offload(*arguments, RAY_TMPDIR=str(ray_folder), **env))
+
+    text = run("--address", "127.0.0.1:1")
+    assert "no Ray cluster can be reached at '127.0.0.1:1': Connection refused" in text
+    assert "ray start --head" in text
+    assert "'127.0.0.1:2'" in run(RAY_ADDRESS="127.0.0.1:2")  # the option, where it is given, comes first
+    assert "'127.0.0.1:1'" in run("--address", "127.0.0.1:1", RAY_ADDRESS="127.0.0.1:2")
+    assert "\"auto\" or host:port, found 'head'" in run("--address", "head")
+    assert not any(ray_folder.iterdir())
+
+
+@pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:port", "head:0", "head:65536", "head:²"])
+def test_addresses_that_are_none(address: str) -> None:
+    from offload.errors import ConfigError
+    from offload.train.cluster import probe
+
+    with pytest.raises(ConfigError, match=r'"auto" or host:port, found .*6379'):
+        probe(address)
+
+
+def test_hosts_that_cannot_exist() -> None:
+    from offload.errors import ConfigError
+    from offload.train.cluster import probe
+
+    for host in ("a..b", "x" * 70):  # names that cannot even be looked up
+        with pytest.raises(ConfigError, match=r"no Ray cluster can be reached at"):
+            probe(f"{host}:6379")
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "teaches"),
+    [
+        ([], ["offload doctor", "offload demo", "offload run SCRIPT", "build() -> offload.Trainer", "--version"]),
+        (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "is resumed", "Ctrl-C commits"]),
+        (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]"]),
+        (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
+    ],
+    ids=["offload", "run", "demo", "doctor"],
+)  # fmt: skip
+def test_help_teaches(command: list[str], teaches: list[str]) -> None:
+    done = offload(*command, "--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    text = " ".join(done.stdout.split())
+    for phrase in teaches:
+        assert phrase in text
+    assert offload(*command, "-h").stdout == done.stdout
+
+
+def test_it_runs_as_a_module_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "offload", "--version"], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("offload, version ")
+
+
+RUN_OPTIONS = ["--address", "--json", "--overwrite", "--quiet", "--run-dir"]
+OPTIONS: dict[str, list[str]] = {
+    "demo": [*RUN_OPTIONS, "--data", "--epochs", "--images"],
+    "doctor": ["--address", "--json"],
+    "run": [*RUN_OPTIONS, "args", "script"],
+}
+
+
+def test_names_of_commands_and_options_are_frozen() -> None:
+    """Scripts of users hold these names: removing one breaks them. Add new ones here."""
+
+    def names(command: Any) -> list[str]:
+        return sorted(p.opts[-1] for p in command.params if isinstance(p, click.Parameter))
+
+    assert {name: names(command) for name, command in main.commands.items()} == {
+        name: sorted(options) for name, options in OPTIONS.items()
+    }
+
+
+def test_an_unknown_option_is_refused_with_a_hint(script: Path) -> None:
+    done = offload("run", script, "--overwite")
+    assert done.returncode == 2
+    assert "Did you mean --overwrite" in done.stderr
+    assert textwrap.dedent(done.stderr).startswith("Usage: offload run")
