@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,3 +21,35 @@ def write_jpegs(folder: Path, count: int, *, classes: int = 3, size: tuple[int, 
         target.mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
         (target / f"{i:04d}.jpg").write_bytes(simplejpeg.encode_jpeg(pixels))
+
+
+@contextmanager
+def moto_server() -> Iterator[tuple[dict[str, str], Any]]:
+    """A real S3 server, reached over HTTP as AWS is: the environment variables that lead to it, and a client."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    url = f"http://127.0.0.1:{port}"
+    client = boto3.client(
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing"
+    )
+    try:
+        yield (
+            {
+                "AWS_ENDPOINT_URL": url,
+                "AWS_ACCESS_KEY_ID": "testing",
+                "AWS_SECRET_ACCESS_KEY": "testing",
+                "AWS_DEFAULT_REGION": "us-east-1",
+                "AWS_REGION": "us-east-1",
+                "AWS_EC2_METADATA_DISABLED": "true",
+            },
+            client,
+        )
+    finally:
+        client.close()
+        server.stop()

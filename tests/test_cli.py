@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,19 @@ import click
 import pytest
 
 from offload.cli.main import INTERRUPTED, main
+from offload.errors import ConfigError
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
+from offload.train import cluster
+from offload.train.cluster import probe
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 STOP_DEADLINE_S = 40.0  # after Ctrl-C; about 5 s on an idle machine, of which Ray's shutdown is most
 
 SCRIPT = '''
 """A script as a user writes it, with prints where users have them."""
 
 import argparse
+import atexit
 import sys
 import time
 from pathlib import Path
@@ -37,6 +44,7 @@ import torch
 import offload
 
 print("printed while the script is loaded")
+atexit.register(print, "printed when all is over")
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -121,14 +129,13 @@ def offload(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[s
 
 
 def refusal(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
-    """What a user is told: one paragraph at the end of stderr, never a traceback, nothing on stdout."""
+    """What a user is told: one paragraph on stderr, never a traceback, nothing on stdout."""
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("offload: "), done.stderr
-    assert last.endswith((".", ")")), last
-    return last
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("offload: ")]
+    assert said.endswith((".", ")")), said
+    return said
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -136,6 +143,7 @@ def refusal(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
 def test_json_is_all_there_is_on_stdout_and_a_finished_run_is_not_repeated(tmp_path: Path, script: Path) -> None:
     run_dir = tmp_path / "run"
     command = ["run", script, "--run-dir", run_dir, "--json", "--", "--epochs", "1"]
@@ -147,8 +155,8 @@ def test_json_is_all_there_is_on_stdout_and_a_finished_run_is_not_repeated(tmp_p
     assert document["epochs"] == 1
     assert document["samples"] == 64
     assert document["steps"] == 4
-    for when in ("the script is loaded", "the trainer is built", "training"):
-        assert done.stderr.count(f"printed while {when}") == 1, done.stderr
+    for when in ("while the script is loaded", "while the trainer is built", "while training", "when all is over"):
+        assert done.stderr.count(f"printed {when}") == 1, done.stderr
     assert "Traceback" not in done.stderr
 
     assert json.loads((run_dir / SUMMARY).read_text()) == document
@@ -166,6 +174,7 @@ def test_json_is_all_there_is_on_stdout_and_a_finished_run_is_not_repeated(tmp_p
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
 def test_ctrl_c_commits_a_checkpoint_and_the_same_command_resumes(tmp_path: Path, script: Path) -> None:
     run_dir, slow = tmp_path / "run", tmp_path / "slow"
     slow.touch()
@@ -181,10 +190,8 @@ def test_ctrl_c_commits_a_checkpoint_and_the_same_command_resumes(tmp_path: Path
     ) as run:
         try:
             wait_until(lambda: bool(read_lines(run_dir / METRICS)) or run.poll() is not None)
-            pressed = time.monotonic()
             os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the command and to what it started
             said, _ = run.communicate(timeout=STOP_DEADLINE_S)
-            print(f"ended {time.monotonic() - pressed:.1f} s after Ctrl-C")
         finally:
             run.kill()
     assert run.returncode == INTERRUPTED, said
@@ -212,6 +219,7 @@ def test_ctrl_c_commits_a_checkpoint_and_the_same_command_resumes(tmp_path: Path
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
 def test_data_that_raise_end_the_run_with_exit_code_1(tmp_path: Path, script: Path) -> None:
     run_dir = tmp_path / "run"
     done = offload("run", script, "--run-dir", run_dir, "--json", "--", "--epochs", "1", "--broken", "37")
@@ -284,20 +292,54 @@ def test_addresses_that_lead_nowhere(tmp_path: Path, script: Path, ray_folder: P
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:port", "head:0", "head:65536", "head:²"])
 def test_addresses_that_are_none(address: str) -> None:
-    from offload.errors import ConfigError
-    from offload.train.cluster import probe
-
     with pytest.raises(ConfigError, match=r'"auto" or host:port, found .*6379'):
         probe(address)
 
 
 def test_hosts_that_cannot_exist() -> None:
-    from offload.errors import ConfigError
-    from offload.train.cluster import probe
-
     for host in ("a..b", "x" * 70):  # names that cannot even be looked up
         with pytest.raises(ConfigError, match=r"no Ray cluster can be reached at"):
             probe(f"{host}:6379")
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.0 400 Bad Request\r\n\r\n"], ids=["closes", "HTTP"])
+def test_a_listener_that_is_not_ray(answer: bytes) -> None:
+    """Ray itself tries such an address for a quarter of an hour."""
+    with (
+        answering(answer) as address,
+        pytest.raises(ConfigError, match=f"{address}' is no Ray cluster, or one that hangs"),
+    ):
+        probe(address)
+
+
+def test_a_listener_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "REACH_TIMEOUT_S", 0.2)
+    with answering(None) as address, pytest.raises(ConfigError, match="it did not answer as Ray does"):
+        probe(address)
+
+
+@contextmanager
+def answering(answer: bytes | None) -> Iterator[str]:
+    """A server for one connection; with None it says nothing and stays."""
+    done = threading.Event()
+
+    def serve() -> None:
+        link, _ = server.accept()
+        with link:
+            link.recv(64)
+            if answer is None:
+                done.wait(DEADLINE_S)
+            else:
+                link.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join()
 
 
 # --- help -------------------------------------------------------------------------------------------------------------
@@ -353,5 +395,5 @@ def test_names_of_commands_and_options_are_frozen() -> None:
 def test_an_unknown_option_is_refused_with_a_hint(script: Path) -> None:
     done = offload("run", script, "--overwite")
     assert done.returncode == 2
-    assert "Did you mean --overwrite" in done.stderr
-    assert textwrap.dedent(done.stderr).startswith("Usage: offload run")
+    assert re.search("Did you mean '?--overwrite", done.stderr)
+    assert done.stderr.startswith("Usage: offload run")

@@ -138,7 +138,7 @@ def _fit(trainer: offload.Trainer, run_dir: Path, overwrite: bool, address: str 
 @contextmanager
 def _stdout_for_json(as_json: bool) -> Iterator[Any]:
     """Give a function (document, text) that prints one of them. Under --json stdout is kept for it alone: whatever else
-    writes there, the user's script and native libraries included, lands on stderr."""
+    writes there until the process ends, the user's script and native libraries included, lands on stderr."""
     from offload.report.run_dir import to_json
 
     if not as_json:
@@ -151,7 +151,6 @@ def _stdout_for_json(as_json: bool) -> Iterator[Any]:
         yield lambda document, text: os.write(kept, (to_json(document, indent=2) + "\n").encode())
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
         os.close(kept)
 
 

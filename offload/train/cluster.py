@@ -103,21 +103,42 @@ def _answer() -> bool:
 
 
 def probe(address: str) -> None:
-    """Raise ConfigError unless something listens at ``host:port`` (``ray://host:port`` too)."""
+    """Raise ConfigError unless Ray, or what looks like it, listens at ``host:port`` (``ray://host:port`` too)."""
     host, _, port = address.split("://", 1)[-1].rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise ConfigError(
             f'the address of a Ray cluster is "auto" or host:port, found {address!r}; the port is usually 6379.'
         )
     try:
-        with socket.create_connection((host, int(port)), timeout=REACH_TIMEOUT_S):
-            pass
+        with socket.create_connection((host, int(port)), timeout=REACH_TIMEOUT_S) as link:
+            answers = _speaks_grpc(link)
     except (OSError, UnicodeError) as error:  # the latter for what no host can be called
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"no Ray cluster can be reached at {address!r}: {reason}. Start one there (ray start --head "
             f"--port={port}), open the port, or leave the address away to run on this machine."
         ) from None
+    if not answers:
+        raise ConfigError(
+            f"what listens at {address!r} is no Ray cluster, or one that hangs: it did not answer as Ray does within "
+            f"{REACH_TIMEOUT_S:.0f} s. Check the port (usually 6379) and, on that host, ray status."
+        )
+
+
+def _speaks_grpc(link: socket.socket) -> bool:
+    """Whether the other end answers an HTTP/2 client with a SETTINGS frame, as Ray's ports do. Ray itself would go on
+    trying for a quarter of an hour. Under TLS any listener passes."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True
+    settings, frame_type = 4, 3
+    answer = b""
+    try:
+        link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, settings, 0, 0, 0, 0, 0]))
+        while len(answer) <= frame_type and (part := link.recv(16)):
+            answer += part
+    except OSError:
+        return False
+    return len(answer) > frame_type and answer[frame_type] == settings
 
 
 def usable_cores() -> int:

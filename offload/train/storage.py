@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,15 @@ class Storage:
 
 
 def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Storage:
-    """The user's storage path, or the run directory."""
+    """The user's storage path, or the run directory. Raises ConfigError for a scheme that nobody knows."""
     if storage_path is None:
         return Storage(path=str(run_dir))
     if "://" not in storage_path and filesystem is None:
         return Storage(path=str(Path(storage_path).expanduser().absolute()))
-    return Storage(path=storage_path, filesystem=filesystem)
+    fs, root = open_filesystem(storage_path, filesystem)
+    if filesystem is None and not isinstance(fs, pafs.PyFileSystem):
+        return Storage(path=storage_path)  # Ray opens it by its scheme
+    return Storage(path=root, filesystem=fs)
 
 
 def check_storage(storage: Storage) -> None:
@@ -46,8 +50,14 @@ def check_storage(storage: Storage) -> None:
             fs.delete_file(name)
         except OSError:
             pass
-        reason = str(error).split("Detail:")[-1].strip() if "Detail:" in str(error) else (error.strerror or str(error))
+        reason = os.strerror(error.errno) if error.errno else str(error).split("Detail:")[-1].strip()
+        local = isinstance(fs, pafs.LocalFileSystem)
+        remedy = (
+            "Free space there or allow writing"
+            if local
+            else "Check the bucket's name, its endpoint and the credentials"
+        )
         raise ConfigError(
-            f"checkpoints cannot be stored under {storage.path!r}: {reason}. Free space there or allow writing, or choose another "
-            "storage_path (--storage-path)."
+            f"checkpoints cannot be stored under {storage.path!r}: {reason.rstrip('.')}. {remedy}, or choose another "
+            "storage_path (an argument of offload.Trainer)."
         ) from None

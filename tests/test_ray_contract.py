@@ -1,0 +1,240 @@
+"""What offload relies on in Ray beyond its everyday API. A failure here names the file to change for a new Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+import ray
+import ray.data
+import ray.train
+import ray.train.torch
+
+from offload.errors import ConfigError, RunError, find_offload_error
+from offload.train import cluster
+from offload.versions import TESTED_RAY, ray_version_warning
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+DEADLINE_S = 120.0
+
+
+def relies(file: str, what: str) -> str:
+    return (
+        f"offload/{file} relies on it: {what} (Ray {ray.__version__}, tested with {TESTED_RAY[0]} to {TESTED_RAY[1]})"
+    )
+
+
+# --- Ray Data ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_gives_its_blocks_as_references_with_statistics() -> None:
+    file = "pipeline/ray_data.py"
+    dataset = ray.data.range(100, override_num_blocks=4).map_batches(lambda batch: batch)
+    dataset.context.enable_progress_bars = False
+    assert hasattr(dataset, "iter_internal_ref_bundles"), relies(file, "Dataset.iter_internal_ref_bundles")
+    rows = 0
+    for bundle in dataset.iter_internal_ref_bundles():
+        assert hasattr(bundle, "blocks"), relies(file, "a bundle's .blocks")
+        for entry in bundle.blocks:
+            for name in ("ref", "metadata"):
+                assert hasattr(entry, name), relies(file, f"an entry of .blocks has .{name}")
+            for name in ("num_rows", "size_bytes", "exec_stats"):
+                assert hasattr(entry.metadata, name), relies(file, f"a block's metadata has .{name}")
+            table = ray.get(entry.ref)
+            assert isinstance(table, pa.Table), relies(file, f"a block is an Arrow table, found {type(table)}")
+            assert entry.metadata.num_rows == table.num_rows, relies(file, "metadata.num_rows")
+            assert entry.metadata.size_bytes > 0, relies(file, "metadata.size_bytes")
+            for name in ("cpu_time_s", "wall_time_s"):
+                value = getattr(entry.metadata.exec_stats, name, None)
+                assert isinstance(value, float), relies(file, f"exec_stats.{name} in seconds, found {value!r}")
+                assert 0 <= value < 60, relies(file, f"exec_stats.{name} in seconds, found {value!r}")
+            rows += table.num_rows
+    assert rows == 100
+
+
+def test_a_dataset_carries_its_context_and_limits() -> None:
+    file = "pipeline/ray_data.py"
+    context = ray.data.DataContext.get_current().copy()
+    assert isinstance(context.enable_progress_bars, bool), relies(file, "DataContext.enable_progress_bars")
+    limits = ray.data.ExecutionResources.for_limits(object_store_memory=1e9)
+    context.execution_options.resource_limits = limits
+    assert context.execution_options.resource_limits.object_store_memory == 1e9, relies(
+        file, "ExecutionOptions.resource_limits"
+    )
+    assert ray.data.range(1).context is not None, relies(file, "Dataset.context")
+
+
+# --- Ray Train --------------------------------------------------------------------------------------------------------
+
+
+def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
+    file = "train/trainer.py"
+    assert ".v2." in ray.train.torch.TorchTrainer.__module__, relies(file, "Ray Train's version 2 is the default")
+    fields = {f.name for f in dataclasses.fields(ray.train.RunConfig)}
+    wanted = {"name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "logging_config"}
+    assert wanted <= fields, relies(file, f"fields of RunConfig: {wanted - fields}")
+    fields = {f.name for f in dataclasses.fields(ray.train.CheckpointConfig)}
+    wanted = {"num_to_keep", "checkpoint_score_attribute", "checkpoint_score_order"}
+    assert wanted <= fields, relies(file, f"fields of CheckpointConfig: {wanted - fields}")
+    fields = {f.name for f in dataclasses.fields(ray.train.ScalingConfig)}
+    wanted = {"num_workers", "use_gpu", "resources_per_worker"}
+    assert wanted <= fields, relies(file, f"fields of ScalingConfig: {wanted - fields}")
+
+    scaling = dataclasses.replace(
+        ray.train.ScalingConfig(), num_workers=2, use_gpu=False, resources_per_worker={"CPU": 1.0}
+    )
+    run: Any = dataclasses.replace(
+        ray.train.RunConfig(failure_config=ray.train.FailureConfig(max_failures=3)),
+        name="checkpoints",
+        storage_path=str(tmp_path),
+        storage_filesystem=pafs.LocalFileSystem(),
+        checkpoint_config=ray.train.CheckpointConfig(
+            num_to_keep=2, checkpoint_score_attribute="accuracy", checkpoint_score_order="max"
+        ),
+        logging_config=ray.train.LoggingConfig(log_level="ERROR"),
+    )
+    ray.train.torch.TorchTrainer(lambda: None, scaling_config=scaling, run_config=run)
+    assert (run.name, run.storage_path) == ("checkpoints", str(tmp_path)), relies(
+        file, "RunConfig keeps what it is given"
+    )
+    assert run.failure_config.max_failures == 3, relies(file, "dataclasses.replace keeps the rest of a RunConfig")
+
+
+def test_a_failed_training_run_holds_the_errors_of_its_workers() -> None:
+    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+    from ray.train.v2.api.exceptions import WorkerGroupError
+
+    parameters = inspect.signature(WorkerGroupError).parameters
+    assert "worker_failures" in parameters, relies("errors.py", "WorkerGroupError.worker_failures")
+    inner = RunError("the disk is full")
+    failed = WorkerGroupError("text", worker_failures={1: inner})
+    assert find_offload_error(failed) is inner, relies("errors.py", "WorkerGroupError.worker_failures, a dict")
+    assert UserExceptionWithTraceback(inner, "a traceback")._base_exc is inner, relies(
+        "train/trainer.py", "UserExceptionWithTraceback._base_exc"
+    )
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+class Raises:
+    def now(self) -> None:
+        raise ConfigError("the file is empty. Give another.")
+
+    def through(self, other: Any) -> None:
+        ray.get(other.now.remote())
+
+    def die(self) -> None:
+        os._exit(1)
+
+
+@pytest.fixture
+def actors() -> Any:
+    actor: Any = ray.remote(Raises).options(num_cpus=0)
+    one, two = actor.remote(), actor.remote()
+    yield one, two
+    ray.kill(one)
+    ray.kill(two)
+
+
+def test_an_error_for_users_is_found_behind_actor_tasks(actors: Any) -> None:
+    one, two = actors
+    for call in (lambda: one.now.remote(), lambda: one.through.remote(two)):
+        with pytest.raises(ray.exceptions.RayTaskError) as caught:
+            ray.get(call())
+        found = find_offload_error(caught.value)
+        assert isinstance(found, ConfigError), relies(
+            "errors.py", "what a task raised is the .cause of what ray.get raises"
+        )
+        assert "the file is empty. Give another." in str(found)
+        assert found.exit_code == 2
+
+
+def test_an_actor_that_died_is_an_error_of_ray(actors: Any) -> None:
+    with pytest.raises(ray.exceptions.RayError) as caught:
+        ray.get(actors[0].die.remote())
+    assert isinstance(caught.value, ray.exceptions.RayActorError), relies("train/monitor.py", "ActorDied is a RayError")
+    assert find_offload_error(caught.value) is None
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_say_what_they_have() -> None:
+    found = cluster._describe(ours=False)
+    (node,) = found.nodes
+    assert node.cpus == 4, relies("train/cluster.py", "ray.nodes(): Alive, NodeManagerAddress, Resources")
+    assert found.store_bytes > 0, relies("train/cluster.py", 'ray.nodes(): Resources["object_store_memory"], in bytes')
+
+
+JOIN = """
+import sys
+from offload.errors import ConfigError
+from offload.train.cluster import connected
+try:
+    with connected(sys.argv[1]) as cluster:
+        print("joined", len(cluster.nodes), cluster.ours)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_local_ray_wants_its_token() -> None:
+    """The default mode of a new local Ray. Who comes without the token is told so, and not left to hang."""
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        pytest.skip("RAY_AUTH_MODE=disabled is set")
+    file = "train/cluster.py"
+    address = ray.get_runtime_context().gcs_address
+    cluster.probe(address)  # Ray answers as an HTTP/2 server does
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    assert token, "tests/conftest.py starts Ray with a token of its own"
+
+    def join(token: str) -> str:
+        env = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        done = subprocess.run(
+            [sys.executable, "-c", JOIN, address],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+            env=env,
+        )
+        assert "Traceback" not in done.stderr
+        return done.stdout.strip()
+
+    assert join(token) == "joined 1 False", relies(file, "RAY_AUTH_TOKEN is honoured")
+    refused = join("0" * 64)
+    assert refused.startswith(f"cannot join the Ray cluster at '{address}'"), relies(
+        file, f"the default mode is token, and another token is refused: {refused!r}"
+    )
+    assert "RAY_AUTH_MODE" in refused
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_installed_ray_is_a_tested_one() -> None:
+    assert ray_version_warning(ray.__version__) is None, relies("versions.py", "run these tests, then widen TESTED_RAY")
+
+
+def test_another_ray_is_warned_about_in_every_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray, "__version__", "2.99.0")
+    with caplog.at_level(logging.WARNING, logger="offload"), cluster.connected(None) as joined:
+        assert not joined.ours
+    assert ray.is_initialized()  # it was before
+    (record,) = [r for r in caplog.records if r.name == "offload"]
+    assert "Ray 2.99.0 is outside the range" in record.getMessage()
+    assert f">={TESTED_RAY[0]},<{TESTED_RAY[1]}" in record.getMessage()
