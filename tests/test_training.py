@@ -345,6 +345,20 @@ def test_skipped_files_are_counted_and_listed(tmp_path: Path) -> None:
     assert all(any(str(p) in line["reason"] for line in listed) for p in broken)
 
 
+def test_a_new_run_does_not_take_anothers_checkpoints_for_its_own(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+
+    def run(**kwargs: Any) -> offload.Result:
+        return trainer(fit_linear, storage_path=store, epochs=1).fit(run_dir=tmp_path / "run", quiet=True, **kwargs)
+
+    run()
+    (tmp_path / "run" / "events.jsonl").unlink()
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(offload.ConfigError, match=r"store/run holds the checkpoints of another run\. Pass --overwrite"):
+        run()
+    assert run(overwrite=True).document["steps"] == 7
+
+
 def test_what_the_function_prints_reaches_the_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def train(ctx: offload.Context) -> None:
         print("hello from the worker")

@@ -147,8 +147,15 @@ def _stdout_for_json(as_json: bool) -> Iterator[Any]:
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
+
+    def emit(document: dict[str, Any], text: str) -> None:
+        os.write(kept, (to_json(document, indent=2) + "\n").encode())
+
     try:
-        yield lambda document, text: os.write(kept, (to_json(document, indent=2) + "\n").encode())
+        yield emit
+    except OffloadError as error:
+        emit({"schema": "offload.error/1", "error": str(error), "exit_code": error.exit_code}, str(error))
+        raise
     finally:
         sys.stdout.flush()
         os.close(kept)

@@ -61,3 +61,20 @@ def check_storage(storage: Storage) -> None:
             f"checkpoints cannot be stored under {storage.path!r}: {reason.rstrip('.')}. {remedy}, or choose another "
             "storage_path (an argument of offload.Trainer)."
         ) from None
+
+
+def claim_folder(storage: Storage, name: str, *, resuming: bool, overwrite: bool) -> None:
+    """Make sure that a new run does not take another's checkpoints for its own: the folder ``name`` must hold none, unless
+    the run resumes. Under ``overwrite`` it is removed. Raises ConfigError."""
+    if resuming:
+        return
+    fs, root = open_filesystem(storage.path, storage.filesystem)
+    folder = f"{root.rstrip('/')}/{name}"
+    if not fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True)):
+        return
+    if not overwrite:
+        raise ConfigError(
+            f"{storage.path}/{name} holds the checkpoints of another run. Pass --overwrite to remove them (fit(overwrite=True)), "
+            "or choose another storage_path or run directory."
+        )
+    fs.delete_dir(folder)

@@ -6,6 +6,7 @@ Mirrors Ray Train's ``TorchTrainer`` where the two overlap.
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import sys
 import threading
@@ -34,7 +35,7 @@ from offload.train.cluster import Cluster, connected, on_this_node
 from offload.train.config import BatchSize, BatchSplit, Checkpoints, Precision, workers_range
 from offload.train.context import TRAIN, Context, WorkerSetup, first_pass, run_worker, world_totals
 from offload.train.monitor import Monitor, News
-from offload.train.storage import check_storage, storage_of
+from offload.train.storage import Storage, check_storage, claim_folder, storage_of
 
 POLL_S = 1.0
 FEED_THREADS = 8
@@ -120,8 +121,7 @@ class Trainer:
         self.train_loop_config = dict(train_loop_config or {})
         self.scaling_config = scaling_config
         self.run_config = run_config
-        # Ray fills in a storage path and a name where a RunConfig has none; ours is the run directory.
-        self.storage_path = storage_path or (run_config.storage_path if run_config is not None else None)
+        self.storage_path = storage_path or _given(run_config, "storage_path")
 
     def fit(
         self,
@@ -144,17 +144,20 @@ class Trainer:
             RunError: for what fails later.
         """
         directory = RunDirectory(Path(run_dir or f"runs/{Path(sys.argv[0]).stem or 'run'}"), overwrite=overwrite)
+        # In the run directory the folder says what it holds; elsewhere, whose it is.
+        name = _given(self.run_config, "name") or (directory.path.name if self.storage_path else CHECKPOINTS)
         storage = storage_of(
             self.storage_path, self.run_config.storage_filesystem if self.run_config else None, directory.path
         )
         check_storage(storage)
+        claim_folder(storage, name, resuming=directory.resuming, overwrite=overwrite)
         with LiveLine(quiet=quiet) as live:
             live.status("listing the data")
             streams = {name: self._stream(name, pipeline) for name, pipeline in self.datasets.items()}
             live.status("starting Ray")
             with connected(address) as cluster:
                 run = _Run(self, directory, live, streams, cluster)
-                return run.go(storage.path, storage.filesystem)
+                return run.go(name, storage)
 
     def _stream(self, name: str, pipeline: Pipeline) -> Stream:
         index = pipeline.list() if pipeline.list is not None else None
@@ -194,7 +197,7 @@ class _Run:
         self.started_step = 0
         self.rates: dict[str, dict[str, float]] = {}
 
-    def go(self, storage_path: str, filesystem: Any) -> Result:
+    def go(self, name: str, storage: Storage) -> Result:
         cores = Cores(
             cores=self.placement.cores,
             task_cpus=self.placement.task_cpus,
@@ -205,7 +208,7 @@ class _Run:
         hub = on_this_node(ray.remote(Hub), max_concurrency=threads).remote(self.streams, cores)
         if not self.directory.resuming:
             hub.start_ahead.remote(first_pass(self.split), TRAIN)
-        torch_trainer = self._torch_trainer(self._setup(hub), storage_path, filesystem)
+        torch_trainer = self._torch_trainer(self._setup(hub), name, storage)
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
         try:
@@ -245,7 +248,7 @@ class _Run:
             config=trainer.train_loop_config,
         )
 
-    def _torch_trainer(self, setup: WorkerSetup, storage_path: str, filesystem: Any) -> ray.train.torch.TorchTrainer:
+    def _torch_trainer(self, setup: WorkerSetup, name: str, storage: Storage) -> ray.train.torch.TorchTrainer:
         given = self.trainer.scaling_config or ray.train.ScalingConfig()
         per_worker: Any = given.resources_per_worker
         resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus}
@@ -255,12 +258,11 @@ class _Run:
             given, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
         )
         kept = self.trainer.checkpoints
-        given_run = self.trainer.run_config
         run_config = dataclasses.replace(  # type: ignore[call-arg]  # typed as version 1's RunConfig
-            given_run or ray.train.RunConfig(),
-            name=given_run.name if given_run is not None else CHECKPOINTS,
-            storage_path=storage_path,
-            storage_filesystem=filesystem,
+            self.trainer.run_config or ray.train.RunConfig(),
+            name=name,
+            storage_path=storage.path,
+            storage_filesystem=storage.filesystem,
             checkpoint_config=ray.train.CheckpointConfig(
                 num_to_keep=kept.keep, checkpoint_score_attribute=kept.best, checkpoint_score_order=kept.mode
             ),
@@ -397,7 +399,7 @@ class _Run:
             "input": self.rates,
             "skipped": len(self.skipped),
             "metrics": self.news.metrics,
-            "checkpoint": checkpoint.path if checkpoint is not None else None,
+            "checkpoint": _address_of(checkpoint) if checkpoint is not None else None,
             "run_dir": str(self.directory.path),
             "versions": {"python": sys.version.split()[0], "ray": ray.__version__},
         }
@@ -407,6 +409,24 @@ class _Run:
         self.directory.summary(document)
         write_report(self.directory)
         return Result(document=document, run_dir=self.directory.path)
+
+
+def _given(run_config: ray.train.RunConfig | None, field: str) -> str | None:
+    """What the user set; Ray fills in a dated name and a folder in the home directory where they set nothing."""
+    if run_config is None:
+        return None
+    value: str | None = getattr(run_config, field)
+    filled: str | None = getattr(ray.train.RunConfig(), field)
+    dated = (
+        value is not None and field == "name" and re.fullmatch(r"ray_train_run-\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", value)
+    )
+    return None if value == filled or dated else value
+
+
+def _address_of(checkpoint: Any) -> str:
+    """The path of a checkpoint with its scheme, where it is not local."""
+    kind = str(checkpoint.filesystem.type_name)
+    return f"{kind}://{checkpoint.path}" if kind in ("s3", "gcs", "abfs", "hdfs") else str(checkpoint.path)
 
 
 def _per_second(totals: Totals, workers: int) -> float:
