@@ -109,6 +109,7 @@ class Batches:
         self._padded, self._stop, self._template = padded, stop, template
         self._pieces: queue.Queue[tuple[Columns, int] | BaseException | None] = queue.Queue(maxsize=PREFETCH_BLOCKS)
         self._batches: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
+        self.leftover: list[Skipped] = []  # skipped behind the last batch, complete when get() has returned None
         self._closed = threading.Event()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._threads = [
@@ -210,8 +211,8 @@ class Batches:
                 skipped.clear()
         if pieces:
             yield self._joined(pieces), sum(counts), tuple(skipped)
-        elif skipped:
-            yield {}, 0, tuple(skipped)
+        else:
+            self.leftover += skipped
 
     def _joined(self, pieces: list[Columns]) -> Columns:
         """One batch out of views of blocks: the one copy of the path, into pinned memory for a GPU."""

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from offload.pipeline.ranges import Ranges
 from offload.pipeline.spec import OnDevice
 from offload.pipeline.wire import Columns
 from offload.train import checkpoint as checkpoints
-from offload.train.batches import ActorFeed, Batches, LocalBatch, NoPeers, Peers, open_pass
+from offload.train.batches import ActorFeed, Batches, LocalBatch, NoPeers, Peers, Skipped, open_pass
 from offload.train.checkpoint import Progress
 from offload.train.config import BatchSplit, Checkpoints, Precision
 from offload.train.monitor import Forward, Reporter
@@ -149,7 +149,7 @@ class Context:
 
     def epochs(self, n: int) -> Iterator[int]:
         """The numbers of the epochs still to train, of ``n`` in all. After a restart it goes on with the epoch that was
-        under way. At the end of each a checkpoint is committed, where :meth:`report` has not just done so."""
+        under way. At the end of each a checkpoint is committed."""
         self._epochs_total = n
         for epoch in range(self._progress.epoch, n):
             self.epoch = epoch
@@ -225,15 +225,17 @@ class Context:
                 )
             following = self._ahead.pop() if self._ahead else self._next_batch(batches)
             self._start_batch(following)
+        self._note_skipped(batches.leftover)
 
     def _stepped(self) -> bool:
         return self._batch is None
 
     def _plain_batches(self, batches: Batches) -> Iterator[dict[str, Any]]:
         while (batch := batches.get()) is not None:
-            self._note_skipped(batch)
+            self._note_skipped(batch.skipped)
             if batch.rows:
                 yield dict(batch.tensors)
+        self._note_skipped(batches.leftover)
 
     def _next_batch(self, batches: Batches) -> tuple[LocalBatch | None, float, float]:
         """(batch or the end, seconds waited for this rank's own samples, seconds waited for another's)."""
@@ -247,7 +249,7 @@ class Context:
         batch, own, peer = following
         if batch is not None:
             self._meter.waited(own, peer, batch.rows)
-            self._note_skipped(batch)
+            self._note_skipped(batch.skipped)
 
     def _has_another(self) -> bool:
         """Whether the pass has another micro-batch. Only asked while gradients accumulate."""
@@ -257,8 +259,8 @@ class Context:
         batch = self._ahead[0][0]
         return batch is not None and not batch.stop
 
-    def _note_skipped(self, batch: LocalBatch) -> None:
-        for sample in batch.skipped:
+    def _note_skipped(self, skipped: Sequence[Skipped]) -> None:
+        for sample in skipped:
             self._reporter.event("skipped", sample_id=sample.sample_id, reason=sample.reason, epoch=self.epoch)
 
     # -- steps -----------------------------------------------------------------------------------------------------
