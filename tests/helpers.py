@@ -27,6 +27,7 @@ def write_jpegs(folder: Path, count: int, *, classes: int = 3, size: tuple[int, 
 def moto_server() -> Iterator[tuple[dict[str, str], Any]]:
     """A real S3 server, reached over HTTP as AWS is: the environment variables that lead to it, and a client."""
     import boto3
+    import requests
     from moto.server import ThreadedMotoServer
 
     with socket.socket() as free:
@@ -35,6 +36,8 @@ def moto_server() -> Iterator[tuple[dict[str, str], Any]]:
     server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
     server.start()
     url = f"http://127.0.0.1:{port}"
+    # What it holds belongs to the process, not to the server: an earlier test's buckets would still be there.
+    requests.post(f"{url}/moto-api/reset", timeout=10).raise_for_status()
     client = boto3.client(
         "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing"
     )
