@@ -129,12 +129,18 @@ def offload(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[s
 
 
 def refusal(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
-    """What a user is told: one paragraph on stderr, never a traceback, nothing on stdout."""
+    """What a user is told: one paragraph on stderr, never a traceback; under --json the same in one document on stdout."""
     assert done.returncode == code, done.stderr
-    assert done.stdout == ""
     assert "Traceback" not in done.stderr
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("offload: ")]
     assert said.endswith((".", ")")), said
+    if "--json" in done.args:
+        document = json.loads(done.stdout)
+        assert document["schema"] == "offload.error/1"
+        assert document["exit_code"] == code
+        assert said == f"offload: {document['error']}"
+    else:
+        assert done.stdout == ""
     return said
 
 
