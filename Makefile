@@ -41,6 +41,8 @@ clean: ## remove the environment, caches and builds; runs/ stays
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip installs uv and uv the rest: much faster, and both torch and torchvision come from one place.
+# Bytecode is compiled here, once: where Python may not write it (PYTHONDONTWRITEBYTECODE, a read-only environment), each
+# of the processes that Ray starts would compile torch anew, which is two thirds of the time that importing it takes.
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 		{ echo "offload needs Python 3.11 to 3.13, found: $$($(PYTHON) --version 2>&1); say make PYTHON=python3.11" >&2; exit 1; }
@@ -49,7 +51,7 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 
 $(INSTALLED): requirements.txt pyproject.toml | $(BIN)/uv
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install -r requirements.txt
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --compile-bytecode -r requirements.txt
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --no-deps -e .
 	@$(BIN)/python -c 'import torchvision.ops' || \
 		{ echo "torch and torchvision do not fit together: install both from the same place" >&2; exit 1; }

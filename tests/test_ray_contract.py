@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
@@ -18,9 +19,14 @@ import ray
 import ray.data
 import ray.train
 import ray.train.torch
+import torch
+from ray.train.v2._internal import constants
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
+import offload
 from offload.errors import ConfigError, RunError, find_offload_error
-from offload.train import cluster
+from offload.train import batches, cluster, ray_train
+from offload.train.ray_train import TorchTrainer
 from offload.versions import TESTED_RAY, ray_version_warning
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -74,6 +80,24 @@ def test_a_dataset_carries_its_context_and_limits() -> None:
     assert ray.data.range(1).context is not None, relies(file, "Dataset.context")
 
 
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_the_object_store_can_be_written_to() -> None:
+    """A batch within one block is a view of it, and users change batches in place."""
+    ref = ray.put(np.zeros((64, 4096), np.uint8))
+    stored = ray.get(ref)
+    assert not stored.flags.writeable, relies(
+        "train/batches.py", "objects come read-only; if not, writable() is superfluous"
+    )
+    tensor = torch.from_numpy(batches.writable(stored[16:32]))
+    tensor.add_(1)
+    again = ray.get(ref)
+    assert again.sum(axis=1).tolist() == [0] * 16 + [4096] * 16 + [0] * 32
+    del stored, again, ref
+    assert int(tensor.sum()) == 16 * 4096, relies("train/batches.py", "a view keeps its object alive")
+
+
 # --- Ray Train --------------------------------------------------------------------------------------------------------
 
 
@@ -103,11 +127,60 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
         ),
         logging_config=ray.train.LoggingConfig(log_level="ERROR"),
     )
-    ray.train.torch.TorchTrainer(lambda: None, scaling_config=scaling, run_config=run)
+    ours = TorchTrainer(lambda: None, beside_ray_data=False, scaling_config=scaling, run_config=run)
     assert (run.name, run.storage_path) == ("checkpoints", str(tmp_path)), relies(
         file, "RunConfig keeps what it is given"
     )
     assert run.failure_config.max_failures == 3, relies(file, "dataclasses.replace keeps the rest of a RunConfig")
+
+    file = "train/ray_train.py"
+    theirs: Any = ray.train.torch.TorchTrainer(lambda: None, scaling_config=scaling, run_config=run)
+    names = [type(each).__name__ for each in theirs._create_default_callbacks()]
+    missing = set(ray_train.UNUSED_CALLBACKS) - set(names)
+    assert not missing, relies(file, f"TorchTrainer's callbacks that start an actor each: no {missing} in {names}")
+    left = [type(each).__name__ for each in ours._create_default_callbacks()]
+    assert left == [name for name in names if name not in ray_train.UNUSED_CALLBACKS]
+    assert ray_train.PREEMPTION_WATCHER in constants.ENV_VARS_TO_PROPAGATE, relies(file, "the variable's name")
+    for method in ("_send_resource_request", "_maybe_send_resource_request", "_cancel_resource_request"):
+        assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
+    assert hasattr(theirs, "_initialize_and_run_controller"), relies(
+        file, "TorchTrainer._initialize_and_run_controller"
+    )
+
+
+def running_ray_processes() -> set[str]:
+    titles = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            title = path.read_bytes().split(b"\0")[0].decode()
+        except OSError:  # it ended meanwhile
+            continue
+        if title.startswith("ray::"):
+            titles.add(title.removeprefix("ray::").split(".")[0])
+    return titles
+
+
+@pytest.mark.slow
+def test_a_run_starts_no_helper_that_it_has_no_use_for(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    look = running_ray_processes
+
+    def train(ctx: offload.Context) -> None:
+        model = ctx.prepare(torch.nn.Linear(1, 1))
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward(model(batch["x"][:, None]).mean())
+                ctx.step()
+        seen.write_text("\n".join(look()))
+
+    rows = [{"x": np.float32(i)} for i in range(8)]
+    offload.Trainer(train, datasets={"train": offload.from_torch(rows)}, workers=1, batch_size=4).fit(
+        run_dir=tmp_path / "run", quiet=True
+    )
+    titles = set(seen.read_text().split())
+    assert {"Hub", "TrainController"} <= titles, titles
+    unwanted = {"DatasetManager", "PlacementGroupCleaner", "PreemptionWatcher"}
+    assert not titles & unwanted, relies("train/ray_train.py", f"these are not started: {titles & unwanted}")
 
 
 def test_a_failed_training_run_holds_the_errors_of_its_workers() -> None:

@@ -118,6 +118,25 @@ def test_at_the_end_tasks_shrink_so_that_no_core_waits_long_for_another(
     assert max(ends) <= math.ceil(remaining / cores) + max(1, math.ceil(full / 4))
 
 
+@settings(deadline=None)
+@given(
+    cores=st.integers(1, 32),
+    local_batch_size=st.integers(1, 512),
+    full=st.integers(1, 4000),
+    remaining=st.integers(1, 10**7),
+)
+def test_full_tasks_hold_whole_local_batches(cores: int, local_batch_size: int, full: int, remaining: int) -> None:
+    rates = Rates(core_seconds_per_sample=TASK_S / full * (1 - 1e-9), bytes_per_sample=1.0)
+    sizes = plan_tasks(remaining, cores=cores, first_rows=64, rates=rates, local_batch_size=local_batch_size)
+    largest = max(sizes)
+    assert largest <= full
+    assert (
+        largest == remaining or largest % local_batch_size == 0 or largest < local_batch_size or sum(sizes) == remaining
+    )
+    if full >= local_batch_size and remaining > 10**6 and full * cores * PLAN_TASKS_PER_CORE < remaining:
+        assert set(sizes) == {full - full % local_batch_size}
+
+
 def test_a_small_object_store_bounds_the_blocks() -> None:
     assert block_bytes(1e12, 4) == BLOCK_BYTES
     assert block_bytes(120 * MIB, 2) == 5 * MIB  # a dozen blocks a core fit

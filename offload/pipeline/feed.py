@@ -262,6 +262,7 @@ class _Tasks:
             first_rows=self._pass.request.first_rows,
             rates=self._meter.rates(),
             block_bytes=block_bytes(self._cores.store_bytes, self._cores.cores),
+            local_batch_size=self._pass.request.first_rows // self._pass.request.world_size,
         )
         self._planned.extend(_chunk_cuts(self._positions, self._cursor, sizes)[1:])
 
@@ -304,6 +305,7 @@ class Feed:
             self._attempt += 1
             for key in [k for k in self._passes if k.attempt != self._attempt]:
                 self._drop(key)
+            self._look()
             return self._attempt
 
     def start_ahead(self, request: PassRequest, name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +42,3 @@ def _decode_with_pillow(data: bytes, reason: str) -> Image:
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise DecodeError(f"{error}{f' ({reason})' if reason else ''}" if data else "the file is empty") from None
-
-
-def as_array(image: Any) -> NDArray[Any]:
-    """A PIL image, tensor or array as an array, in its own layout."""
-    if type(image).__module__.startswith(("torch", "torchvision")):
-        array = image.detach().cpu().numpy()
-    else:
-        array = np.asarray(image)
-    return np.asarray(array)

@@ -13,9 +13,11 @@ Where it stops: it runs the tasks it is given and tells what they cost. Which ro
 from __future__ import annotations
 
 import hashlib
+import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,10 +26,10 @@ import pyarrow as pa
 import ray
 
 from offload.pipeline import stage as stages
+from offload.pipeline.gather import Scratch
 from offload.pipeline.stage import Stage
 
 IN_FLIGHT = 2  # tasks per actor: the one that runs, and the next
-WAIT_S = 0.1  # how long to wait for a finished task before looking for a new one to start
 RESTARTS = 3  # of one actor, should its process or its node die; its tasks are then run again
 
 
@@ -78,6 +80,9 @@ class Task:
 class Preprocessor:
     """The actor: one core."""
 
+    def __init__(self) -> None:
+        self._scratch = Scratch()  # a block that process() returned is in the object store before the next call begins
+
     def warm(self, stage: PackedStage) -> None:
         """Import and set up what the stage needs, before there is work."""
         stage.ready()
@@ -86,7 +91,7 @@ class Preprocessor:
         """The block of these rows, and its cost."""
         ready = stage.ready()
         cpu, wall = time.process_time(), time.perf_counter()
-        block = stages.process(ready, rows, epoch=epoch)
+        block = stages.process(ready, rows, epoch=epoch, scratch=self._scratch)
         cost = Cost(
             rows=block.num_rows,
             size_bytes=block.nbytes,
@@ -96,10 +101,13 @@ class Preprocessor:
         return block, cost
 
 
-class Work(Protocol):
-    """Where the pool gets its tasks: see :meth:`Pool.__init__`."""
+Done = Callable[[Block | BaseException], None]
 
-    def next_task(self) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
+
+class Work(Protocol):
+    """Where the pool gets its tasks."""
+
+    def next_task(self) -> tuple[Task, Done] | None:
         """The next task and what to call with its outcome; None if there is none at present."""
 
 
@@ -113,7 +121,10 @@ class Pool:
         )
         self._actors: list[Any] = [actor.remote() for _ in range(cores)]
         self._work = work
-        self._more = threading.Condition()
+        self._load = [0] * cores
+        # What the thread is woken with: a finished task (its actor, its block, what it cost, whom to tell), or None:
+        # there may be work that there was not before.
+        self._news: queue.SimpleQueue[tuple[int, Any, Future[Cost], Done] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True, name="pool").start()
 
     def warm(self, stage: PackedStage) -> None:
@@ -123,33 +134,26 @@ class Pool:
 
     def look(self) -> None:
         """There may be work that there was not before."""
-        with self._more:
-            self._more.notify_all()
+        self._news.put(None)
 
     def _run(self) -> None:
-        running: dict[Any, tuple[int, Any, Callable[[Block | BaseException], None]]] = {}
-        load = [0] * len(self._actors)
         while True:
-            while min(load) < IN_FLIGHT and (found := self._work.next_task()) is not None:
-                task, done = found
-                at = load.index(min(load))
-                process = self._actors[at].process.options(num_returns=2)
-                ref, cost = process.remote(task.rows, task.stage, task.epoch)
-                running[cost] = (at, ref, done)
-                load[at] += 1
-            if not running:
-                with self._more:
-                    self._more.wait(timeout=WAIT_S)
-                continue
-            ready, _ = ray.wait(list(running), num_returns=1, timeout=WAIT_S, fetch_local=True)
-            for finished in ready:
-                at, ref, done = running.pop(finished)
-                load[at] -= 1
-                done(_outcome(ref, finished))
+            while min(self._load) < IN_FLIGHT and (found := self._work.next_task()) is not None:
+                self._start(*found)
+            news = self._news.get()
+            if news is not None:
+                at, ref, cost, done = news
+                self._load[at] -= 1
+                done(_outcome(ref, cost))
+
+    def _start(self, task: Task, done: Done) -> None:
+        at = self._load.index(min(self._load))
+        self._load[at] += 1
+        ref, cost = self._actors[at].process.options(num_returns=2).remote(task.rows, task.stage, task.epoch)
+        # Not ray.wait in a loop: that wakes ten times a second for nothing, on a core that has samples to make.
+        cost.future().add_done_callback(lambda made: self._news.put((at, ref, made, done)))
 
 
-def _outcome(ref: Any, cost: Any) -> Block | BaseException:
-    try:
-        return Block(ref=ref, cost=ray.get(cost))
-    except Exception as error:
-        return error
+def _outcome(ref: Any, cost: Future[Cost]) -> Block | BaseException:
+    error = cost.exception()
+    return Block(ref=ref, cost=cost.result()) if error is None else error

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 TASK_S = 1.0
-BLOCK_BYTES = 24 << 20  # below the size from which malloc maps fresh, unfaulted pages for every block
+BLOCK_BYTES = 64 << 20
 PLAN_TASKS_PER_CORE = 8  # how many tasks one plan holds before sizes are taken from newer measurements
 
 
@@ -29,12 +29,19 @@ def block_bytes(store_bytes: float, cores: int) -> int:
 
 
 def plan_tasks(
-    remaining: int, *, cores: int, first_rows: int, rates: Rates | None, block_bytes: int = BLOCK_BYTES
+    remaining: int,
+    *,
+    cores: int,
+    first_rows: int,
+    rates: Rates | None,
+    block_bytes: int = BLOCK_BYTES,
+    local_batch_size: int = 1,
 ) -> list[int]:
     """Row counts of the next tasks, in order; their sum is at most ``remaining``.
 
     ``first_rows``: rows that make the first global batch. Before anything is measured each task is one core's share of
-    it. The caller plans again when these are issued.
+    it. Full tasks that hold several local batches hold whole ones, so that a worker's batch lies within one block. The
+    caller plans again when these are issued.
     """
     if remaining <= 0:
         return []
@@ -42,6 +49,7 @@ def plan_tasks(
         sizes = [max(1, math.ceil(first_rows / cores))] * cores
     else:
         full = rows_per_task(rates, block_bytes)
+        full -= full % local_batch_size if full > local_batch_size else 0
         count = PLAN_TASKS_PER_CORE * cores
         sizes = _tapered(remaining, full, cores) if remaining <= count * full else [full] * count
     return _clip(sizes, remaining)

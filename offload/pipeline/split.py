@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from offload.pipeline.device import Normalize, ToChannelsFirst
-from offload.pipeline.images import as_array
+from offload.pipeline.wire import as_array
 
 _CONVERSIONS = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "MaybeToTensor", "MaybePILToTensor"}
 _DTYPES = {"ToDtype", "ConvertImageDtype"}

@@ -21,6 +21,7 @@ from ray import cloudpickle
 
 from offload.errors import RunError
 from offload.pipeline import wire
+from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.order import mix
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.sources.base import Reader, Samples
@@ -77,8 +78,9 @@ def _hold_to_one_core() -> None:
         cv2.setNumThreads(0)
 
 
-def process(stage: Stage, rows: pa.Table, *, epoch: int) -> pa.Table:
-    """The block of these index rows: ``sample_id``, ``__position__`` and the reader's own columns in.
+def process(stage: Stage, rows: pa.Table, *, epoch: int, scratch: Scratch | None = None) -> pa.Table:
+    """The block of these index rows: ``sample_id``, ``__position__`` and the reader's own columns in. With ``scratch``
+    the block lies in it, and is gone with the next.
 
     Raises RunError, naming the sample, for one that cannot be read under ``on_error="raise"`` and for a transform that
     raises, returns another number of rows, or rows that differ in shape.
@@ -89,6 +91,7 @@ def process(stage: Stage, rows: pa.Table, *, epoch: int) -> pa.Table:
     parts: list[Columns] = []
     kept: list[np.ndarray[Any, Any]] = []
     skipped: dict[int, str] = {}
+    gather = Gather(rows.num_rows, scratch or Scratch())
     cuts = np.flatnonzero(np.diff(positions // CHUNK)) + 1
     for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(positions)], strict=True):
         chunk = rows.slice(start, stop - start)
@@ -100,9 +103,10 @@ def process(stage: Stage, rows: pa.Table, *, epoch: int) -> pa.Table:
             continue
         columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
         chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
-        parts.append(transform(stage, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch))
+        made = transform(stage, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch)
+        parts.append(gather.place(made))
         kept.append(good + start)
-    return _assemble(rows, parts, kept, skipped, stage)
+    return _assemble(rows, parts, kept, skipped, stage, gather)
 
 
 def _read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
@@ -212,6 +216,7 @@ def _assemble(
     kept: list[np.ndarray[Any, Any]],
     skipped: dict[int, str],
     stage: Stage,
+    gather: Gather,
 ) -> pa.Table:
     """One block of all chunks. Skipped rows stay, as copies of row 0 that carry their error: the number of rows that
     leaves a task is the number that entered, so that no row is lost without a word."""
@@ -219,6 +224,9 @@ def _assemble(
     order = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
     columns: Columns = {}
     for name in names:
+        if (whole := gather.whole(name, len(order))) is not None:
+            columns[name] = whole
+            continue
         # A column may be missing from a whole chunk: an optional member of a tar shard.
         values = [part.get(name, [None] * len(rows_)) for part, rows_ in zip(parts, kept, strict=True)]
         columns[name] = _stacked(name, values, rows, order, stage)

@@ -42,7 +42,7 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
     if not len(rows) or isinstance(rows[0], str | bytes) or rows[0] is None:
         return list(rows)
     try:
-        arrays = [_as_array(row) for row in rows]
+        arrays = [as_array(row) for row in rows]
     except ValueError:  # nested lists without a shape, such as polygons
         return list(rows)
     if arrays[0].dtype == object:
@@ -61,7 +61,7 @@ def stack_lists(name: str, rows: list[Any]) -> Column:
     try:
         return stack(name, rows)
     except RaggedError:
-        return [_as_array(row) for row in rows]
+        return [as_array(row) for row in rows]
 
 
 def join(parts: Sequence[Column]) -> Column:
@@ -73,7 +73,8 @@ def join(parts: Sequence[Column]) -> Column:
     return [row for part in parts for row in part]
 
 
-def _as_array(value: Any) -> Array:
+def as_array(value: Any) -> Array:
+    """A PIL image, tensor, array, number or nested list as an array, in its own layout."""
     if type(value).__module__.startswith("torch"):
         return np.asarray(value.detach().cpu().numpy())
     return np.asarray(value)

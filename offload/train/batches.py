@@ -1,6 +1,6 @@
 """The worker's end of the data path: slices of blocks in, local batches on the device out, ahead of the training thread.
 
-One thread fetches blocks, a second cuts them into batches (one copy, into pinned memory where there is a GPU), agrees
+One thread fetches blocks, a second cuts them into batches (into pinned memory where there is a GPU), agrees
 with the other ranks on the batch's rows, and moves it to the device on a stream of its own. The ranks' agreement is a
 gather of two numbers on a process group of its own, ahead of training by the prefetch depth: the training thread never
 waits for it unless it waits for data.
@@ -8,6 +8,7 @@ waits for it unless it waits for data.
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 import time
@@ -26,6 +27,7 @@ from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns
 
 PREFETCH_BATCHES = 2
 PREFETCH_BLOCKS = 2
+VIEWED_ROW_BYTES = 4096
 
 
 class FeedClient(Protocol):
@@ -215,7 +217,8 @@ class Batches:
             self.leftover += skipped
 
     def _joined(self, pieces: list[Columns]) -> Columns:
-        """One batch out of views of blocks: the one copy of the path, into pinned memory for a GPU."""
+        """One batch out of views of blocks: the one copy of the path, into pinned memory for a GPU. On a CPU a batch that
+        lies within a block is a view of it."""
         joined: Columns = {}
         for name in pieces[0]:
             parts = [p[name] for p in pieces]
@@ -223,6 +226,9 @@ class Batches:
                 joined[name] = [row for part in parts for row in part]
                 continue
             arrays = [p for p in parts if isinstance(p, np.ndarray)]
+            if len(arrays) == 1 and self._stream is None and _worth_a_view(arrays[0]):
+                joined[name] = writable(arrays[0])
+                continue
             odd = next((i for i, a in enumerate(arrays) if a.shape[1:] != arrays[0].shape[1:]), None)
             if odd is not None:
                 ids = [int(pieces[i][SAMPLE_ID][0]) for i in (0, odd)]
@@ -249,8 +255,9 @@ class Batches:
         """The batch, with what all ranks know of it; None when no rank has samples left."""
         moved = self._move(columns) if rows and columns is not None else None
         own_ready_s = time.monotonic()
-        if rows and columns is not None:
-            self._template.setdefault(self._key.name, {n: c[:1] for n, c in columns.items()})
+        if rows and columns is not None and self._key.name not in self._template:
+            # Copies: views would keep their block as long as the run lasts.
+            self._template[self._key.name] = {n: copy.copy(c[:1]) for n, c in columns.items()}
         stop, all_rows = self._stop.is_set(), rows
         if self._padded:
             lacking = not rows and self._key.name not in self._template
@@ -297,6 +304,26 @@ class Batches:
             for step in self._on_device:
                 tensors = step(tensors)
         return tensors
+
+
+def _worth_a_view(column: np.ndarray[Any, Any]) -> bool:
+    """Whether rows are large. Small ones (labels) are copied: users keep them, and a view would keep the whole block."""
+    return column.nbytes >= VIEWED_ROW_BYTES * len(column) and column.flags.c_contiguous
+
+
+class _OwnedMemory:
+    """Memory of the object store as writable, which it is, though Ray hands it out as read-only: of these rows this
+    worker is the one reader, and torch has no tensors that are read-only."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._owner = array
+        address = array.__array_interface__["data"][0]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
+
+
+def writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same memory as an array that may be written to."""
+    return array if array.flags.writeable else np.asarray(_OwnedMemory(array))
 
 
 def _is_numeric(column: object) -> bool:

@@ -20,7 +20,6 @@ from typing import Any
 
 import ray
 import ray.train
-import ray.train.torch
 
 from offload.errors import ConfigError, OffloadError, RunError, causes, find_offload_error
 from offload.measure.steps import Totals
@@ -35,6 +34,7 @@ from offload.train.cluster import Cluster, connected, on_this_node
 from offload.train.config import BatchSize, BatchSplit, Checkpoints, Precision, workers_range
 from offload.train.context import TRAIN, Context, WorkerSetup, first_pass, run_worker, world_totals
 from offload.train.monitor import Monitor, News
+from offload.train.ray_train import TorchTrainer
 from offload.train.storage import Storage, check_storage, claim_folder, storage_of
 
 POLL_S = 1.0
@@ -248,7 +248,7 @@ class _Run:
             config=trainer.train_loop_config,
         )
 
-    def _torch_trainer(self, setup: WorkerSetup, name: str, storage: Storage) -> ray.train.torch.TorchTrainer:
+    def _torch_trainer(self, setup: WorkerSetup, name: str, storage: Storage) -> TorchTrainer:
         given = self.trainer.scaling_config or ray.train.ScalingConfig()
         per_worker: Any = given.resources_per_worker
         resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus}
@@ -269,8 +269,11 @@ class _Run:
             logging_config=ray.train.LoggingConfig(log_level="ERROR"),
         )
         user_function = self.trainer.train
-        return ray.train.torch.TorchTrainer(
-            lambda: run_worker(user_function, setup), scaling_config=scaling, run_config=run_config
+        return TorchTrainer(
+            lambda: run_worker(user_function, setup),
+            beside_ray_data=any(stream.index is None for stream in self.streams.values()),
+            scaling_config=scaling,
+            run_config=run_config,
         )
 
     def _announce(self) -> None:
@@ -434,7 +437,7 @@ def _per_second(totals: Totals, workers: int) -> float:
     return totals.samples * workers / totals.step_time_s if totals.step_time_s > 0 else 0.0
 
 
-def _fit(trainer: ray.train.torch.TorchTrainer, outcome: list[Any]) -> None:
+def _fit(trainer: TorchTrainer, outcome: list[Any]) -> None:
     try:
         outcome.append(trainer.fit())
     except BaseException as error:

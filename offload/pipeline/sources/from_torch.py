@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from offload.errors import ConfigError
-from offload.pipeline.images import as_array
 from offload.pipeline.sources.base import Index, Samples
-from offload.pipeline.wire import Column
+from offload.pipeline.wire import Column, as_array
 
 DEFAULT_COLUMNS = ("image", "label")
 

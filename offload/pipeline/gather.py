@@ -1,0 +1,80 @@
+"""Where the rows of a block are put together: in memory that a process keeps, while they are still in its cache.
+
+Blocks are tens of MB. Stacked when all of their rows are made, each row would be read from memory again, and each block
+would be written to pages that the kernel has to clear first: 5 % of what decoding and cropping a JPEG costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from offload.pipeline.wire import Array, Column, Columns, as_array
+
+
+class Scratch:
+    """The memory of one block at a time, kept from block to block. Whoever fills it has to be done with the block before."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Array] = {}
+
+    def rows(self, name: str, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Uninitialised ``(rows, *shape)`` of a dtype."""
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < rows or kept.shape[1:] != shape or kept.dtype != dtype:
+            kept = self._kept[name] = np.empty((rows, *shape), dtype)
+        return kept[:rows]
+
+
+class Gather:
+    """Takes the columns of a block, chunk by chunk."""
+
+    def __init__(self, rows: int, scratch: Scratch) -> None:
+        self._rows, self._scratch = rows, scratch
+        self._into: dict[str, Array] = {}
+        self._filled: dict[str, int] = {}
+        self._odd: set[str] = set()
+
+    def place(self, columns: Columns) -> Columns:
+        """The same columns, those of arrays copied to their place in the block."""
+        return {name: self._place(name, column) for name, column in columns.items()}
+
+    def whole(self, name: str, rows: int) -> Array | None:
+        """The whole column, if all of its ``rows`` rows are in their place."""
+        return self._into[name][:rows] if self._filled.get(name) == rows else None
+
+    def _place(self, name: str, column: Column) -> Column:
+        rows = _alike(column) if name not in self._odd else None
+        if rows is None:
+            self._odd.add(name)
+            return column
+        first = rows[0]
+        into = self._into.get(name)
+        if into is None:
+            into = self._into[name] = self._scratch.rows(name, self._rows, first.shape, first.dtype)
+        elif into.shape[1:] != first.shape or into.dtype != first.dtype:
+            self._odd.add(name)
+            return column
+        start = self._filled.get(name, 0)
+        place = into[start : start + len(rows)]
+        if isinstance(rows, np.ndarray):
+            place[:] = rows
+        else:
+            np.stack(rows, out=place)
+        self._filled[name] = start + len(rows)
+        return place
+
+
+def _alike(column: Column) -> Array | Sequence[Array] | None:
+    """The rows, if they are arrays (not numbers: those are not worth it) of one shape and numeric type."""
+    if isinstance(column, np.ndarray):
+        return column if column.ndim > 1 and column.dtype.kind in "biuf" and len(column) else None
+    if not len(column) or not all(hasattr(row, "shape") for row in column):
+        return None
+    rows = [as_array(row) for row in column]
+    first = rows[0]
+    if first.ndim == 0 or first.dtype.kind not in "biuf":
+        return None
+    return rows if all(row.shape == first.shape and row.dtype == first.dtype for row in rows) else None
