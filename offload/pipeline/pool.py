@@ -27,6 +27,7 @@ import ray
 
 from offload.pipeline import stage as stages
 from offload.pipeline.gather import Scratch
+from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.stage import Stage
 
 IN_FLIGHT = 2  # tasks per actor: the one that runs, and the next
@@ -81,6 +82,7 @@ class Preprocessor:
     """The actor: one core."""
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self._scratch = Scratch()  # a block that process() returned is in the object store before the next call begins
 
     def warm(self, stage: PackedStage) -> None:
