@@ -4,8 +4,9 @@
 
 Two emulated hosts on two pinned cores stand for a GPU instance and a CPU instance, one core of each. The *ideal* is
 what a plain loop makes of the cores, measured on both at the same time; `delivered_over_ideal` relates a row to the
-ideal of the cores it has. Repeats are interleaved and every figure is the median over them. There is no GPU here: the
-consumer counts, or is a paced accelerator where --alpha and --beta, or --pace, ask for one.
+ideal of the cores it has. A machine's speed drifts by a fifth within minutes, so the plain loop runs before and after every
+row, and the row is related to the mean of the two. Repeats are interleaved and every figure is the median over them. There
+is no GPU here: the consumer counts, or is a paced accelerator where --alpha and --beta, or --pace, ask for one.
 """
 
 import importlib.metadata
@@ -18,6 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,12 @@ from benchmarks.rows.protocol import Task
 from benchmarks.side_by_side import CPU_HOST, GPU_HOST, Measurement, Row, RowFailed
 from offload.testing import HostsError, unavailable
 
+PLAIN = side_by_side.ROWS[0]
 WORKLOADS = ("blur", "blur-uint8", "jpeg")
 BATCH_SIZE = 64
 MIN_BATCHES = 12  # of which the steady state has eight
-CALIBRATION_BATCHES = 8
+PLAIN_BATCHES = 6
+PLAIN_S = 8.0
 PLAIN_WIDTH = 120
 UNDISTURBED = 0.97  # a plain loop that has its core to itself uses all of it
 # A row's process imports and its cluster starts before its first sample; after that it may be this much slower than
@@ -61,7 +65,7 @@ COLUMNS = (
 
 @click.command()
 @click.option("--workload", "workloads", multiple=True, type=click.Choice(WORKLOADS), help="[default: all]")
-@click.option("--rows", "names", multiple=True, type=click.Choice([row.name for row in side_by_side.ROWS]),
+@click.option("--rows", "names", multiple=True, type=click.Choice([row.name for row in side_by_side.ROWS[1:]]),
               help="Rows to run beside plain. [default: all]")  # fmt: skip
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--seconds", default=20.0, show_default=True, help="About how long each row is to run at the ideal rate.")
@@ -91,44 +95,45 @@ def main(
     if pace is not None and (alpha or beta):
         raise click.UsageError("--pace sets the accelerator's speed: leave --alpha and --beta out")
     chosen = workloads or WORKLOADS
-    rows = list(side_by_side.rows_named(names or [row.name for row in side_by_side.ROWS]))
+    rows = [row for row in side_by_side.ROWS if row is not PLAIN and (not names or row.name in names)]
     log = Console(stderr=True)
-    tasks = {}
+    tasks: dict[str, Task] = {}
+    plain_tasks: dict[str, Task] = {}
     for workload in chosen:
         folder = _jpeg_files(data) if workload == "jpeg" else None
         task = Task(workload=workload, samples=0, batch_size=BATCH_SIZE, data=folder)
-        tasks[workload] = _with_samples(task, samples or _calibrate(task, seconds))
+        per_s = _calibrate(task)
+        tasks[workload] = _with_samples(task, samples or round(seconds * per_s), MIN_BATCHES)
+        plain_tasks[workload] = _with_samples(task, round(PLAIN_S * per_s), PLAIN_BATCHES)
         log.print(f"{workload}: {tasks[workload].samples} samples per host and row")
 
-    measured: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    measured: dict[tuple[str, str], list[Beside]] = defaultdict(list)
     failed: dict[tuple[str, str], str] = {}
     for repeat in range(repeats):
         for workload in chosen:
+            before = _plain(plain_tasks[workload], log)
             for row in rows:
-                if (workload, row.name) in failed:
-                    continue
-                plain = measured[workload, "plain"]
-                task = _for_row(tasks[workload], row, plain[-1] if plain else None, alpha, beta, pace)
+                if (workload, row.name) in failed and not measured[workload, row.name]:
+                    continue  # it does not work at all
+                task = _for_row(tasks[workload], row, before, alpha, beta, pace)
                 try:
                     run = side_by_side.run(row, task, timeout_s=START_S + SLOWNESS * seconds)
                 except (RowFailed, HostsError) as error:
                     failed[workload, row.name] = str(error)
                     log.print(f"{workload} {row.name}: {error}", style="red", markup=False)
                     continue
-                measured[workload, row.name].append(run)
-                if row.name == "plain" and run.busy_cores < UNDISTURBED * len(row.hosts):
-                    log.print(
-                        f"the plain loops got {run.busy_cores:.2f} of {len(row.hosts)} cores: other programs are using "
-                        "them, and no ratio of this repeat is to be trusted",
-                        style="yellow",
-                    )
+                after = _plain(plain_tasks[workload], log)
+                beside = Beside(row=row, run=run, plain=(before, after))
+                measured[workload, row.name].append(beside)
                 log.print(
-                    f"{repeat + 1}/{repeats} {workload} {row.name}: {run.samples_per_s:.1f} samples/s", markup=False
+                    f"{repeat + 1}/{repeats} {workload} {row.name}: {run.samples_per_s:.1f} samples/s, "
+                    f"{beside.delivered_over_ideal:.3f} of the ideal",
+                    markup=False,
                 )
+                before = after
 
     result = {
-        "rows": [_summarise(row, workload, measured) for workload in chosen for row in rows
-                 if measured[workload, row.name] and measured[workload, "plain"]],
+        "rows": [line for workload in chosen for line in _lines(workload, rows, measured)],
         "failed": [{"workload": workload, "name": name, "reason": why} for (workload, name), why in failed.items()],
         "accelerator": _accelerator(alpha, beta, pace),
         "samples_per_host": {workload: task.samples for workload, task in tasks.items()},
@@ -159,33 +164,54 @@ def _jpeg_files(folder: Path | None) -> str:
     return str(jpeg_files(folder or Path(tempfile.gettempdir()) / "offload-benchmark-jpeg"))
 
 
-def _with_samples(task: Task, samples: int) -> Task:
-    batches = max(MIN_BATCHES, math.ceil(samples / task.batch_size))
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """One run of a row, and the runs of the plain loop just before and after it."""
+
+    row: Row
+    run: Measurement
+    plain: tuple[Measurement, Measurement]
+
+    @property
+    def delivered_over_ideal(self) -> float:
+        return self.run.samples_per_s / statistics.mean(_ideal(self.row, plain) for plain in self.plain)
+
+    @property
+    def cpu_over_plain(self) -> float:
+        return self.run.cpu_ms_per_sample / statistics.mean(plain.cpu_ms_per_sample for plain in self.plain)
+
+
+def _with_samples(task: Task, samples: int, least: int) -> Task:
+    batches = max(least, math.ceil(samples / task.batch_size))
     return Task(workload=task.workload, samples=batches * task.batch_size, batch_size=task.batch_size, data=task.data)
 
 
-def _calibrate(task: Task, seconds: float) -> int:
-    """How many samples a plain loop makes on one core in about so many seconds."""
-    plain = next(row for row in side_by_side.ROWS if row.name == "plain")
-    short = _with_samples(task, CALIBRATION_BATCHES * task.batch_size)
-    measured = side_by_side.run(plain, short, timeout_s=START_S + SLOWNESS * 60)
-    return round(seconds * measured.samples_per_s / len(plain.hosts))
+def _calibrate(task: Task) -> float:
+    """Samples that a plain loop makes on one core in a second."""
+    measured = side_by_side.run(PLAIN, _with_samples(task, 0, PLAIN_BATCHES), timeout_s=START_S + SLOWNESS * 60)
+    return measured.samples_per_s / len(PLAIN.hosts)
 
 
-def _for_row(task: Task, row: Row, plain: Measurement | None, alpha: float, beta: float, pace: float | None) -> Task:
+def _plain(task: Task, log: Console) -> Measurement:
+    run = side_by_side.run(PLAIN, task, timeout_s=START_S + SLOWNESS * 60)
+    if run.busy_cores < UNDISTURBED * len(PLAIN.hosts):
+        log.print(
+            f"the plain loops got {run.busy_cores:.2f} of {len(PLAIN.hosts)} cores: other programs are using them, and no "
+            "ratio to this one is to be trusted",
+            style="yellow",
+        )
+    return run
+
+
+def _for_row(task: Task, row: Row, plain: Measurement, alpha: float, beta: float, pace: float | None) -> Task:
     """The task of one row: twice the samples on twice the hosts, and the accelerator's speed."""
-    hosts = 1 if row.on_each else len(row.hosts)
-    if row.name == "plain":
-        alpha, beta = 0.0, 0.0  # it measures the ideal
-    elif pace is not None and plain is not None:
-        beta = 1 / (pace * _ideal(row, plain))
     return Task(
         workload=task.workload,
-        samples=task.samples * hosts,
+        samples=task.samples * len(row.hosts),
         batch_size=task.batch_size,
         data=task.data,
         alpha_s=alpha,
-        beta_s=beta,
+        beta_s=beta if pace is None else 1 / (pace * _ideal(row, plain)),
     )
 
 
@@ -193,19 +219,30 @@ def _ideal(row: Row, plain: Measurement) -> float:
     return sum(plain.samples_per_s_by_host[host] for host in row.hosts)
 
 
-def _summarise(row: Row, workload: str, measured: dict[tuple[str, str], list[Measurement]]) -> dict[str, Any]:
-    runs = measured[workload, row.name]
+def _lines(workload: str, rows: list[Row], measured: dict[tuple[str, str], list[Beside]]) -> list[dict[str, Any]]:
+    """The lines of one workload: the plain loop over all of its runs, then each row that ran."""
+    besides = [beside for row in rows for beside in measured[workload, row.name]]
+    if not besides:
+        return []
+    plain = _line(PLAIN, workload, [beside.plain[0] for beside in besides])
+    lines = [{**plain, "delivered_over_ideal": 1.0, "cpu_over_plain": 1.0}]
+    for row in rows:
+        if ran := measured[workload, row.name]:
+            ratios = {
+                "delivered_over_ideal": statistics.median(beside.delivered_over_ideal for beside in ran),
+                "cpu_over_plain": statistics.median(beside.cpu_over_plain for beside in ran),
+            }
+            lines.append({**_line(row, workload, [beside.run for beside in ran]), **ratios})
+    return lines
 
+
+def _line(row: Row, workload: str, runs: list[Measurement]) -> dict[str, Any]:
     def median(name: str) -> float:
         values: list[float] = [getattr(run, name) for run in runs]
         return statistics.median(values)
 
-    # A repeat is related to the plain loop of the same repeat, minutes before: a machine's speed drifts.
-    plains = measured[workload, "plain"]
-    ratios = [run.samples_per_s / _ideal(row, plain) for run, plain in zip(runs, plains, strict=False)]
     rate = median("samples_per_s")
     usd_per_s = sum(USD_PER_HOUR[host] for host in row.hosts) / 3600
-    extra_names = {name for run in runs for name in run.extra}
     return {
         "name": row.name,
         "workload": workload,
@@ -213,19 +250,19 @@ def _summarise(row: Row, workload: str, measured: dict[tuple[str, str], list[Mea
         "first_batch_s": median("first_batch_s"),
         "cpu_ms_per_sample": median("cpu_ms_per_sample"),
         "stall": median("stall"),
-        "delivered_over_ideal": statistics.median(ratios),
+        "delivered_over_ideal": None,
         "usd_per_million_samples": usd_per_s / rate * 1e6,
+        "cpu_over_plain": None,
         "daemon_cpu_ms_per_sample": median("daemon_cpu_ms_per_sample"),
         "busy_cores": median("busy_cores"),
-        "extra": {name: statistics.median(run.extra[name] for run in runs) for name in sorted(extra_names)},
         "repeats": [side_by_side.as_dict(run) for run in runs],
     }
 
 
 def _table(result: dict[str, Any]) -> Table:
     table = Table(title=f"{result['machine']['cpu_model']}, one core per host; consumer: {result['accelerator']}")
-    headings = ("row", "workload", "samples/s", "first batch s", "CPU ms/sample", "(Ray daemons)", "stall",
-                "÷ ideal", "USD/M samples")  # fmt: skip
+    headings = ("row", "workload", "samples/s", "÷ ideal", "CPU ms/sample", "÷ plain", "(Ray daemons)",
+                "first batch s", "stall", "USD/M samples")  # fmt: skip
     for heading in headings:
         table.add_column(heading, justify="left" if heading in headings[:2] else "right")
     workload = None
@@ -237,11 +274,12 @@ def _table(result: dict[str, Any]) -> Table:
             row["name"],
             workload,
             f"{row['samples_per_s']:,.1f}",
-            f"{row['first_batch_s']:.2f}",
-            f"{row['cpu_ms_per_sample']:.2f}",
-            f"{row['daemon_cpu_ms_per_sample']:.2f}",
-            f"{row['stall']:.1%}",
             f"{row['delivered_over_ideal']:.3f}",
+            f"{row['cpu_ms_per_sample']:.2f}",
+            f"{row['cpu_over_plain']:.2f}",
+            f"{row['daemon_cpu_ms_per_sample']:.2f}",
+            f"{row['first_batch_s']:.2f}",
+            f"{row['stall']:.1%}",
             f"{row['usd_per_million_samples']:.2f}",
         )
     return table

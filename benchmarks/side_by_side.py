@@ -8,7 +8,7 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -196,8 +196,3 @@ def _add_up(parts: Sequence[Measurement]) -> Measurement:
 
 def as_dict(measurement: Measurement) -> dict[str, Any]:
     return asdict(measurement)
-
-
-def rows_named(names: Sequence[str]) -> Iterator[Row]:
-    """The rows asked for, `plain` first and always: the others are relative to it."""
-    return (row for row in ROWS if row.name == "plain" or row.name in names)

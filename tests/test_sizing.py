@@ -128,13 +128,10 @@ def test_at_the_end_tasks_shrink_so_that_no_core_waits_long_for_another(
 def test_full_tasks_hold_whole_local_batches(cores: int, local_batch_size: int, full: int, remaining: int) -> None:
     rates = Rates(core_seconds_per_sample=TASK_S / full * (1 - 1e-9), bytes_per_sample=1.0)
     sizes = plan_tasks(remaining, cores=cores, first_rows=64, rates=rates, local_batch_size=local_batch_size)
-    largest = max(sizes)
-    assert largest <= full
-    assert (
-        largest == remaining or largest % local_batch_size == 0 or largest < local_batch_size or sum(sizes) == remaining
-    )
-    if full >= local_batch_size and remaining > 10**6 and full * cores * PLAN_TASKS_PER_CORE < remaining:
-        assert set(sizes) == {full - full % local_batch_size}
+    whole = full - full % local_batch_size if full >= local_batch_size else full
+    assert max(sizes) <= whole
+    if remaining > whole * cores * PLAN_TASKS_PER_CORE:  # more than one plan: no tapering yet
+        assert set(sizes) == {whole}
 
 
 def test_a_small_object_store_bounds_the_blocks() -> None:

@@ -286,7 +286,9 @@ def test_a_preset_of_torchvisions_models() -> None:
 
     transform = ResNet18_Weights.DEFAULT.transforms()
     assert is_image_transform(transform)
-    got, want = delivered(split_transform(transform), PHOTO, [0]), original(transform, pil(), [0])
+    split = split_transform(transform)
+    assert wire_dtype(split) == np.uint8
+    got, want = delivered(split, PHOTO, [0]), original(transform, pil(), [0])
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
 
 

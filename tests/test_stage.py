@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import platform
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -212,6 +215,73 @@ def test_an_image_transform_gets_the_image_and_leaves_the_rest() -> None:
     block = run(stage(made.cpu, "image"), range(20))
     assert (block["image"].shape, block["image"].dtype) == ((20, 4, 5, 3), np.uint8)
     assert block["label"].tolist() == list(range(20))
+
+
+def test_an_image_transform_of_a_source_without_images() -> None:
+    made = stage(split_transform(v1.Compose([v1.Resize((4, 5)), v1.ToTensor()])).cpu, "image", reader=NoImages())
+    assert "no column 'image': it gives x, y" in failure(made)
+
+
+class NoImages(Numbers):
+    def read(self, rows: pa.Table) -> Samples:
+        return Samples({"x": np.zeros((rows.num_rows, 2)), "y": np.zeros(rows.num_rows)})
+
+
+IMPORTS_TORCH_ITSELF = """
+import sys
+import numpy as np, pyarrow as pa
+from offload.pipeline import stage as stages
+from offload.pipeline.sources.base import Samples
+
+class Reader:
+    def read(self, rows):
+        return Samples({"label": np.zeros(rows.num_rows)})
+    def describe(self, rows, row):
+        return ""
+
+def noisy(batch):
+    import torch
+    return {"x": torch.rand(len(batch["label"]))}
+
+def block():
+    ids = np.arange(16)
+    rows = pa.table({"sample_id": ids, "__position__": ids})
+    made = stages.Stage(transform=noisy, kind="batch", seed=3, reader=Reader())
+    return stages.process(made, rows, epoch=0).column("x").to_pylist()
+
+assert "torch" not in sys.modules
+first = block()
+assert "torch" in sys.modules
+assert first == block()
+"""
+
+
+def test_a_transform_that_imports_torch_itself_is_reproducible_from_its_first_chunk_on() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS_TORCH_ITSELF], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+CHURN = """
+import resource
+import numpy as np
+from offload.pipeline.malloc import keep_freed_memory
+keep_freed_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def churn():
+    for _ in range(50):
+        np.ones(1 << 20, np.uint8), np.ones(3 << 20, np.uint8)
+churn()
+before = faults()
+churn()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back so eagerly")
+def test_memory_that_was_freed_is_not_taken_anew() -> None:
+    done = subprocess.run([sys.executable, "-c", CHURN], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) < 1024, "pages; given back and taken anew it would be 50,000"
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,37 @@ NOBODY = """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights, which only root can")
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_disk_that_fills_during_the_run_is_named_and_the_same_call_goes_on_later(tmp_path: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        model, _ = ctx.prepare(*big_linear())
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward(model(batch["x"].repeat(1, 256)).mean())
+                ctx.step()
+
+    def big_linear() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = torch.nn.Linear(512, 512)  # a checkpoint of 1 MiB
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    disk = tmp_path / "disk"
+
+    def fit() -> offload.Result:
+        data = {"train": offload.from_torch(Numbers())}
+        trainer = offload.Trainer(train, datasets=data, workers=1, batch_size=16, storage_path=str(disk))
+        return trainer.fit(run_dir=tmp_path / "run", quiet=True)
+
+    with small_disk(disk, "size=1m"):
+        with pytest.raises(offload.RunError) as caught:
+            fit()
+        assert str(caught.value).startswith("the checkpoint could not be stored: No space left on device. Free space")
+        assert caught.value.exit_code == 1
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        assert fit().document["samples"] == 64
+
+
 def test_a_folder_without_permission() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         root = Path(name)

@@ -164,7 +164,7 @@ def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_p
 
         def stop_at_third_batch(ctx: offload.Context, batch: Any) -> None:
             see(ctx, batch)
-            if ctx.epoch == 1 and ctx._progress.step == 9 and not marker.exists():
+            if ctx.epoch == 1 and ctx._state.progress.step == 9 and not marker.exists():
                 marker.touch()
                 ctx._reporter.stop.set()
 
@@ -367,6 +367,46 @@ def test_what_the_function_prints_reaches_the_driver(tmp_path: Path, capfd: pyte
 
     trainer(train, epochs=1).fit(run_dir=tmp_path / "run")
     assert "hello from the worker" in capfd.readouterr().err
+
+
+def test_a_compiled_model_trains_and_is_saved_as_the_plain_one(tmp_path: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        plain = linear()
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+        model, optimizer = ctx.prepare(torch.compile(plain) if ctx.config["compiled"] else plain, optimizer)
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward(((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean())
+                ctx.step()
+
+    weights = []
+    for compiled in (False, True):
+        ran = trainer(train, config={"compiled": compiled}).fit(run_dir=tmp_path / str(compiled), quiet=True)
+        assert ran.checkpoint is not None
+        weights.append(torch.load(Path(ran.checkpoint) / MODEL_FILE, weights_only=True))
+    assert list(weights[1]) == list(linear().state_dict())
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value)
+
+
+def test_a_batch_may_be_changed_in_place_and_its_labels_kept(tmp_path: Path) -> None:
+    """Rows this large are views of the object store."""
+
+    def train(ctx: offload.Context) -> None:
+        ctx.prepare(linear())
+        kept = []
+        for _ in ctx.epochs(2):
+            for batch in ctx.batches("train"):
+                assert torch.equal(batch["image"].amax((1, 2)).long(), batch["label"])
+                batch["image"].add_(1)
+                kept.append(batch["label"])
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+        ctx.report(total=int(torch.cat(kept).sum()))
+
+    rows = [{"image": np.full((64, 128), i, np.uint8), "label": np.int64(i)} for i in range(SAMPLES)]
+    result = trainer(train, offload.from_torch(rows)).fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.metrics["total"] == 2 * sum(range(SAMPLES))
 
 
 def test_steps_are_measured_apart(tmp_path: Path) -> None:

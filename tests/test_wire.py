@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from offload.errors import RunError
 from offload.pipeline import wire
 from offload.pipeline.wire import Columns, RaggedError
 
@@ -174,3 +175,8 @@ def test_join() -> None:
     assert wire.join([whole]) is whole
     assert_same(wire.join([whole[:1], whole[1:]]), whole)
     assert wire.join([["a"], ["b", "c"]]) == ["a", "b", "c"]
+
+
+def test_tensors_without_elements_are_told() -> None:
+    with pytest.raises(RunError, match=r"column 'x' has rows of shape \(0, 3\), without an element"):
+        wire.encode({"x": np.zeros((2, 0, 3), np.uint8)})

@@ -1,6 +1,6 @@
 """Step 0: a plain PyTorch script. One process; its DataLoader's workers share the few CPUs beside the GPU.
 
-The next steps turn it into an offloaded one. Each changed line is marked with its step's number.
+The next steps turn it into an offloaded one. Each line that a step adds or changes is marked with its number.
 """
 
 from pathlib import Path
@@ -13,9 +13,14 @@ from torchvision.datasets import ImageFolder
 
 from offload.demo_data import make_demo_data
 
+DATA = Path("runs/tutorial-data")
 TRANSFORM = transforms.Compose(
     [transforms.Resize((96, 96)), transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.25] * 3)]
 )
+
+
+def dataset():
+    return ImageFolder(str(make_demo_data(DATA, images=1000).train), TRANSFORM)
 
 
 def build_model():
@@ -31,13 +36,11 @@ def build_model():
 
 
 def train():
-    data = make_demo_data(Path("runs/tutorial-data"), images=1000)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loader = DataLoader(ImageFolder(str(data.train), TRANSFORM), batch_size=64, shuffle=True, num_workers=2)
     model = build_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for epoch in range(3):
-        for images, labels in loader:
+        for images, labels in DataLoader(dataset(), batch_size=64, shuffle=True, num_workers=2):
             loss = cross_entropy(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()
             loss.backward()

@@ -13,6 +13,7 @@ from torchvision.transforms import v2  # 3
 import offload
 from offload.demo_data import make_demo_data
 
+DATA = Path("runs/tutorial-data")
 TRANSFORM = v2.Compose(  # 3
     [v2.Resize((96, 96)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]  # 3
 )  # 3
@@ -48,7 +49,7 @@ def train(ctx):
 
 
 def build():
-    data = make_demo_data(Path("runs/tutorial-data"), images=1000)
+    data = make_demo_data(DATA, images=1000)
     return offload.Trainer(
         train,
         datasets={

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from offload.pipeline.device import Normalize, ToChannelsFirst
+from offload.pipeline import device
 from offload.pipeline.wire import as_array
 
 _CONVERSIONS = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "MaybeToTensor", "MaybePILToTensor"}
@@ -51,7 +51,7 @@ def split_transform(transform: object) -> SplitTransform:
     if not _converts_uint8(tail) or any(_makes_float(inner) for step in head for inner in _walk(step)):
         says = f"{_names(steps)} runs on the CPUs and ships what it returns (no conversion at its end to move)"
         if _takes_tensors(steps):
-            return SplitTransform(CpuPart(steps, tensors=True), OnUint8(ToChannelsFirst()), says)
+            return SplitTransform(CpuPart(steps, tensors=True), OnUint8(device.ToChannelsFirst()), says)
         return SplitTransform(CpuPart(steps, tensors=False, as_returned=True), None, says)
     return SplitTransform(
         CpuPart(head, tail, tensors=_takes_tensors(head)),
@@ -134,9 +134,15 @@ def _channels_last(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _steps(transform: Any) -> list[Any]:
-    """The steps of a Compose or Sequential, those of nested ones in their places."""
+    """The steps of a Compose or Sequential, those of nested ones in their places; what a preset of torchvision's models
+    (``weights.transforms()``) does, as steps."""
     if _name(transform) == "Compose":
         inner = list(transform.transforms)
+    elif _name(transform) == "ImageClassification" and is_image_transform(transform):
+        from torchvision.transforms import CenterCrop, Normalize, Resize, ToTensor
+
+        resize = Resize(transform.resize_size, interpolation=transform.interpolation, antialias=transform.antialias)
+        return [resize, CenterCrop(transform.crop_size), ToTensor(), Normalize(transform.mean, transform.std)]
     elif _name(transform) == "Sequential":
         inner = list(transform)
     else:
@@ -217,8 +223,8 @@ def _device_part(tail: Sequence[Any]) -> Callable[[dict[str, Any]], dict[str, An
             mean = [m + s * m2 for m, s, m2 in zip(mean, std, step_mean, strict=True)]
             std = [s * s2 for s, s2 in zip(std, step_std, strict=True)]
     if not dtype:
-        return ToChannelsFirst()
-    return Normalize(mean, std, dtype=dtype, scale=scale)
+        return device.ToChannelsFirst()
+    return device.Normalize(mean, std, dtype=dtype, scale=scale)
 
 
 def _floats(values: Any) -> list[float]:

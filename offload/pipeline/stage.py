@@ -13,7 +13,8 @@ import traceback
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,7 @@ from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, R
 # do not depend on how rows were cut into tasks; small, so that a chunk of images stays in the core's cache.
 CHUNK = 16
 
+T = TypeVar("T")
 OnError = Literal["raise", "skip"]
 Kind = Literal["none", "batch", "sample", "image"]
 
@@ -122,8 +124,8 @@ def _attempt_read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
     assert reader is not None
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
-        _seed(mix(stage.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1))
-        return reader.read(chunk)
+        seed = mix(stage.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1)
+        return _seeded(seed, lambda: reader.read(chunk))
     except RunError:
         raise
     except Exception as error:
@@ -161,6 +163,12 @@ def transform(
     """The user's transform over a chunk of samples, checked: as many rows out as came in, all of one shape."""
     if stage.kind == "none":
         return dict(columns)
+    if stage.kind == "image" and "image" not in columns:
+        raise RunError(
+            f"the transform {_transform_name(stage)} is one of images, and the source has no column 'image': it gives "
+            f"{', '.join(columns)}. Let the source call its images 'image', or pass a function of a batch that transforms "
+            "them."
+        )
     try:
         out = _call(stage, columns, ids, epoch)
     except Exception as error:
@@ -184,19 +192,20 @@ def transform(
 
 def _call(stage: Stage, columns: Columns, ids: np.ndarray[Any, Any], epoch: int) -> Columns:
     if stage.kind == "batch":
-        _seed(mix(stage.seed, epoch, int(ids[0]), 2))
-        return _checked(stage.transform(dict(columns)))
+        return _checked(_seeded(mix(stage.seed, epoch, int(ids[0]), 2), lambda: stage.transform(dict(columns))))
     made: dict[str, list[Any]] = {}
     for i, sample_id in enumerate(ids.tolist()):
-        _seed(mix(stage.seed, epoch, sample_id, 3))
         sample = {name: column[i] for name, column in columns.items()}
-        if stage.kind == "image":
-            sample["image"] = stage.transform(sample["image"])
-        else:
-            sample = _checked(stage.transform(sample))
-        for name, value in sample.items():
+        made_of_sample = _seeded(mix(stage.seed, epoch, sample_id, 3), partial(_of_sample, stage, sample))
+        for name, value in made_of_sample.items():
             made.setdefault(name, []).append(value)
     return dict(made)
+
+
+def _of_sample(stage: Stage, sample: dict[str, Any]) -> dict[str, Any]:
+    if stage.kind == "image":
+        return {**sample, "image": stage.transform(sample["image"])}
+    return _checked(stage.transform(dict(sample)))
 
 
 def _checked(out: Any) -> dict[str, Any]:
@@ -315,8 +324,20 @@ def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
     return ids.astype(np.int64)
 
 
+def _seeded(seed: int, call: Callable[[], T]) -> T:
+    """What ``call`` returns after every generator that augmentation draws from was seeded. Again, where it was ``call``
+    that imported torch: its generator was not seeded then."""
+    without_torch = "torch" not in sys.modules
+    _seed(seed)
+    made = call()
+    if without_torch and "torch" in sys.modules:
+        _seed(seed)
+        made = call()
+    return made
+
+
 def _seed(seed: int) -> None:
-    """Seed every generator that augmentation draws from. torch only where it is loaded: importing it costs seconds."""
+    """torch only where it is loaded: importing it costs seconds."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     if (torch := sys.modules.get("torch")) is not None:

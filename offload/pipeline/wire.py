@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from offload.errors import RunError
+
 SAMPLE_ID = "sample_id"
 POSITION = "__position__"
 ERROR = "__error__"
@@ -81,16 +83,21 @@ def as_array(value: Any) -> Array:
 
 
 def encode(columns: Mapping[str, Column]) -> pa.Table:
-    """The block of these columns, zero-copy for contiguous arrays."""
-    return pa.table({name: _encode(column) for name, column in columns.items()})
+    """The block of these columns, zero-copy for contiguous arrays. Raises RunError for tensors without elements."""
+    return pa.table({name: _encode(name, column) for name, column in columns.items()})
 
 
-def _encode(column: Column) -> pa.Array:
+def _encode(name: str, column: Column) -> pa.Array:
     if not isinstance(column, np.ndarray):
         return pa.array(column)
     if column.ndim <= 1:
         return pa.array(column)
     width = int(np.prod(column.shape[1:]))
+    if width == 0:
+        raise RunError(
+            f"column {name!r} has rows of shape {column.shape[1:]}, without an element: leave the column away, or correct "
+            "what crops it to nothing."
+        )
     kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(column.dtype), column.shape[1:])
     flat = pa.array(np.ascontiguousarray(column).reshape(-1))
     return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, width))

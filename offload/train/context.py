@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,18 +21,17 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
-from offload.errors import ConfigError, RunError
+from offload.errors import RunError
 from offload.measure.steps import Clock, CudaClock, StepMeter, Totals
 from offload.pipeline.feed import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.spec import OnDevice
 from offload.pipeline.wire import Columns
-from offload.train import checkpoint as checkpoints
 from offload.train.batches import ActorFeed, Batches, LocalBatch, NoPeers, Peers, Skipped, open_pass
-from offload.train.checkpoint import Progress
 from offload.train.config import BatchSplit, Checkpoints, Precision
 from offload.train.monitor import Forward, Reporter
 from offload.train.peers import DistPeers
+from offload.train.state import TrainingState
 
 TRAIN = "train"
 
@@ -75,10 +72,7 @@ class Context:
         self.config = setup.config
         self.epoch = 0
         self._setup = setup
-        self._model: torch.nn.Module | None = None
         self._wrapped: torch.nn.Module | None = None
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._others: list[Any] = []
         names = sorted(setup.sized)
         self._peers = {name: DistPeers() if self.world_size > 1 else NoPeers() for name in names}
         self._talk: DistPeers | None = DistPeers() if self.world_size > 1 else None
@@ -87,19 +81,19 @@ class Context:
         self._reporter = Reporter(setup.hub, self.rank)
         clock = CudaClock(torch) if self.device.type == "cuda" else Clock()
         self._meter = StepMeter(clock)
-        self._scaler = torch.amp.GradScaler(self.device.type) if setup.precision == "fp16" else None
+        self._state = TrainingState(
+            self._talk,
+            seed=setup.seed,
+            scaler=torch.amp.GradScaler(self.device.type) if setup.precision == "fp16" else None,
+            resumable=setup.resumable[TRAIN],
+        )
         self._template: dict[str, Columns] = {}
         self._visits = dict.fromkeys(names, 0)
-        self._resumed: dict[str, Any] | None = None
-        self._progress = Progress()
-        self._trained: list[np.ndarray[Any, Any]] = []
         self._epochs_total = 1
         self._batch: LocalBatch | None = None
         self._micro = 0
         self._micro_rows = 0
         self._pending: list[np.ndarray[Any, Any]] = []
-        self._committed_at = time.monotonic()
-        self._committed_step = 0
         self._reported: dict[str, float] = {}
         self._load()
 
@@ -112,19 +106,11 @@ class Context:
         ``others`` are optimizers, and anything else with ``state_dict`` and ``load_state_dict`` (learning-rate
         schedulers, say). Returns the arguments in their order, the model wrapped; the model alone if given alone.
         """
-        if self._model is not None:
+        if self._state.model is not None:
             raise RunError("ctx.prepare was called twice. Prepare one model, with all its optimizers, once.")
         plain: torch.nn.Module = getattr(model, "_orig_mod", model)
         model = model.to(self.device)
-        self._model = plain
-        self._optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
-        self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
-        odd = next((o for o in self._others if not hasattr(o, "load_state_dict")), None)
-        if odd is not None:
-            raise RunError(
-                f"ctx.prepare takes a model, optimizers and what has a state_dict; found {type(odd).__name__}."
-            )
-        self._restore()
+        self._state.adopt(plain, others)
         if self.world_size > 1 and any(p.requires_grad for p in plain.parameters()):
             on_gpu = [self.device] if self.device.type == "cuda" else None
             # Buffers are not broadcast before every forward: the ranks' own statistics serve training as well, and
@@ -133,7 +119,7 @@ class Context:
             wrapped.register_comm_hook(None, lambda state, bucket: self._measured_all_reduce(bucket))
             model = wrapped
         self._wrapped = model
-        if self._resumed is None:
+        if not self._state.resumed:
             torch.manual_seed(self._setup.seed + self.rank)  # one seed built the model; dropout is each rank's own
         self._meter.restart()
         return (model, *others) if others else model
@@ -151,19 +137,20 @@ class Context:
         """The numbers of the epochs still to train, of ``n`` in all. After a restart it goes on with the epoch that was
         under way. At the end of each a checkpoint is committed."""
         self._epochs_total = n
-        for epoch in range(self._progress.epoch, n):
+        for epoch in range(self._state.progress.epoch, n):
             self.epoch = epoch
             self._reporter.epoch = epoch
             self._meter.restart()
             yield epoch
-            self._next_epoch(epoch + 1)
+            self._state.next_epoch(epoch + 1)
             if (epoch + 1) % self._setup.checkpoints.every_epochs == 0 or epoch + 1 == n:
                 self._commit("epoch")
             if self._agreed_stop():
                 raise StopRun
 
-    def batches(self, name: str = TRAIN) -> Iterator[dict[str, Any]]:
-        """This worker's batches of a data set: dicts of tensors on the device, with ``sample_id``, int64.
+    def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
+        """This worker's batches of a data set: dicts of tensors on the device, with ``sample_id``, int64. With ``columns``
+        tuples of those, as a DataLoader gives them: ``for images, labels in ctx.batches("train", "image", "label")``.
 
         Over all workers each sample comes once. Of ``"train"`` every worker gets as many batches as the others; where
         samples run out the last ones are smaller, and one that has none left gets a filler that :meth:`backward` gives
@@ -172,7 +159,7 @@ class Context:
         if name not in self._setup.sized:
             raise RunError(f"there is no data set {name!r}; the Trainer's datasets are {', '.join(self._setup.sized)}.")
         training = name == TRAIN
-        done = self._progress.trained if training else Ranges()
+        done = self._state.progress.trained if training else Ranges()
         visit = self.epoch if training else self._visits[name]
         self._visits[name] += 1
         key = PassKey(attempt=self._attempt, name=name, number=visit)
@@ -200,7 +187,8 @@ class Context:
         )
         began = time.monotonic()
         try:
-            yield from self._training_batches(batches, began) if training else self._plain_batches(batches)
+            for batch in self._training_batches(batches, began) if training else self._plain_batches(batches):
+                yield _tuple_of(batch, columns) if columns else batch
         finally:
             batches.close()
             self._meter.restart()
@@ -280,8 +268,8 @@ class Context:
         goal = batch.all_rows if split.accum_steps == 0 else split.global_batch_size
         weight = batch.rows * self.world_size / goal
         scaled = loss if weight == 1.0 else loss * weight
-        if self._scaler is not None:
-            scaled = self._scaler.scale(scaled)
+        if self._state.scaler is not None:
+            scaled = self._state.scaler.scale(scaled)
         joined = self._wrapped
         quiet = (
             joined.no_sync()
@@ -308,33 +296,28 @@ class Context:
             self._micro += 1
             self._meter.micro_batch_done()
             return False
-        parameters = [p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
-        if self._scaler is not None:
-            for optimizer in self._optimizers:
-                self._scaler.unscale_(optimizer)
+        parameters = [
+            p for o in self._state.optimizers for g in o.param_groups for p in g["params"] if p.grad is not None
+        ]
+        if self._state.scaler is not None:
+            for optimizer in self._state.optimizers:
+                self._state.scaler.unscale_(optimizer)
         if self._setup.split.accum_steps and self._micro_rows != self._setup.split.global_batch_size:
             torch._foreach_mul_([p.grad for p in parameters], self._setup.split.global_batch_size / self._micro_rows)
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-        for optimizer in self._optimizers:
-            if self._scaler is not None:
-                self._scaler.step(optimizer)
+        for optimizer in self._state.optimizers:
+            if self._state.scaler is not None:
+                self._state.scaler.step(optimizer)
             else:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if self._scaler is not None:
-            self._scaler.update()
+        if self._state.scaler is not None:
+            self._state.scaler.update()
         self._meter.stepped()
-        self._trained += self._pending
-        rows = self._micro_rows
+        self._state.stepped(self._pending, self._micro_rows)
         self._pending, self._micro, self._micro_rows = [], 0, 0
-        self._progress = Progress(
-            epoch=self._progress.epoch,
-            trained=self._progress.trained,
-            step=self._progress.step + 1,
-            samples=self._progress.samples + rows,
-        )
-        self._reporter.step, self._reporter.samples = self._progress.step, self._progress.samples
+        self._tell_progress()
         self._reporter.totals = self._meter.totals()
         return True
 
@@ -365,17 +348,16 @@ class Context:
         self._reporter.metrics(self._reported)
         if self.rank == 0:
             self._reporter.event(
-                "report", epoch=self.epoch, step=self._progress.step, metrics=dict(zip(names, values, strict=True))
+                "report",
+                epoch=self.epoch,
+                step=self._state.progress.step,
+                metrics=dict(zip(names, values, strict=True)),
             )
         every_s = self._setup.checkpoints.every_s
-        due = every_s is not None and time.monotonic() - self._committed_at >= every_s
+        due = every_s is not None and time.monotonic() - self._state.committed_at >= every_s
         if self._all_agree(due):
             self._commit("interval")
         self._meter.restart()
-
-    def _next_epoch(self, epoch: int) -> None:
-        self._trained.clear()
-        self._progress = Progress(epoch=epoch, step=self._progress.step, samples=self._progress.samples)
 
     def _all_agree(self, mine: bool) -> bool:
         """Rank 0's word: clocks differ."""
@@ -385,96 +367,31 @@ class Context:
         return self._all_agree(self._reporter.stop.is_set())
 
     def _commit(self, reason: str) -> None:
-        """Write a checkpoint of this very step, through Ray Train, and wait until it is stored."""
         began = time.monotonic()
-        mine = Ranges.of(np.concatenate(self._trained)) if self._trained else Ranges()
-        all_trained = [mine] if self._talk is None else self._talk.gather_objects(mine)
-        states = [checkpoints.rng_state()] if self._talk is None else self._talk.gather_objects(checkpoints.rng_state())
-        trained = self._progress.trained
-        for part in all_trained:
-            trained = trained.union(part)
-        if not self._setup.resumable[TRAIN] and len(trained):
-            trained = Ranges()  # unnumbered samples cannot be told apart: the epoch starts again
-        self._progress = Progress(
-            epoch=self._progress.epoch, trained=trained, step=self._progress.step, samples=self._progress.samples
-        )
-        self._trained.clear()
-        with tempfile.TemporaryDirectory(prefix="offload-") as folder:
-            saved = None
-            if self.rank == 0 and self._model is not None:
-                self._write(Path(folder), states)
-                saved = ray.train.Checkpoint.from_directory(folder)
-            metrics = {**self._reported, "epoch": self._progress.epoch, "step": self._progress.step}
-            try:
-                ray.train.report(metrics, checkpoint=saved)
-            except OSError as error:
-                raise _storage_error(error) from None
-        self._committed_at = time.monotonic()
-        self._committed_step = self._progress.step
+        self._state.commit(self._reported)
         if self.rank == 0:
-            self._reporter.event(
-                "checkpoint",
-                reason=reason,
-                epoch=self._progress.epoch,
-                step=self._progress.step,
-                seconds=round(self._committed_at - began, 3),
-            )
+            progress = self._state.progress
+            seconds = round(self._state.committed_at - began, 3)
+            self._reporter.event("checkpoint", reason=reason, epoch=progress.epoch, step=progress.step, seconds=seconds)
         self._meter.restart()
 
-    def _write(self, folder: Path, rng: list[Any]) -> None:
-        assert self._model is not None
-        training = {
-            "progress": self._progress.to_state(),
-            "optimizers": [o.state_dict() for o in self._optimizers],
-            "others": [o.state_dict() for o in self._others],
-            "scaler": self._scaler.state_dict() if self._scaler is not None else None,
-            "rng": rng,
-            "seed": self._setup.seed,
-            "workers": self.world_size,
-        }
-        try:
-            checkpoints.save(folder, self._model.state_dict(), training)
-        except OSError as error:
-            raise _storage_error(error) from None
-
     def _load(self) -> None:
-        stored = ray.train.get_checkpoint()
-        if stored is None:
+        self._state.load()
+        if not self._state.resumed:
             return
-        with stored.as_directory() as folder:
-            self._stored_model, self._resumed = checkpoints.load(Path(folder))
-        self._progress = Progress.from_state(self._resumed["progress"])
-        self.epoch = self._reporter.epoch = self._progress.epoch
-        self._reporter.step, self._reporter.samples = self._progress.step, self._progress.samples
+        progress = self._state.progress
+        self.epoch = self._reporter.epoch = progress.epoch
+        self._tell_progress()
         if self.rank == 0:
-            self._reporter.event(
-                "resumed", epoch=self._progress.epoch, step=self._progress.step, trained=len(self._progress.trained)
-            )
+            self._reporter.event("resumed", epoch=progress.epoch, step=progress.step, trained=len(progress.trained))
 
-    def _restore(self) -> None:
-        if self._resumed is None or self._model is None:
-            return
-        try:
-            self._model.load_state_dict(self._stored_model)
-            for group, states in ((self._optimizers, "optimizers"), (self._others, "others")):
-                for item, state in zip(group, self._resumed[states], strict=True):
-                    item.load_state_dict(state)
-        except (RuntimeError, ValueError, KeyError) as error:
-            first = str(error).strip().splitlines()[0]
-            raise ConfigError(
-                f"the checkpoint of this run does not fit the model or optimizer of the script: {first} Restore the script "
-                "that began the run, or start again with --overwrite."
-            ) from None
-        if self._scaler is not None and self._resumed["scaler"] is not None:
-            self._scaler.load_state_dict(self._resumed["scaler"])
-        states = self._resumed["rng"]
-        if len(states) == self.world_size:
-            checkpoints.set_rng_state(states[self.rank])
+    def _tell_progress(self) -> None:
+        self._reporter.step, self._reporter.samples = self._state.progress.step, self._state.progress.samples
 
     def _share_buffers(self) -> None:
         """Rank 0's buffers (running statistics) to all, where validation starts."""
-        if self.world_size > 1 and self._model is not None:
-            for buffer in self._model.buffers():
+        if self.world_size > 1 and self._state.model is not None:
+            for buffer in self._state.model.buffers():
                 dist.broadcast(buffer, src=0)
 
     def printing(self) -> Forward:
@@ -483,7 +400,7 @@ class Context:
 
     def commit_rest(self) -> None:
         """Commit what was trained since the last checkpoint."""
-        if self._progress.step > self._committed_step:
+        if self._state.uncommitted:
             self._commit("end")
 
     def finish(self) -> None:
@@ -492,16 +409,16 @@ class Context:
         self._reporter.close()
 
 
+def _tuple_of(batch: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
+    missing = [name for name in columns if name not in batch]
+    if missing:
+        raise RunError(f"there is no column {missing[0]!r}; a batch has {', '.join(batch)}.")
+    return tuple(batch[name] for name in columns)
+
+
 def first_pass(split: BatchSplit) -> PassRequest:
     """The pass that every new run begins with; the driver starts it while the workers are being started."""
     return PassRequest(world_size=split.workers, first_rows=split.local_batch_size * split.workers, epoch=0)
-
-
-def _storage_error(error: OSError) -> RunError:
-    return RunError(
-        f"the checkpoint could not be stored: {error.strerror or error}. Free space or allow writing there, or choose "
-        "another storage_path; the same command then resumes from the last checkpoint."
-    )
 
 
 def run_worker(user_function: Any, setup: WorkerSetup) -> None:

@@ -1,0 +1,163 @@
+"""What a worker has trained: model, optimizers, generators and progress, committed to checkpoints and restored from them.
+
+Where it stops: it does not know when to commit, nor what a batch is (:mod:`offload.train.context` does).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.train
+import torch
+
+from offload.errors import ConfigError, RunError
+from offload.pipeline.ranges import Ranges
+from offload.train import checkpoint as checkpoints
+from offload.train.checkpoint import Progress
+from offload.train.peers import DistPeers
+
+
+class TrainingState:
+    """One worker's. Methods that talk to the other ranks must be called by all of them.
+
+    Args:
+        talk: the other ranks; None in a world of one.
+        seed: of the run, recorded in its checkpoints.
+        scaler: of the gradients, for fp16.
+        resumable: whether the training samples can be told apart, so that a pass can go on where it stopped.
+    """
+
+    def __init__(
+        self, talk: DistPeers | None, *, seed: int, scaler: torch.amp.GradScaler | None, resumable: bool
+    ) -> None:
+        self.progress = Progress()
+        self.scaler = scaler
+        self.model: torch.nn.Module | None = None
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.committed_at = time.monotonic()
+        self._talk, self._seed, self._resumable = talk, seed, resumable
+        self._others: list[Any] = []
+        self._trained: list[np.ndarray[Any, Any]] = []  # positions since the last commit
+        self._committed_step = 0
+        self._stored_model: dict[str, Any] = {}
+        self._stored: dict[str, Any] | None = None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether there was a checkpoint to begin from."""
+        return self._stored is not None
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether steps were made since the last commit."""
+        return self.progress.step > self._committed_step
+
+    def load(self) -> None:
+        """Read the run's newest checkpoint, if there is one."""
+        stored = ray.train.get_checkpoint()
+        if stored is None:
+            return
+        with stored.as_directory() as folder:
+            self._stored_model, self._stored = checkpoints.load(Path(folder))
+        self.progress = Progress.from_state(self._stored["progress"])
+
+    def adopt(self, model: torch.nn.Module, others: Sequence[Any]) -> None:
+        """Take charge of a model, on its device, and of what belongs to it; give them the state of the checkpoint.
+
+        Raises RunError for what has no state, ConfigError where the checkpoint does not fit.
+        """
+        odd = next((o for o in others if not hasattr(o, "load_state_dict")), None)
+        if odd is not None:
+            raise RunError(
+                f"ctx.prepare takes a model, optimizers and what has a state_dict; found {type(odd).__name__}."
+            )
+        self.model = model
+        self.optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
+        self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
+        if self._stored is not None:
+            self._restore(model, self._stored)
+
+    def stepped(self, positions: Sequence[np.ndarray[Any, Any]], rows: int) -> None:
+        """An optimizer step was made on these positions of the pass; ``rows`` are those of all ranks."""
+        self._trained += positions
+        progress = self.progress
+        self.progress = dataclasses.replace(progress, step=progress.step + 1, samples=progress.samples + rows)
+
+    def next_epoch(self, epoch: int) -> None:
+        """The pass is over, and the one of ``epoch`` begins."""
+        self._trained.clear()
+        self.progress = dataclasses.replace(self.progress, epoch=epoch, trained=Ranges())
+
+    def commit(self, metrics: dict[str, Any]) -> None:
+        """Write a checkpoint of this very step, through Ray Train, and wait until it is stored.
+
+        Raises RunError where the storage does not take it.
+        """
+        mine = Ranges.of(np.concatenate(self._trained)) if self._trained else Ranges()
+        all_trained = [mine] if self._talk is None else self._talk.gather_objects(mine)
+        generators = (
+            [checkpoints.rng_state()] if self._talk is None else self._talk.gather_objects(checkpoints.rng_state())
+        )
+        trained = self.progress.trained
+        for part in all_trained:
+            trained = trained.union(part)
+        if not self._resumable:
+            trained = Ranges()  # unnumbered samples cannot be told apart: the epoch starts again
+        self.progress = dataclasses.replace(self.progress, trained=trained)
+        self._trained.clear()
+        with tempfile.TemporaryDirectory(prefix="offload-") as folder:
+            try:
+                saved = None
+                if (self._talk is None or self._talk.rank == 0) and self.model is not None:
+                    self._write(Path(folder), self.model, generators)
+                    saved = ray.train.Checkpoint.from_directory(folder)
+                position = {"epoch": self.progress.epoch, "step": self.progress.step}
+                ray.train.report({**metrics, **position}, checkpoint=saved)
+            except OSError as error:
+                raise _storage_error(error) from None
+        self.committed_at = time.monotonic()
+        self._committed_step = self.progress.step
+
+    def _write(self, folder: Path, model: torch.nn.Module, generators: list[Any]) -> None:
+        training = {
+            "progress": self.progress.to_state(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "others": [o.state_dict() for o in self._others],
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+            "rng": generators,
+            "seed": self._seed,
+            "workers": len(generators),
+        }
+        checkpoints.save(folder, model.state_dict(), training)
+
+    def _restore(self, model: torch.nn.Module, stored: dict[str, Any]) -> None:
+        try:
+            model.load_state_dict(self._stored_model)
+            for group, states in ((self.optimizers, "optimizers"), (self._others, "others")):
+                for item, state in zip(group, stored[states], strict=True):
+                    item.load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"the checkpoint of this run does not fit the model or optimizer of the script: {first} Restore the script "
+                "that began the run, or start again with --overwrite."
+            ) from None
+        if self.scaler is not None and stored["scaler"] is not None:
+            self.scaler.load_state_dict(stored["scaler"])
+        rank, ranks = (0, 1) if self._talk is None else (self._talk.rank, self._talk.world_size)
+        if len(stored["rng"]) == ranks:
+            checkpoints.set_rng_state(stored["rng"][rank])
+        self._stored_model = {}  # as large as the model
+
+
+def _storage_error(error: OSError) -> RunError:
+    return RunError(
+        f"the checkpoint could not be stored: {error.strerror or error}. Free space or allow writing there, or choose "
+        "another storage_path; the same command then resumes from the last checkpoint."
+    )
