@@ -1,6 +1,6 @@
-"""Draws the result of offload_vs_single as bars: what each row delivers of what its cores can do, per workload.
+"""Draws results of offload_vs_single as bars: what each row delivers of what its cores can do, per workload.
 
-python benchmarks/plot_offload_vs_single.py result.json -o result.svg
+python benchmarks/plot_offload_vs_single.py benchmarks/results/offload_vs_single-{blur,jpeg}.json -o result.png
 """
 
 import json
@@ -18,42 +18,40 @@ COLOURS = {"plain": "#9e9e9e", "dataloader": "#5b8ff9", "ray": "#f6bd16", "offlo
 
 
 @click.command()
-@click.argument("result", type=click.Path(exists=True, path_type=Path, dir_okay=False))
+@click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path, dir_okay=False))
 @click.option("-o", "output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="*.png or *.svg")
-def main(result: Path, output: Path) -> None:
-    """Draw RESULT, the JSON that offload_vs_single wrote."""
-    document = json.loads(result.read_text())
-    workloads = list(dict.fromkeys(row["workload"] for row in document["rows"]))
+def main(results: tuple[Path, ...], output: Path) -> None:
+    """Draw RESULTS, the JSON files that offload_vs_single wrote."""
+    documents = [json.loads(result.read_text()) for result in results]
+    rows = [row for document in documents for row in document["rows"]]
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
     if not workloads:
-        raise click.ClickException(f"{result} has no rows to draw")
+        raise click.ClickException(f"{', '.join(map(str, results))}: no rows to draw")
     figure, axes = plt.subplots(
-        1, len(workloads), figsize=(4.2 * len(workloads), 3.8), squeeze=False, constrained_layout=True
+        1, len(workloads), figsize=(4.2 * len(workloads), 3.8), squeeze=False, sharey=True, constrained_layout=True
     )
     for axis, workload in zip(axes[0], workloads, strict=True):
-        _draw(axis, workload, [row for row in document["rows"] if row["workload"] == workload])
-    axes[0][0].set_ylabel("samples/s, and share of the ideal")
-    machine, versions = document["machine"], document["versions"]
+        _draw(axis, workload, [row for row in rows if row["workload"] == workload])
+    axes[0][0].set_ylabel("delivered ÷ ideal of the row's cores")
+    machine, versions = documents[0]["machine"], documents[0]["versions"]
+    consumers = ", ".join(dict.fromkeys(document["accelerator"] for document in documents))
     figure.suptitle(
-        f"{machine['cpu_model']}, one core per host · Ray {versions['ray']}, torch {versions['torch']} · "
-        f"consumer: {document['accelerator']}",
+        f"{machine['cpu_model']}, emulated hosts of one core each · Ray {versions['ray']}, torch {versions['torch']} · "
+        f"consumer: {consumers}",
         fontsize=9,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=150)
+    figure.savefig(output, dpi=110)
 
 
 def _draw(axis: Any, workload: str, rows: list[dict[str, Any]]) -> None:
     names = [row["name"] for row in rows]
-    rates = [row["samples_per_s"] for row in rows]
-    bars = axis.bar(names, rates, color=[COLOURS[name.split("-")[0]] for name in names])
-    labels = [
-        f"{row['samples_per_s']:,.0f}\n" + ("" if row["name"] == "plain" else f"{row['delivered_over_ideal']:.0%}")
-        for row in rows
-    ]
+    shares = [row["delivered_over_ideal"] for row in rows]
+    bars = axis.bar(names, shares, color=[COLOURS[name.split("-")[0]] for name in names])
+    labels = [f"{row['delivered_over_ideal']:.2f}\n{row['samples_per_s']:,.0f}/s" for row in rows]
     axis.bar_label(bars, labels, fontsize=8)
-    ideal = next(row["samples_per_s"] for row in rows if row["name"] == "plain")
-    axis.axhline(ideal, color=COLOURS["plain"], linewidth=0.8, linestyle="--")
-    axis.set_ylim(0, 1.22 * max([*rates, ideal]))
+    axis.axhline(1, color=COLOURS["plain"], linewidth=0.8, linestyle="--")
+    axis.set_ylim(0, 1.25)
     axis.set_title(workload)
     axis.tick_params(axis="x", rotation=35, labelsize=8)
     plt.setp(axis.get_xticklabels(), ha="right")

@@ -83,7 +83,7 @@ def build() -> offload.Trainer:
             split: offload.image_folder(folder, transform(args.pixels, training=split == "train"), on_error="skip")
             for split, folder in folders.items()
         },
-        workers=args.workers or (1, 64),
+        workers=args.workers,
         batch_size=args.batch_size,
         precision=args.precision,
         checkpoints=offload.Checkpoints(keep=2, best="val_accuracy"),

@@ -57,7 +57,6 @@ def build() -> offload.Trainer:
     return offload.Trainer(
         train,
         datasets={"train": offload.image_folder(folder, augment, on_device=offload.Normalize(0.5, 0.25))},
-        workers=(1, 8),
         batch_size=64,
     )
 

@@ -76,7 +76,6 @@ def build() -> offload.Trainer:
     return offload.Trainer(
         train,
         datasets={"train": offload.from_torch(source, on_device=offload.Normalize(0.5, 0.25) if args.uint8 else None)},
-        workers=(1, 64),
         batch_size=args.batch_size,
         precision=args.precision,
         train_loop_config={"depth": args.depth, "epochs": args.epochs},

@@ -5,6 +5,7 @@ Found before the first step: exit 2. Later: exit 1. Never a traceback, never a h
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,43 @@ def test_an_unknown_data_set_name(tmp_path: Path, jpeg_folder: Path) -> None:
 
     with pytest.raises(offload.RunError, match=r"no data set 'test'; the Trainer's datasets are train"):
         fit(tmp_path, offload.image_folder(jpeg_folder), train)
+
+
+def test_a_loop_without_ctx_epochs(tmp_path: Path, jpeg_folder: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        ctx.prepare(torch.nn.Linear(1, 1))
+        for _ in range(10):
+            for _batch in ctx.batches("train"):
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+
+    small = offload.from_torch([{"x": np.float32(i)} for i in range(16)])
+    with pytest.raises(offload.RunError, match=r"asked for twice in epoch 1.*for epoch in ctx\.epochs\(n\)"):
+        fit(tmp_path, small, train)
+
+
+def test_a_data_set_that_cannot_travel(tmp_path: Path) -> None:
+    class Locked(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, i: int) -> dict[str, Any]:
+            return {"x": np.float32(i)}
+
+    with pytest.raises(offload.ConfigError, match=r"datasets\['train'\] cannot be sent .*lock.*open it in __getitem__"):
+        fit(tmp_path, offload.from_torch(Locked()))
+
+
+def test_a_column_that_there_is_not(tmp_path: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        next(ctx.batches("train", "x", "y"))
+
+    small = offload.from_torch([{"x": np.float32(i)} for i in range(16)])
+    with pytest.raises(offload.RunError, match=r"no column 'y'; a batch has x, sample_id"):
+        fit(tmp_path, small, train)
 
 
 def test_a_forgotten_step(tmp_path: Path, jpeg_folder: Path) -> None:

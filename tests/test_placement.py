@@ -157,3 +157,13 @@ def test_a_higher_floor() -> None:
 
 def test_an_empty_cluster() -> None:
     assert "no nodes" in refusal([], WorkerResources(cpus=1), (1, 1))
+
+
+def test_custom_resources_say_on_which_nodes_workers_fit() -> None:
+    nodes = (NodeResources(name="a", cpus=4), NodeResources(name="b", cpus=4, others={"slot": 1.0}))
+    worker = WorkerResources(cpus=2, others={"slot": 1.0})
+    assert place_workers(nodes, worker, (1, 4)) == Placement(workers=1, free_cpus=(4.0, 2.0))
+    with pytest.raises(
+        ConfigError, match=r"2 workers of 2 CPUs and 0 GPUs, 1 slot each cannot fit .*b: 4 CPUs, 0 GPUs, 1 slot"
+    ):
+        place_workers(nodes, worker, (2, 2))

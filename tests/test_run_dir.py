@@ -156,6 +156,8 @@ def test_overwriting_removes_what_a_run_writes_and_nothing_else(tmp_path: Path) 
         path.write_text("the user's")
     directory = RunDirectory(tmp_path / "run", overwrite=True)
     assert not directory.resuming
+    assert (directory.path / SUMMARY).exists()  # whatever else is wrong with the call, the old run is still there
+    directory.begin()
     assert {p.name for p in directory.path.iterdir()} == {"profile.json", "plan.json", "notes.txt", "models"}
     assert (tmp_path / "run/models/best.pt").read_text() == "the user's"
 
@@ -166,7 +168,8 @@ def test_overwriting_does_not_follow_links(tmp_path: Path) -> None:
     (elsewhere / "precious.pt").write_text("")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / CHECKPOINTS).symlink_to(elsewhere)
-    RunDirectory(tmp_path / "run", overwrite=True)
+    (tmp_path / "run" / EVENTS).write_text("")
+    RunDirectory(tmp_path / "run", overwrite=True).begin()
     assert (elsewhere / "precious.pt").exists()
     assert not (tmp_path / "run" / CHECKPOINTS).exists()
 
@@ -174,6 +177,13 @@ def test_overwriting_does_not_follow_links(tmp_path: Path) -> None:
 def test_overwriting_also_starts_anew_where_a_run_was_unfinished(tmp_path: Path) -> None:
     RunDirectory(tmp_path).event("run_started")
     assert not RunDirectory(tmp_path, overwrite=True).resuming
+
+
+def test_a_folder_where_nothing_ran_keeps_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINTS).mkdir()
+    (tmp_path / CHECKPOINTS / "mine.pt").write_text("")
+    RunDirectory(tmp_path, overwrite=True).begin()
+    assert (tmp_path / CHECKPOINTS / "mine.pt").exists()
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[]", '"finished"', "\xff"])
@@ -281,7 +291,9 @@ def test_a_line_cut_off_by_a_crash(tmp_path: Path) -> None:
         before = read_lines(tmp_path / EVENTS)
         assert [e["event"] for e in before] == ["run_started", "step"][: len(before)]
         # The resumed run's own first line must not be glued to the rest.
-        RunDirectory(tmp_path).event("run_started", resumed=True)
+        again = RunDirectory(tmp_path)
+        again.begin()
+        again.event("run_started", resumed=True)
         assert read_lines(tmp_path / EVENTS)[:-1] == before
         assert read_lines(tmp_path / EVENTS)[-1]["resumed"] is True
 

@@ -290,6 +290,8 @@ def test_a_preset_of_torchvisions_models() -> None:
     assert wire_dtype(split) == np.uint8
     got, want = delivered(split, PHOTO, [0]), original(transform, pil(), [0])
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    floats = torch.rand(3, 60, 80)  # a data set's own tensors
+    torch.testing.assert_close(delivered(split, floats.numpy(), [0]), original(transform, floats, [0]))
 
 
 def test_without_a_conversion_uint8_arrives_in_the_layout_that_the_transform_returned() -> None:

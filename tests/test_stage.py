@@ -246,7 +246,7 @@ def noisy(batch):
 def block():
     ids = np.arange(16)
     rows = pa.table({"sample_id": ids, "__position__": ids})
-    made = stages.Stage(transform=noisy, kind="batch", seed=3, reader=Reader())
+    made = stages.Stage(transform=noisy, kind="batch", seed=3, reader=Reader()).ready()
     return stages.process(made, rows, epoch=0).column("x").to_pylist()
 
 assert "torch" not in sys.modules

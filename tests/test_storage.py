@@ -21,7 +21,7 @@ import torch
 import offload
 from offload.errors import ConfigError
 from offload.report.run_dir import CHECKPOINTS
-from offload.train.storage import check_storage, storage_of
+from offload.train.storage import check_storage, holds_checkpoints, storage_of
 from tests.helpers import moto_server
 
 DEADLINE_S = 240.0
@@ -105,7 +105,6 @@ NOBODY = """
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights, which only root can")
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
@@ -137,6 +136,7 @@ def test_a_disk_that_fills_during_the_run_is_named_and_the_same_call_goes_on_lat
         assert fit().document["samples"] == 64
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights, which only root can")
 def test_a_folder_without_permission() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         root = Path(name)
@@ -155,6 +155,19 @@ def test_a_folder_without_permission() -> None:
             assert "allow writing" in text
         assert fine == "fine"
         assert list((root / "open" / "new").iterdir()) == []
+
+
+def test_what_is_no_checkpoint_is_never_removed(tmp_path: Path) -> None:
+    """storage_path="s3://bucket", data in s3://bucket/train, a script called train.py."""
+    (tmp_path / "train" / "class_0").mkdir(parents=True)
+    storage = storage_of(str(tmp_path), None, Path("unused"))
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match=r"train is where .*it holds other files \(class_0\)"):
+            holds_checkpoints(storage, "train", resuming=False, overwrite=overwrite)
+    assert not holds_checkpoints(storage, "validate", resuming=False, overwrite=False)
+    (tmp_path / "old" / "checkpoint_2026").mkdir(parents=True)
+    assert holds_checkpoints(storage, "old", resuming=False, overwrite=True)
+    assert not holds_checkpoints(storage, "old", resuming=True, overwrite=False)
 
 
 def test_paths_are_made_absolute_and_other_file_systems_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray.train
 import torch
 
 import offload
+from offload.pipeline.ranges import Ranges
 from offload.report.run_dir import read_lines
-from offload.train.checkpoint import MODEL_FILE
+from offload.train import checkpoint
+from offload.train.checkpoint import MODEL_FILE, Progress
+from offload.train.state import TrainingState
 from tests.helpers import write_jpegs
 
 # A run starts a dozen processes: half a minute on a busy machine, and some tests need two.
@@ -336,14 +340,57 @@ def test_skipped_files_are_counted_and_listed(tmp_path: Path) -> None:
                 count += len(batch["label"])
                 ctx.backward(torch.zeros((), requires_grad=True))
                 ctx.step()
-            ctx.report(count=count)
+            ctx.report(count=count, validated=sum(len(batch["label"]) for batch in ctx.batches("val")))
 
     source = offload.image_folder(tmp_path / "data", on_error="skip", shuffle=False)
-    result = trainer(train, source, batch_size=8).fit(run_dir=tmp_path / "run", quiet=True)
+    result = trainer(train, batch_size=8, datasets={"train": source, "val": source}).fit(
+        run_dir=tmp_path / "run", quiet=True
+    )
     listed = read_lines(tmp_path / "run" / "skipped.jsonl")
-    assert result.metrics["count"] == 44 - len(broken)
-    assert result.document["skipped"] == len(broken)
-    assert all(any(str(p) in line["reason"] for line in listed) for p in broken)
+    assert result.metrics == {"count": 44 - len(broken), "validated": 44 - len(broken)}
+    assert result.document["skipped"] == 2 * len(broken)
+    for name in ("train", "val"):
+        reasons = [line["reason"] for line in listed if line["dataset"] == name]
+        assert all(any(str(p) in reason for reason in reasons) for p in broken)
+
+
+@pytest.mark.parametrize("local", [None, (1, 4)], ids=["whole", "accumulated"])
+def test_checkpoints_within_an_epoch_lie_between_global_batches_and_change_nothing(
+    tmp_path: Path, local: tuple[int, int] | None
+) -> None:
+    size = offload.BatchSize(initial=16, local=local)
+    weights = []
+    for every_s in (None, 1e-9):
+        folder = tmp_path / str(every_s)
+        kept = offload.Checkpoints(every_s=every_s)
+        result = trainer(fit_linear, workers=2, epochs=1, batch_size=size, checkpoints=kept).fit(
+            run_dir=folder, quiet=True
+        )
+        commits = [e for e in read_lines(folder / "events.jsonl") if e["event"] == "checkpoint"]
+        assert any(e["reason"] == "interval" for e in commits) == (every_s is not None)
+        assert result.document["samples"] == SAMPLES
+        assert result.checkpoint is not None
+        weights.append(torch.load(Path(result.checkpoint) / MODEL_FILE, weights_only=True))
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value)
+
+
+def test_an_epoch_whose_data_changed_meanwhile_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(epoch=3, trained=Ranges(((0, 5),)), step=7, samples=70)
+    state = {"progress": progress.to_state(), "seed": 1, "samples": 10, "rng": [], "optimizers": [], "others": []}
+    checkpoint.save(tmp_path, {}, state)
+    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: ray.train.Checkpoint(str(tmp_path)))
+
+    def resumed(seed: int, samples: int | None) -> TrainingState:
+        made = TrainingState(None, seed=seed, samples=samples, scaler=None, resumable=True)
+        made.load()
+        assert (made.progress.epoch, made.progress.step) == (3, 7)
+        return made
+
+    assert (resumed(1, 10).progress.trained, resumed(1, 10).changed) == (progress.trained, "")
+    for seed, samples, says in ((2, 10, "seed 1 → 2"), (1, 9, "samples 10 → 9")):
+        again = resumed(seed, samples)
+        assert (len(again.progress.trained), again.changed) == (0, says)
 
 
 def test_a_new_run_does_not_take_anothers_checkpoints_for_its_own(tmp_path: Path) -> None:

@@ -216,7 +216,8 @@ def check_cores(affinity: int, quota: float | None, count: int) -> Check:
             name="cores",
             status="warn",
             found=found,
-            remedy="a worker and one preprocessing task share a core; give at least 2, or add hosts to the cluster",
+            remedy="a worker would take the only core, and preprocessing needs one: give at least 2, add hosts to the cluster, or "
+            'reserve none for the worker (resources_per_worker={"CPU": 0})',
         )
     if quota is not None and quota < affinity:
         return Check(

@@ -33,7 +33,6 @@ def build_demo(data: Path, *, images: int, epochs: int) -> offload.Trainer:
             "train": offload.image_folder(made.train, training_transform()),
             "val": offload.image_folder(made.val, validation_transform()),
         },
-        workers=(1, 8),
         batch_size=BATCH_SIZE,
         checkpoints=offload.Checkpoints(keep=2),
         train_loop_config={

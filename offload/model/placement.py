@@ -6,27 +6,32 @@ Where it stops: this is a count, not a schedule; Ray places the workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from offload.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
-    """What one node of the cluster offers."""
+    """What one node of the cluster offers. ``node_id`` is the cluster's own name for it, ``others`` are its custom
+    resources."""
 
     name: str
+    node_id: str = ""
     cpus: float
     gpus: float = 0.0
+    others: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerResources:
-    """What one worker reserves: the CPUs for its own threads (``host_cpus_per_worker``) and its GPUs."""
+    """What one worker reserves: the CPUs for its own threads (``host_cpus_per_worker``), its GPUs, and custom
+    resources."""
 
     cpus: float
     gpus: float = 0.0
+    others: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +44,12 @@ class Placement:
     @property
     def cores(self) -> int:
         """Cores that preprocess: one task each, over all nodes."""
-        return sum(_cores(free) for free in self.free_cpus)
+        return sum(self.cores_by_node)
+
+    @property
+    def cores_by_node(self) -> tuple[int, ...]:
+        """The same for each node."""
+        return tuple(_cores(free) for free in self.free_cpus)
 
     @property
     def task_cpus(self) -> float:
@@ -87,8 +97,9 @@ def place_workers(
             "scaling_config=ray.train.ScalingConfig(use_gpu=False)."
         )
     if _fill(nodes, worker, least) is None:
+        others = "".join(f", {amount:g} {name}" for name, amount in worker.others.items() if amount)
         raise ConfigError(
-            f"{asked} of {worker.cpus:g} CPUs and {_gpus(worker.gpus)} each cannot fit on the cluster's nodes "
+            f"{asked} of {worker.cpus:g} CPUs and {_gpus(worker.gpus)}{others} each cannot fit on the cluster's nodes "
             f"({_describe(nodes)}). Ask for fewer workers or for less per worker "
             '(scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": ...})).'
         )
@@ -111,13 +122,20 @@ def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -
             fits = min(fits, int((nodes[i].gpus + 1e-9) // worker.gpus))
         if worker.cpus > 0:
             fits = min(fits, int((free[i] + 1e-9) // worker.cpus))
+        for name, amount in worker.others.items():
+            if amount > 0:
+                fits = min(fits, int((nodes[i].others.get(name, 0.0) + 1e-9) // amount))
         free[i] -= fits * worker.cpus
         left -= fits
     return None if left else free
 
 
 def _describe(nodes: Sequence[NodeResources]) -> str:
-    return ", ".join(f"{n.name}: {n.cpus:g} CPUs, {_gpus(n.gpus)}" for n in nodes) or "no nodes"
+    return ", ".join(f"{n.name}: {n.cpus:g} CPUs, {_gpus(n.gpus)}{_others(n)}" for n in nodes) or "no nodes"
+
+
+def _others(node: NodeResources) -> str:
+    return "".join(f", {amount:g} {name}" for name, amount in node.others.items())
 
 
 def _gpus(count: float) -> str:

@@ -60,11 +60,16 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """What preprocessing may use: cores, the CPUs that one of them counts as, and the cluster's object store."""
+    """What preprocessing may use: the node of each core, the CPUs that one counts as, and the cluster's object store."""
 
-    cores: int
+    nodes: tuple[str, ...]
     task_cpus: float
     store_bytes: float
+
+    @property
+    def cores(self) -> int:
+        """How many."""
+        return len(self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +150,8 @@ class _Pass:
         self._done: dict[int, Block] = {}
         self._delivered = self._first_row = 0
         self._firsts: dict[int, tuple[Block, int]] = {}
+        self._joined: set[int] = set()
+        self._left: set[int] = set()
 
     def put(self, number: int, block: Block) -> None:
         """The block of the ``number``-th task is made. Blocks are delivered in the order of their tasks."""
@@ -181,6 +188,19 @@ class _Pass:
             self._firsts.clear()
             self.held_bytes = 0
             self.changed.notify_all()
+
+    def join(self, rank: int) -> None:
+        """This rank will take its share."""
+        self._joined.add(rank)
+
+    def leave(self, rank: int) -> bool:
+        """This rank takes no more. Returns whether none does."""
+        self._left.add(rank)
+        return len(self._left) == self.request.world_size
+
+    def abandoned(self) -> bool:
+        """Whether all who took part have left."""
+        return self._joined <= self._left
 
     def take(self, rank: int, want: int) -> tuple[list[Slice], bool]:
         """See :meth:`Feed.take`."""
@@ -236,6 +256,10 @@ class _Tasks:
         """Whether all tasks are issued."""
         return self._cursor >= len(self._positions)
 
+    def under_way(self) -> bool:
+        """Whether a task is issued whose block is still to come."""
+        return self._unfinished > 0
+
     def next(self) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
         """The next task, None if all are issued."""
         if self.exhausted():
@@ -282,7 +306,7 @@ class Feed:
     """The part of the run's actor that feeds. Its methods block; they run on many threads."""
 
     def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
-        ray_data.configure(store_bytes=DATA_SHARE * cores.store_bytes)
+        ray_data.be_quiet()
         self._streams, self._cores = streams, cores
         self._packed = {n: PackedStage.of(s.pipeline.stage(s.index, seed=s.seed)) for n, s in streams.items()}
         self._meters = {name: Meter(cores.cores) for name in streams}
@@ -294,8 +318,8 @@ class Feed:
         self._pool: Pool | None = None
         if indexed:
             # A Ray Data pipeline in the same run needs cores of its own, which actors would never give back.
-            shared = len(indexed) < len(streams)
-            self._pool = Pool(max(1, cores.cores // 2) if shared else cores.cores, cores.task_cpus, self)
+            nodes = cores.nodes[:: 2 if len(indexed) < len(streams) else 1]
+            self._pool = Pool(nodes, cores.task_cpus, self)
             for name in indexed:
                 self._pool.warm(self._packed[name])
 
@@ -313,7 +337,7 @@ class Feed:
         with self._lock:
             self._start(PassKey(attempt=self._attempt + 1, name=name, number=request.epoch), request)
 
-    def open(self, key: PassKey, request: PassRequest) -> int | None:
+    def open(self, key: PassKey, request: PassRequest, rank: int) -> int | None:
         """Join a pass; the first rank to ask starts it. Returns how many rows it will deliver, None if unknown."""
         with self._lock:
             current = self._passes.get(key)
@@ -326,7 +350,10 @@ class Feed:
                 current.request = request
                 if request.followed and key in self._tasks and self._tasks[key].exhausted():
                     self._follow(current)
-            for old in [k for k in self._passes if k.name == key.name and k.number < key.number]:
+            self._passes[key].join(rank)
+            # A data set that one rank alone visits has ranks that never leave.
+            older = [k for k in self._passes if k.name == key.name and k.number < key.number]
+            for old in [k for k in older if self._passes[k].abandoned()]:
                 self._drop(old)
         self._look()
         index = self._streams[key.name].index
@@ -342,6 +369,20 @@ class Feed:
         self._look()
         return answer
 
+    def leave(self, key: PassKey, rank: int) -> None:
+        """This rank takes no more of a pass, at its end or before. When none does, what is left of it is dropped."""
+        with self._lock:
+            current = self._passes.get(key)
+            if current is not None and current.leave(rank):
+                self._drop(key)
+        self._look()
+
+    def failed(self, error: BaseException) -> None:
+        """The pool cannot go on: whoever waits for a block is told."""
+        with self._lock:
+            for current in self._passes.values():
+                current.fail(error)
+
     def rates(self) -> dict[str, dict[str, float]]:
         """What each data set's preprocessing was measured at, so far."""
         return {name: meter.summary() for name, meter in self._meters.items()}
@@ -355,8 +396,9 @@ class Feed:
                 current = self._passes[key]
                 if tasks.exhausted() or current.closed or current.error is not None:
                     continue
-                # Whatever the limit, a pass that workers wait for goes on.
-                if held < limit or current.starving():
+                # Whatever the limit, a pass that workers wait for goes on; not while a block of it is to come that may be
+                # what they wait for, or all other cores would fill the store behind one slow task.
+                if held < limit or (current.starving() and not tasks.under_way()):
                     found = tasks.next()
                     if tasks.exhausted() and current.request.followed:
                         self._follow(current)
@@ -401,6 +443,7 @@ class Feed:
                 done=Ranges(current.request.done),
                 epoch=current.request.epoch,
                 task_cpus=self._cores.task_cpus,
+                store_bytes=DATA_SHARE * self._cores.store_bytes,
             )
             for number, block in enumerate(blocks):
                 self._meters[current.key.name].add(block)

@@ -16,7 +16,7 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload.pipeline import stage as stages
 from offload.pipeline.gather import Scratch
@@ -112,50 +113,77 @@ class Work(Protocol):
     def next_task(self) -> tuple[Task, Done] | None:
         """The next task and what to call with its outcome; None if there is none at present."""
 
+    def failed(self, error: BaseException) -> None:
+        """Preprocessing cannot go on."""
+
 
 class Pool:
-    """``cores`` actors, and the thread that feeds them with what ``work`` has."""
+    """An actor per core, and the thread that feeds them with what ``work`` has.
 
-    def __init__(self, cores: int, task_cpus: float, work: Work) -> None:
-        # Spread, so that every node's cores are used from the first task on.
-        actor: Any = ray.remote(Preprocessor).options(
-            num_cpus=task_cpus, scheduling_strategy="SPREAD", max_restarts=RESTARTS, max_task_retries=RESTARTS
-        )
-        self._actors: list[Any] = [actor.remote() for _ in range(cores)]
+    ``nodes``: per core the node to run on. They are told apart, not spread as Ray likes: where Ray put one too many, the
+    worker that is to start there would wait for its CPU without an end.
+    """
+
+    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Work) -> None:
+        actor: Any = ray.remote(Preprocessor)
+        self._actors: list[Any] = [
+            actor.options(
+                num_cpus=task_cpus,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+                max_restarts=RESTARTS,
+                max_task_retries=RESTARTS,
+            ).remote()
+            for node in nodes
+        ]
         self._work = work
-        self._load = [0] * cores
-        # What the thread is woken with: a finished task (its actor, its block, what it cost, whom to tell), or None:
-        # there may be work that there was not before.
-        self._news: queue.SimpleQueue[tuple[int, Any, Future[Cost], Done] | None] = queue.SimpleQueue()
+        # Tasks in flight, of the actors that run: one that has no room yet must not keep a block that others wait for.
+        self._load: dict[int, int] = {}
+        self._lost: set[int] = set()
+        self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True, name="pool").start()
 
     def warm(self, stage: PackedStage) -> None:
         """Let every core import and set up a stage now."""
-        for actor in self._actors:
-            actor.warm.remote(stage)
+        for at, actor in enumerate(self._actors):
+            warmed: Future[None] = actor.warm.remote(stage).future()
+            warmed.add_done_callback(lambda made, at=at: self._news.put(lambda: self._joined(at, made)))  # type: ignore[misc]
 
     def look(self) -> None:
         """There may be work that there was not before."""
         self._news.put(None)
 
     def _run(self) -> None:
-        while True:
-            while min(self._load) < IN_FLIGHT and (found := self._work.next_task()) is not None:
-                self._start(*found)
-            news = self._news.get()
-            if news is not None:
-                at, ref, cost, done = news
-                self._load[at] -= 1
-                done(_outcome(ref, cost))
+        try:
+            while True:
+                while self._idle() and (found := self._work.next_task()) is not None:
+                    self._start(*found)
+                if (news := self._news.get()) is not None:
+                    news()
+        except BaseException as error:  # whoever waits for blocks would do so forever
+            self._work.failed(error)
+            raise
+
+    def _idle(self) -> bool:
+        return bool(self._load) and min(self._load.values()) < IN_FLIGHT
+
+    def _joined(self, at: int, warmed: Future[None]) -> None:
+        error = warmed.exception()
+        if not isinstance(error, ray.exceptions.RayActorError):
+            # A transform that cannot be set up raises here, and again in the first task, which tells the user.
+            self._load.setdefault(at, 0)
+            return
+        self._lost.add(at)
+        if len(self._lost) == len(self._actors):
+            self._work.failed(error)
 
     def _start(self, task: Task, done: Done) -> None:
-        at = self._load.index(min(self._load))
+        at = min(self._load, key=self._load.__getitem__)
         self._load[at] += 1
         ref, cost = self._actors[at].process.options(num_returns=2).remote(task.rows, task.stage, task.epoch)
         # Not ray.wait in a loop: that wakes ten times a second for nothing, on a core that has samples to make.
-        cost.future().add_done_callback(lambda made: self._news.put((at, ref, made, done)))
+        cost.future().add_done_callback(lambda made: self._news.put(lambda: self._finished(at, ref, made, done)))
 
-
-def _outcome(ref: Any, cost: Future[Cost]) -> Block | BaseException:
-    error = cost.exception()
-    return Block(ref=ref, cost=cost.result()) if error is None else error
+    def _finished(self, at: int, ref: Any, cost: Future[Cost], done: Done) -> None:
+        self._load[at] -= 1
+        error = cost.exception()
+        done(Block(ref=ref, cost=cost.result()) if error is None else error)

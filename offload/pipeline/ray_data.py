@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import ray.data
-from ray.data import DataContext, ExecutionResources
+from ray.data import DataContext
 
 from offload.pipeline import stage as stages
 from offload.pipeline.pool import Block, Cost, PackedStage
@@ -20,11 +20,9 @@ from offload.pipeline.ranges import Ranges
 from offload.pipeline.wire import Columns
 
 
-def configure(*, store_bytes: float) -> None:
-    """Set this process's Ray Data context; ``store_bytes`` is what an execution may hold in the object store."""
-    context = DataContext.get_current()
-    context.enable_progress_bars = False
-    context.execution_options.resource_limits = ExecutionResources.for_limits(object_store_memory=store_bytes)
+def be_quiet() -> None:
+    """Keep Ray Data's progress and warnings off the run's output. (What fails, fails with an error.)"""
+    DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
@@ -36,10 +34,15 @@ def encode_dataset(
     done: Ranges,
     epoch: int,
     task_cpus: float,
+    store_bytes: float,
 ) -> Iterator[Block]:
     """Execute a user's dataset, its transform behind it, and yield its blocks in the wire format. Dropping the iterator
-    ends the execution."""
+    ends the execution. ``store_bytes`` is what it may hold in the object store, unless the user set less."""
+    # A dataset executes with the context that it was made with, not with this process's.
     dataset.context.enable_progress_bars = False
+    options = dataset.context.execution_options
+    limits = options.resource_limits
+    options.resource_limits = limits.copy(object_store_memory=min(limits.object_store_memory, store_bytes))
     encoded = dataset.map_batches(
         _encode,  # type: ignore[arg-type]  # a batch may hold lists too
         batch_size=None,

@@ -40,8 +40,8 @@ def plan_tasks(
     """Row counts of the next tasks, in order; their sum is at most ``remaining``.
 
     ``first_rows``: rows that make the first global batch. Before anything is measured each task is one core's share of
-    it. Full tasks that hold several local batches hold whole ones, so that a worker's batch lies within one block. The
-    caller plans again when these are issued.
+    it. Full tasks that hold several local batches hold whole ones, so that most of a worker's batches lie within one
+    block. The caller plans again when these are issued.
     """
     if remaining <= 0:
         return []

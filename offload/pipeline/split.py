@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def split_transform(transform: object) -> SplitTransform:
             return SplitTransform(CpuPart(steps, tensors=True), OnUint8(device.ToChannelsFirst()), says)
         return SplitTransform(CpuPart(steps, tensors=False, as_returned=True), None, says)
     return SplitTransform(
-        CpuPart(head, tail, tensors=_takes_tensors(head)),
+        CpuPart(head, tail, tensors=_takes_tensors(head), preset=transform if _is_preset(transform) else None),
         OnUint8(_device_part(tail)),
         f"CPUs: {_names(head) or 'decode only'}, shipping uint8; device: {_names(tail)}",
     )
@@ -64,16 +64,25 @@ class CpuPart:
     """The steps that run in a preprocessing task on one image.
 
     What they return as uint8 leaves as HWC, one layout on the wire, unless ``as_returned``. What is not uint8 after
-    ``steps`` (a user's own step among them made floats) gets ``tail`` here, and leaves as the user made it.
+    ``steps`` (a user's own step among them made floats) gets ``tail`` here, and leaves as the user made it. ``preset``: the
+    transform that the steps were taken from, for floats, which it takes and its steps do not.
     """
 
     def __init__(
-        self, steps: Sequence[Any], tail: Sequence[Any] = (), *, tensors: bool, as_returned: bool = False
+        self,
+        steps: Sequence[Any],
+        tail: Sequence[Any] = (),
+        *,
+        tensors: bool,
+        as_returned: bool = False,
+        preset: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.steps, self.tail = tuple(steps), tuple(tail)
+        self.steps, self.tail, self.preset = tuple(steps), tuple(tail), preset
         self.tensors, self.as_returned = tensors, as_returned
 
     def __call__(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if pixels.dtype != np.uint8 and self.preset is not None:
+            return as_array(self.preset(_as_tensor(pixels)))
         if pixels.dtype != np.uint8:
             image = _as_tensor(pixels)  # a data set's own floats, in its own layout
         elif not self.steps:
@@ -138,7 +147,7 @@ def _steps(transform: Any) -> list[Any]:
     (``weights.transforms()``) does, as steps."""
     if _name(transform) == "Compose":
         inner = list(transform.transforms)
-    elif _name(transform) == "ImageClassification" and is_image_transform(transform):
+    elif _is_preset(transform):
         from torchvision.transforms import CenterCrop, Normalize, Resize, ToTensor
 
         resize = Resize(transform.resize_size, interpolation=transform.interpolation, antialias=transform.antialias)
@@ -148,6 +157,10 @@ def _steps(transform: Any) -> list[Any]:
     else:
         return []
     return [step for part in inner for step in (_steps(part) or [part])]
+
+
+def _is_preset(transform: object) -> TypeGuard[Any]:
+    return _name(transform) == "ImageClassification" and type(transform).__module__.startswith("torchvision.")
 
 
 def _walk(step: Any) -> Iterator[Any]:

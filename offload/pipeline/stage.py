@@ -6,15 +6,16 @@ Runs in Ray Data tasks and actors, on one core each. Where it stops: which rows,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import random
 import sys
 import traceback
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,6 @@ from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, R
 # do not depend on how rows were cut into tasks; small, so that a chunk of images stays in the core's cache.
 CHUNK = 16
 
-T = TypeVar("T")
 OnError = Literal["raise", "skip"]
 Kind = Literal["none", "batch", "sample", "image"]
 
@@ -48,8 +48,9 @@ class Stage:
     reader: Reader | None = None
 
     def ready(self) -> Stage:
-        """This stage on this process: the transform constructed, its libraries held to one thread."""
+        """This stage on this process: the transform constructed, its libraries imported and held to one thread."""
         transform = self.transform() if isinstance(self.transform, type) else self.transform
+        _import_ahead(transform)
         _hold_to_one_core()
         return Stage(transform=transform, kind=self.kind, seed=self.seed, on_error=self.on_error, reader=self.reader)
 
@@ -71,6 +72,17 @@ def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]]) -> Stage:
         stage: Stage = cloudpickle.loads(packed().tobytes())
         _ready[key] = stage.ready()
     return _ready[key]
+
+
+def _import_ahead(transform: Any) -> None:
+    """Import what the transform's code would import when it first runs: what is not loaded then is neither seeded nor held
+    to one core."""
+    function = transform if hasattr(transform, "__code__") or transform is None else type(transform).__call__
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    for library in ("torch", "cv2"):
+        if any(name.split(".")[0] == library for name in names):
+            with contextlib.suppress(ImportError):  # the transform's own import says it better
+                importlib.import_module(library)
 
 
 def _hold_to_one_core() -> None:
@@ -124,8 +136,8 @@ def _attempt_read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
     assert reader is not None
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
-        seed = mix(stage.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1)
-        return _seeded(seed, lambda: reader.read(chunk))
+        _seed(mix(stage.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1))
+        return reader.read(chunk)
     except RunError:
         raise
     except Exception as error:
@@ -192,20 +204,19 @@ def transform(
 
 def _call(stage: Stage, columns: Columns, ids: np.ndarray[Any, Any], epoch: int) -> Columns:
     if stage.kind == "batch":
-        return _checked(_seeded(mix(stage.seed, epoch, int(ids[0]), 2), lambda: stage.transform(dict(columns))))
+        _seed(mix(stage.seed, epoch, int(ids[0]), 2))
+        return _checked(stage.transform(dict(columns)))
     made: dict[str, list[Any]] = {}
     for i, sample_id in enumerate(ids.tolist()):
+        _seed(mix(stage.seed, epoch, sample_id, 3))
         sample = {name: column[i] for name, column in columns.items()}
-        made_of_sample = _seeded(mix(stage.seed, epoch, sample_id, 3), partial(_of_sample, stage, sample))
-        for name, value in made_of_sample.items():
+        if stage.kind == "image":
+            sample["image"] = stage.transform(sample["image"])
+        else:
+            sample = _checked(stage.transform(sample))
+        for name, value in sample.items():
             made.setdefault(name, []).append(value)
     return dict(made)
-
-
-def _of_sample(stage: Stage, sample: dict[str, Any]) -> dict[str, Any]:
-    if stage.kind == "image":
-        return {**sample, "image": stage.transform(sample["image"])}
-    return _checked(stage.transform(dict(sample)))
 
 
 def _checked(out: Any) -> dict[str, Any]:
@@ -324,20 +335,8 @@ def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
     return ids.astype(np.int64)
 
 
-def _seeded(seed: int, call: Callable[[], T]) -> T:
-    """What ``call`` returns after every generator that augmentation draws from was seeded. Again, where it was ``call``
-    that imported torch: its generator was not seeded then."""
-    without_torch = "torch" not in sys.modules
-    _seed(seed)
-    made = call()
-    if without_torch and "torch" in sys.modules:
-        _seed(seed)
-        made = call()
-    return made
-
-
 def _seed(seed: int) -> None:
-    """torch only where it is loaded: importing it costs seconds."""
+    """Seed every generator that augmentation draws from. torch only where it is loaded: importing it costs seconds."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     if (torch := sys.modules.get("torch")) is not None:

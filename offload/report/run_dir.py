@@ -43,7 +43,7 @@ def _finite(value: Any) -> Any:
 
 
 class RunDirectory:
-    """One run's directory, opened for writing.
+    """One run's directory. Nothing that is in it changes before :meth:`begin`.
 
     Raises ConfigError where it cannot be written, or holds a finished run and ``overwrite`` is not set.
     """
@@ -57,20 +57,29 @@ class RunDirectory:
                 "--run-dir."
             )
         try:
-            if overwrite:
-                self._clear()
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".write-test"
             probe.write_bytes(b"\0" * 65536)
             probe.unlink()
             for name in (EVENTS, METRICS, SKIPPED):
+                if (self.path / name).exists():
+                    (self.path / name).open("ab").close()
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._overwrite = overwrite
+        self.resuming = not overwrite and (self.path / EVENTS).exists()
+
+    def begin(self) -> None:
+        """The run starts: an old one that is to be overwritten is removed, lines that a crash cut off are ended.
+
+        Raises ConfigError where that is not allowed."""
+        try:
+            if self._overwrite:
+                self._clear()
+            for name in (EVENTS, METRICS, SKIPPED):
                 self._end_last_line(name)
         except OSError as error:
-            raise ConfigError(
-                f"cannot write to the run directory {self.path}: {error.strerror}. Free space there or allow writing, or "
-                "choose another with --run-dir (fit(run_dir=...))."
-            ) from None
-        self.resuming = (self.path / EVENTS).exists()
+            raise self._unwritable(error) from None
 
     def event(self, kind: str, *, at: float | None = None, **values: Any) -> None:
         """Append to ``events.jsonl``."""
@@ -122,6 +131,12 @@ class RunDirectory:
             "from the last checkpoint."
         )
 
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"cannot write to the run directory {self.path}: {error.strerror}. Free space there or allow writing, or "
+            "choose another with --run-dir (fit(run_dir=...))."
+        )
+
     def _finished_before(self) -> bool:
         try:
             document = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
@@ -130,7 +145,9 @@ class RunDirectory:
         return isinstance(document, dict) and document.get("status") == "finished"
 
     def _clear(self) -> None:
-        # Only what a run writes: a user may keep other files beside them.
+        # Only what a run writes, and only where one ran: a user may keep other files beside them.
+        if not (self.path / EVENTS).exists():
+            return
         for name in _OWN:
             target = self.path / name
             if target.is_dir() and not target.is_symlink():

@@ -27,6 +27,7 @@ from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns
 
 PREFETCH_BATCHES = 2
 PREFETCH_BLOCKS = 2
+CLOSE_S = 10.0
 VIEWED_ROW_BYTES = 4096
 
 
@@ -35,6 +36,9 @@ class FeedClient(Protocol):
 
     def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
         """See :meth:`offload.pipeline.feed.Feed.take`."""
+
+    def leave(self, key: PassKey, rank: int) -> None:
+        """See :meth:`offload.pipeline.feed.Feed.leave`."""
 
 
 class Peers(Protocol):
@@ -74,7 +78,7 @@ class Skipped:
 @dataclass(kw_only=True)
 class LocalBatch:
     """One rank's part of a micro-batch. ``rows`` are this rank's samples (0: a filler that must weigh nothing),
-    ``all_rows`` those of all ranks; ``positions`` are what becomes trained with them."""
+    ``all_rows`` those of all ranks; ``positions`` are what becomes trained with them; ``due``: before it a checkpoint is due."""
 
     tensors: dict[str, Any]
     rows: int
@@ -83,6 +87,7 @@ class LocalBatch:
     skipped: tuple[Skipped, ...]
     own_ready_s: float
     stop: bool = False
+    due: bool = False
     moved: Any = None
 
 
@@ -90,7 +95,8 @@ class Batches:
     """The local batches of one pass on one rank. Iterate once; ``close()`` ends its threads.
 
     ``padded``: every rank takes part in every step of the pass, with a filler that weighs nothing where it has no samples
-    left (a DDP step needs all ranks). Otherwise a rank simply ends when its samples do.
+    left (a DDP step needs all ranks). Otherwise a rank simply ends when its samples do. ``due``: rank 0's word on whether a
+    checkpoint is due, asked once per batch.
     """
 
     def __init__(
@@ -105,7 +111,9 @@ class Batches:
         padded: bool,
         stop: threading.Event,
         template: dict[str, Columns],
+        due: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._due = due
         self._feed, self._key, self._peers = feed, key, peers
         self._size, self._device, self._on_device = local_batch_size, device, on_device
         self._padded, self._stop, self._template = padded, stop, template
@@ -135,10 +143,12 @@ class Batches:
         return item
 
     def close(self) -> None:
-        """End the threads and wait for them."""
+        """End the threads and wait for them; not for ever, should another rank have died."""
         self._closed.set()
+        self._feed.leave(self._key, self._peers.rank)
+        until = time.monotonic() + CLOSE_S
         for thread in self._threads:
-            while thread.is_alive():
+            while thread.is_alive() and time.monotonic() < until:
                 for waiting in (self._pieces, self._batches):
                     try:
                         waiting.get_nowait()
@@ -150,7 +160,7 @@ class Batches:
         while not self._closed.is_set():
             try:
                 where.put(item, timeout=0.2)
-                return True
+                return not self._closed.is_set()  # close() makes room to end who waits here
             except queue.Full:
                 continue
         return False
@@ -182,13 +192,20 @@ class Batches:
         try:
             for columns, rows, skipped in self._cut():
                 batch = self._agree(columns, rows, skipped)
-                if batch is None or not self._put(self._batches, batch) or batch.stop:
+                if batch is None:
+                    break
+                self._put(self._batches, batch)
+                if batch.stop:
                     break
             else:
-                # This rank has no more samples; the others may.
-                while self._padded and not self._closed.is_set():
+                # This rank has no more samples, or was told to close; the others may not. All make the same number of
+                # agreements in a pass, or the next pass's first would meet this one's last.
+                while self._padded:
                     batch = self._agree(None, 0, ())
-                    if batch is None or not self._put(self._batches, batch) or batch.stop:
+                    if batch is None:
+                        break
+                    self._put(self._batches, batch)
+                    if batch.stop:
                         break
             self._put(self._batches, None)
         except BaseException as error:
@@ -207,10 +224,12 @@ class Batches:
                 continue
             pieces.append(columns)
             counts.append(rows)
-            while sum(counts) >= self._size:
+            while sum(counts) >= self._size and not self._closed.is_set():
                 head, pieces, counts = _split(pieces, counts, self._size)
                 yield self._joined(head), self._size, tuple(skipped)
                 skipped.clear()
+        if self._closed.is_set():
+            return
         if pieces:
             yield self._joined(pieces), sum(counts), tuple(skipped)
         else:
@@ -258,11 +277,11 @@ class Batches:
         if rows and columns is not None and self._key.name not in self._template:
             # Copies: views would keep their block as long as the run lasts.
             self._template[self._key.name] = {n: copy.copy(c[:1]) for n, c in columns.items()}
-        stop, all_rows = self._stop.is_set(), rows
+        stop, due, all_rows = self._stop.is_set(), False, rows
         if self._padded:
             lacking = not rows and self._key.name not in self._template
-            told = self._peers.gather([rows, int(stop), int(lacking)])
-            all_rows, stop = sum(t[0] for t in told), any(t[1] for t in told)
+            told = self._peers.gather([rows, int(stop), int(lacking), int(self._peers.rank == 0 and self._due())])
+            all_rows, stop, due = sum(t[0] for t in told), any(t[1] for t in told), bool(told[0][3])
             if any(t[2] for t in told) and all_rows:
                 source = next(rank for rank, t in enumerate(told) if t[0])
                 filler = self._peers.broadcast(self._template.get(self._key.name), source)
@@ -281,6 +300,7 @@ class Batches:
             skipped=skipped,
             own_ready_s=own_ready_s,
             stop=stop,
+            due=due,
             moved=event,
         )
 
@@ -364,9 +384,9 @@ def _split(pieces: list[Columns], counts: list[int], size: int) -> tuple[list[Co
     return head, pieces, counts
 
 
-def open_pass(feed: Any, key: PassKey, request: PassRequest) -> int | None:
+def open_pass(feed: Any, key: PassKey, request: PassRequest, rank: int) -> int | None:
     """Open a pass at the feed actor."""
-    rows: int | None = ray.get(feed.open.remote(key, request))
+    rows: int | None = ray.get(feed.open.remote(key, request, rank))
     return rows
 
 
@@ -385,3 +405,6 @@ class ActorFeed:
             raise error.cause if isinstance(error.cause, BaseException) else error from None
         self._asked = None if over else self._actor.take.remote(key, rank, want)
         return slices, over
+
+    def leave(self, key: PassKey, rank: int) -> None:
+        self._actor.leave.remote(key, rank)

@@ -5,6 +5,7 @@ Where it stops: clusters of several hosts are started elsewhere; only what runs 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -25,6 +26,9 @@ ANSWER_TIMEOUT_S = 60.0
 
 # What the user's function prints comes through the monitor; the logs of everything else stay in Ray's session folder.
 _RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+
+
+_BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,7 @@ def connected(address: str | None) -> Iterator[Cluster]:
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
     ours = address is None or address == "local"
+    token = os.environ.get("RAY_AUTH_TOKEN")
     if ours:
         _start_local()
     else:
@@ -58,15 +63,23 @@ def connected(address: str | None) -> Iterator[Cluster]:
         yield _describe(ours=ours)
     finally:
         ray.shutdown()
+        if token is None:  # what the user starts next has no business with it
+            os.environ.pop("RAY_AUTH_TOKEN", None)
 
 
 def _start_local() -> None:
     # With RAY_AUTH_MODE unset a new cluster takes token authentication (set by the time ray is imported, it would be taken
     # as it is). A token of its own keeps Ray from writing one to the home directory, where it would outlive the cluster.
     if os.environ.get("RAY_AUTH_MODE") != "disabled" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_AUTH_TOKEN", _own_token())
     _quiet()
     ray.init(address="local", num_cpus=usable_cores(), include_dashboard=False, **_RAY_INIT)
+
+
+@functools.cache
+def _own_token() -> str:
+    """The same for every cluster that this process starts: Ray keeps the first that it reads."""
+    return secrets.token_hex(32)
 
 
 def _join(address: str) -> None:
@@ -159,8 +172,10 @@ def _describe(*, ours: bool) -> Cluster:
     nodes = tuple(
         NodeResources(
             name=str(n["NodeManagerAddress"]),
+            node_id=str(n["NodeID"]),
             cpus=float(n["Resources"].get("CPU", 0)),
             gpus=float(n["Resources"].get("GPU", 0)),
+            others={k: float(v) for k, v in n["Resources"].items() if k not in _BUILT_IN and not k.startswith("node:")},
         )
         for n in alive
     )

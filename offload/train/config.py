@@ -58,8 +58,9 @@ class BatchSplit:
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """When checkpoints are committed and how many stay. One is always committed at the end of an epoch (every
-    ``every_epochs``), at the end of the run, and on Ctrl-C; ``every_s`` adds one after so many seconds within an epoch.
-    ``keep`` are the newest to stay; with ``best`` (a reported metric) the best one by ``mode`` stays too."""
+    ``every_epochs``), at the end of the run, and on Ctrl-C; ``every_s`` adds one, between two
+    global batches, whenever so many seconds have passed since the last. ``keep`` are the newest to stay; with ``best`` (a
+    reported metric) those that are best by ``mode``, and the newest."""
 
     every_epochs: int = 1
     every_s: float | None = None

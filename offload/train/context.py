@@ -85,10 +85,13 @@ class Context:
             self._talk,
             seed=setup.seed,
             scaler=torch.amp.GradScaler(self.device.type) if setup.precision == "fp16" else None,
+            samples=setup.sized[TRAIN],
             resumable=setup.resumable[TRAIN],
         )
         self._template: dict[str, Columns] = {}
         self._visits = dict.fromkeys(names, 0)
+        self._visited_epoch = -1
+        self._due_at = time.monotonic()
         self._epochs_total = 1
         self._batch: LocalBatch | None = None
         self._micro = 0
@@ -159,6 +162,13 @@ class Context:
         if name not in self._setup.sized:
             raise RunError(f"there is no data set {name!r}; the Trainer's datasets are {', '.join(self._setup.sized)}.")
         training = name == TRAIN
+        if training and self._visited_epoch == self.epoch:
+            raise RunError(
+                f"ctx.batches({TRAIN!r}) was asked for twice in epoch {self.epoch + 1}, and every sample comes once. Let the "
+                "loop around it be: for epoch in ctx.epochs(n)."
+            )
+        if training:
+            self._visited_epoch = self.epoch
         done = self._state.progress.trained if training else Ranges()
         visit = self.epoch if training else self._visits[name]
         self._visits[name] += 1
@@ -170,7 +180,7 @@ class Context:
             done=done.pairs,
             followed=training and self.epoch + 1 < self._epochs_total,
         )
-        open_pass(self._setup.hub, key, request)
+        open_pass(self._setup.hub, key, request, self.rank)
         if not training:
             self._share_buffers()
         stop = self._reporter.stop if training else threading.Event()
@@ -184,10 +194,11 @@ class Context:
             padded=training,
             stop=stop,
             template=self._template,
+            due=self._checkpoint_due,
         )
         began = time.monotonic()
         try:
-            for batch in self._training_batches(batches, began) if training else self._plain_batches(batches):
+            for batch in self._training_batches(batches, began) if training else self._plain_batches(batches, name):
                 yield _tuple_of(batch, columns) if columns else batch
         finally:
             batches.close()
@@ -200,10 +211,15 @@ class Context:
         self._start_batch(following)
         if following[0] is not None:
             self._reporter.event("first_batch", epoch=self.epoch, seconds=round(time.monotonic() - began, 3))
+        due = False
         while (batch := following[0]) is not None:
+            due = due or batch.due
             if batch.stop:
                 self._commit("stop")
                 raise StopRun
+            if due and self._micro == 0:  # between global batches, the same one on all ranks
+                self._commit("interval")
+                due = False
             self._batch = batch
             yield dict(batch.tensors)
             if not self._stepped():
@@ -213,17 +229,17 @@ class Context:
                 )
             following = self._ahead.pop() if self._ahead else self._next_batch(batches)
             self._start_batch(following)
-        self._note_skipped(batches.leftover)
+        self._note_skipped(batches.leftover, TRAIN)
 
     def _stepped(self) -> bool:
         return self._batch is None
 
-    def _plain_batches(self, batches: Batches) -> Iterator[dict[str, Any]]:
+    def _plain_batches(self, batches: Batches, name: str) -> Iterator[dict[str, Any]]:
         while (batch := batches.get()) is not None:
-            self._note_skipped(batch.skipped)
+            self._note_skipped(batch.skipped, name)
             if batch.rows:
                 yield dict(batch.tensors)
-        self._note_skipped(batches.leftover)
+        self._note_skipped(batches.leftover, name)
 
     def _next_batch(self, batches: Batches) -> tuple[LocalBatch | None, float, float]:
         """(batch or the end, seconds waited for this rank's own samples, seconds waited for another's)."""
@@ -237,7 +253,7 @@ class Context:
         batch, own, peer = following
         if batch is not None:
             self._meter.waited(own, peer, batch.rows)
-            self._note_skipped(batch.skipped)
+            self._note_skipped(batch.skipped, TRAIN)
 
     def _has_another(self) -> bool:
         """Whether the pass has another micro-batch. Only asked while gradients accumulate."""
@@ -247,9 +263,19 @@ class Context:
         batch = self._ahead[0][0]
         return batch is not None and not batch.stop
 
-    def _note_skipped(self, skipped: Sequence[Skipped]) -> None:
-        for sample in skipped:
-            self._reporter.event("skipped", sample_id=sample.sample_id, reason=sample.reason, epoch=self.epoch)
+    def _note_skipped(self, skipped: Sequence[Skipped], dataset: str) -> None:
+        for each in skipped:
+            self._reporter.event(
+                "skipped", dataset=dataset, sample_id=each.sample_id, reason=each.reason, epoch=self.epoch
+            )
+
+    def _checkpoint_due(self) -> bool:
+        """Whether ``every_s`` has passed since the last checkpoint, or since this said so. Asked ahead of training."""
+        every_s, now = self._setup.checkpoints.every_s, time.monotonic()
+        if every_s is None or now - max(self._due_at, self._state.committed_at) < every_s:
+            return False
+        self._due_at = now
+        return True
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -336,8 +362,7 @@ class Context:
         return number if self._talk is None else self._talk.sum([number])[0]
 
     def report(self, **metrics: Any) -> None:
-        """Record metrics (numbers or tensors; the mean over the workers), and commit a checkpoint if one is due. All
-        workers must call it equally often."""
+        """Record metrics (numbers or tensors; the mean over the workers). All workers must call it equally often."""
         names = sorted(metrics)
         values = [
             float(metrics[n].detach().item() if isinstance(metrics[n], torch.Tensor) else metrics[n]) for n in names
@@ -353,10 +378,6 @@ class Context:
                 step=self._state.progress.step,
                 metrics=dict(zip(names, values, strict=True)),
             )
-        every_s = self._setup.checkpoints.every_s
-        due = every_s is not None and time.monotonic() - self._state.committed_at >= every_s
-        if self._all_agree(due):
-            self._commit("interval")
         self._meter.restart()
 
     def _all_agree(self, mine: bool) -> bool:
@@ -383,7 +404,13 @@ class Context:
         self.epoch = self._reporter.epoch = progress.epoch
         self._tell_progress()
         if self.rank == 0:
-            self._reporter.event("resumed", epoch=progress.epoch, step=progress.step, trained=len(progress.trained))
+            self._reporter.event(
+                "resumed",
+                epoch=progress.epoch,
+                step=progress.step,
+                trained=len(progress.trained),
+                epoch_starts_again=self._state.changed,
+            )
 
     def _tell_progress(self) -> None:
         self._reporter.step, self._reporter.samples = self._state.progress.step, self._state.progress.samples

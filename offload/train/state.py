@@ -21,6 +21,7 @@ from offload.pipeline.ranges import Ranges
 from offload.train import checkpoint as checkpoints
 from offload.train.checkpoint import Progress
 from offload.train.peers import DistPeers
+from offload.train.storage import reason_of
 
 
 class TrainingState:
@@ -28,20 +29,28 @@ class TrainingState:
 
     Args:
         talk: the other ranks; None in a world of one.
-        seed: of the run, recorded in its checkpoints.
+        seed, samples: of the run and its training data (None: unknown). Together they make the order of an epoch; both are
+            recorded in its checkpoints.
         scaler: of the gradients, for fp16.
         resumable: whether the training samples can be told apart, so that a pass can go on where it stopped.
     """
 
     def __init__(
-        self, talk: DistPeers | None, *, seed: int, scaler: torch.amp.GradScaler | None, resumable: bool
+        self,
+        talk: DistPeers | None,
+        *,
+        seed: int,
+        samples: int | None,
+        scaler: torch.amp.GradScaler | None,
+        resumable: bool,
     ) -> None:
         self.progress = Progress()
         self.scaler = scaler
         self.model: torch.nn.Module | None = None
         self.optimizers: list[torch.optim.Optimizer] = []
         self.committed_at = time.monotonic()
-        self._talk, self._seed, self._resumable = talk, seed, resumable
+        self.changed = ""
+        self._talk, self._order, self._resumable = talk, {"seed": seed, "samples": samples}, resumable
         self._others: list[Any] = []
         self._trained: list[np.ndarray[Any, Any]] = []  # positions since the last commit
         self._committed_step = 0
@@ -59,13 +68,18 @@ class TrainingState:
         return self.progress.step > self._committed_step
 
     def load(self) -> None:
-        """Read the run's newest checkpoint, if there is one."""
+        """Read the run's newest checkpoint, if there is one. What was trained of an epoch is known by its place in the
+        epoch's order: where that is another by now, ``changed`` says why, and the epoch starts again."""
         stored = ray.train.get_checkpoint()
         if stored is None:
             return
         with stored.as_directory() as folder:
             self._stored_model, self._stored = checkpoints.load(Path(folder))
         self.progress = Progress.from_state(self._stored["progress"])
+        before = {name: self._stored.get(name, now) for name, now in self._order.items()}
+        if before != self._order and len(self.progress.trained):
+            self.changed = ", ".join(f"{n} {before[n]} → {now}" for n, now in self._order.items() if before[n] != now)
+            self.progress = dataclasses.replace(self.progress, trained=Ranges())
 
     def adopt(self, model: torch.nn.Module, others: Sequence[Any]) -> None:
         """Take charge of a model, on its device, and of what belongs to it; give them the state of the checkpoint.
@@ -131,7 +145,7 @@ class TrainingState:
             "others": [o.state_dict() for o in self._others],
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
             "rng": generators,
-            "seed": self._seed,
+            **self._order,
             "workers": len(generators),
         }
         checkpoints.save(folder, model.state_dict(), training)
@@ -158,6 +172,6 @@ class TrainingState:
 
 def _storage_error(error: OSError) -> RunError:
     return RunError(
-        f"the checkpoint could not be stored: {error.strerror or error}. Free space or allow writing there, or choose "
+        f"the checkpoint could not be stored: {reason_of(error)}. Free space or allow writing there, or choose "
         "another storage_path; the same command then resumes from the last checkpoint."
     )

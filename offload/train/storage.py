@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
 from offload.pipeline.sources.files import open_filesystem
+
+# What Ray Train writes into a run's folder; all else is somebody's.
+_RAY_TRAINS = ("checkpoint_", ".validate_storage_marker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,6 @@ def check_storage(storage: Storage) -> None:
             fs.delete_file(name)
         except OSError:
             pass
-        reason = os.strerror(error.errno) if error.errno else str(error).split("Detail:")[-1].strip()
         local = isinstance(fs, pafs.LocalFileSystem)
         remedy = (
             "Free space there or allow writing"
@@ -58,23 +61,44 @@ def check_storage(storage: Storage) -> None:
             else "Check the bucket's name, its endpoint and the credentials"
         )
         raise ConfigError(
-            f"checkpoints cannot be stored under {storage.path!r}: {reason.rstrip('.')}. {remedy}, or choose another "
+            f"checkpoints cannot be stored under {storage.path!r}: {reason_of(error)}. {remedy}, or choose another "
             "storage_path (an argument of offload.Trainer)."
         ) from None
 
 
-def claim_folder(storage: Storage, name: str, *, resuming: bool, overwrite: bool) -> None:
-    """Make sure that a new run does not take another's checkpoints for its own: the folder ``name`` must hold none, unless
-    the run resumes. Under ``overwrite`` it is removed. Raises ConfigError."""
+def reason_of(error: OSError) -> str:
+    """The operating system's words, or what a file system said, without the prefixes of the libraries between."""
+    if error.errno:
+        return os.strerror(error.errno)
+    return re.sub(r"^\[errno \d+\]", "", str(error).split("Detail:")[-1].strip(), flags=re.IGNORECASE).strip(" .")
+
+
+def holds_checkpoints(storage: Storage, name: str, *, resuming: bool, overwrite: bool) -> bool:
+    """Whether the folder ``name`` holds an older run's checkpoints, which are to be removed before this one begins.
+
+    Raises ConfigError where it holds them and ``overwrite`` is not set: a new run must not take another's checkpoints for
+    its own. And where it holds anything else, say the data set.
+    """
     if resuming:
-        return
+        return False
     fs, root = open_filesystem(storage.path, storage.filesystem)
-    folder = f"{root.rstrip('/')}/{name}"
-    if not fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True)):
-        return
-    if not overwrite:
+    found = fs.get_file_info(pafs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True))
+    foreign = sorted(info.base_name for info in found if not info.base_name.startswith(_RAY_TRAINS))
+    if foreign:
+        raise ConfigError(
+            f"{storage.path}/{name} is where the checkpoints of this run would go, and it holds other files "
+            f"({', '.join(foreign[:3])}{', ...' if len(foreign) > 3 else ''}). Choose another storage_path, or another name for "
+            "the run directory."
+        )
+    if found and not overwrite:
         raise ConfigError(
             f"{storage.path}/{name} holds the checkpoints of another run. Pass --overwrite to remove them (fit(overwrite=True)), "
             "or choose another storage_path or run directory."
         )
-    fs.delete_dir(folder)
+    return bool(found)
+
+
+def remove_checkpoints(storage: Storage, name: str) -> None:
+    """Remove the folder that :func:`holds_checkpoints` found."""
+    fs, root = open_filesystem(storage.path, storage.filesystem)
+    fs.delete_dir(f"{root.rstrip('/')}/{name}")

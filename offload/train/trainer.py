@@ -20,6 +20,7 @@ from typing import Any
 
 import ray
 import ray.train
+from ray import cloudpickle
 
 from offload.errors import ConfigError, OffloadError, RunError, causes, find_offload_error
 from offload.measure.steps import Totals
@@ -35,10 +36,11 @@ from offload.train.config import BatchSize, BatchSplit, Checkpoints, Precision, 
 from offload.train.context import TRAIN, Context, WorkerSetup, first_pass, run_worker, world_totals
 from offload.train.monitor import Monitor, News
 from offload.train.ray_train import TorchTrainer
-from offload.train.storage import Storage, check_storage, claim_folder, storage_of
+from offload.train.storage import Storage, check_storage, holds_checkpoints, remove_checkpoints, storage_of
 
 POLL_S = 1.0
 FEED_THREADS = 8
+MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,8 @@ class Trainer:
         train: the function of each worker; it gets a :class:`offload.Context`.
         datasets: by name: what :func:`offload.image_folder` and its siblings return, a ``ray.data.Dataset``, or a map-style
             torch data set. ``"train"`` is required; the others are for validation.
-        workers: how many, or (least, most): the most that fit while preprocessing keeps a core.
+        workers: how many, or (least, most): the most that fit while preprocessing keeps a core. None: one per GPU, or one
+            where there is none.
         batch_size: the global batch, a number or a :class:`offload.BatchSize`.
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"`` for what runs under ``ctx.autocast()``.
         checkpoints: when they are committed and how many stay.
@@ -96,7 +99,7 @@ class Trainer:
         *,
         datasets: Mapping[str, Any],
         batch_size: int | BatchSize,
-        workers: int | tuple[int, int] = (1, 1024),
+        workers: int | tuple[int, int] | None = None,
         precision: Precision = "fp32",
         checkpoints: Checkpoints | None = None,
         seed: int = 0,
@@ -114,7 +117,7 @@ class Trainer:
         self.train = train
         self.datasets: dict[str, Pipeline] = {name: as_pipeline(name, value) for name, value in datasets.items()}
         self.batch_size = batch_size if isinstance(batch_size, BatchSize) else BatchSize(initial=batch_size)
-        self.workers = workers_range(workers)
+        self.workers = None if workers is None else workers_range(workers)
         self.precision: Precision = precision
         self.checkpoints = checkpoints or Checkpoints()
         self.seed = seed
@@ -135,7 +138,7 @@ class Trainer:
 
         Args:
             run_dir: where the run's files go; ``runs/<name of the script>`` by default.
-            overwrite: whether to replace a run that the directory holds.
+            overwrite: whether to replace a run that the directory holds, and its checkpoints in ``storage_path``.
             address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine.
             quiet: whether to leave the live line away.
 
@@ -150,13 +153,17 @@ class Trainer:
             self.storage_path, self.run_config.storage_filesystem if self.run_config else None, directory.path
         )
         check_storage(storage)
-        claim_folder(storage, name, resuming=directory.resuming, overwrite=overwrite)
+        outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
         with LiveLine(quiet=quiet) as live:
             live.status("listing the data")
             streams = {name: self._stream(name, pipeline) for name, pipeline in self.datasets.items()}
             live.status("starting Ray")
             with connected(address) as cluster:
                 run = _Run(self, directory, live, streams, cluster)
+                # Only now, when all that can be checked is: a mistyped path must not cost the run before.
+                directory.begin()
+                if outdated:
+                    remove_checkpoints(storage, name)
                 return run.go(name, storage)
 
     def _stream(self, name: str, pipeline: Pipeline) -> Stream:
@@ -189,23 +196,25 @@ class _Run:
         self.trainer, self.directory, self.live, self.streams, self.cluster = trainer, directory, live, streams, cluster
         self.began = time.monotonic()
         self.worker = self._worker_resources()
-        self.placement: Placement = place_workers(cluster.nodes, self.worker, trainer.workers)
+        wanted = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
+        self.placement: Placement = place_workers(cluster.nodes, self.worker, wanted)
         self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
         self.news = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=())
-        self.skipped: set[int] = set()
+        self.skipped: set[tuple[str, int]] = set()
         self.first_batch_s: float | None = None
         self.started_step = 0
         self.rates: dict[str, dict[str, float]] = {}
 
     def go(self, name: str, storage: Storage) -> Result:
+        by_node = zip(self.cluster.nodes, self.placement.cores_by_node, strict=True)
         cores = Cores(
-            cores=self.placement.cores,
+            nodes=tuple(node.node_id for node, cores in by_node for _ in range(cores)),
             task_cpus=self.placement.task_cpus,
             store_bytes=self.cluster.store_bytes,
         )
         self._announce()
         threads = FEED_THREADS + 4 * self.placement.workers
-        hub = on_this_node(ray.remote(Hub), max_concurrency=threads).remote(self.streams, cores)
+        hub = on_this_node(ray.remote(Hub), max_concurrency=threads).remote(self._shipped(), cores)
         if not self.directory.resuming:
             hub.start_ahead.remote(first_pass(self.split), TRAIN)
         torch_trainer = self._torch_trainer(self._setup(hub), name, storage)
@@ -216,6 +225,9 @@ class _Run:
                 fitting.start()
                 self._watch(fitting, hub, pressed)
             self._read(hub)
+        except ray.exceptions.RayError as error:
+            # The run's actor died (its host ran out of memory, say). What fit() raised tells more, if it did.
+            self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
         finally:
             ray.kill(hub)  # and with it the pool: its cores are free again at once
         result = outcome[0] if outcome else None
@@ -224,13 +236,32 @@ class _Run:
             self._failed(result)
         return self._finished("interrupted" if stopped else "finished", result)
 
+    def _shipped(self) -> Any:
+        """The data sets in the object store. Raises ConfigError for one that cannot travel."""
+        try:
+            return ray.put(self.streams)
+        except Exception:
+            for name, stream in self.streams.items():
+                try:
+                    cloudpickle.dumps(stream)  # type: ignore[no-untyped-call]
+                except Exception as error:
+                    raise ConfigError(
+                        f"datasets[{name!r}] cannot be sent to the preprocessing processes: {type(error).__name__}: {error}. What "
+                        "is open (a file, a connection, a lock) does not travel: open it in __getitem__, or pass the transform "
+                        "as a class, which is constructed where it runs."
+                    ) from None
+            raise
+
     def _worker_resources(self) -> WorkerResources:
         config = self.trainer.scaling_config
         has_gpus = any(n.gpus >= 1 for n in self.cluster.nodes)
         use_gpu = bool(config.use_gpu) if config is not None else has_gpus
         given: Any = config.resources_per_worker if config is not None else None
         asked: dict[str, float] = dict(given or {})
-        return WorkerResources(cpus=float(asked.get("CPU", 1)), gpus=float(asked.get("GPU", 1 if use_gpu else 0)))
+        others = {name: float(amount) for name, amount in asked.items() if name not in ("CPU", "GPU", "memory")}
+        return WorkerResources(
+            cpus=float(asked.get("CPU", 1)), gpus=float(asked.get("GPU", 1 if use_gpu else 0)), others=others
+        )
 
     def _setup(self, hub: Any) -> WorkerSetup:
         trainer = self.trainer
@@ -298,6 +329,11 @@ class _Run:
             self.live.note(f"{name}: {stream.pipeline.name}, {size}")
             for text in stream.pipeline.notes:
                 self.live.note(f"{name}: {text}")
+        if self.split.global_batch_size != self.trainer.batch_size.initial:
+            self.live.note(
+                f"the global batch is {self.split.global_batch_size}, not {self.trainer.batch_size.initial}: "
+                f"{self.split.workers} workers take local batches of {self.split.local_batch_size}"
+            )
         self.live.status(
             f"starting {self.placement.workers} worker(s); {self.placement.cores} core(s) preprocess on {len(self.cluster.nodes)} node(s)"
         )
@@ -336,14 +372,20 @@ class _Run:
             self.live.printed(event["text"], rank=event["rank"])
             return
         if kind == "skipped":
-            if event["sample_id"] not in self.skipped:
-                self.skipped.add(event["sample_id"])
+            sample = (event["dataset"], event["sample_id"])
+            if sample not in self.skipped:
+                self.skipped.add(sample)
                 self.directory.skipped(event)
             return
         if kind == "resumed":
             self.live.note(
                 f"resumed at epoch {event['epoch'] + 1}, step {event['step']:,} ({event['trained']:,} samples of it done)"
             )
+            if event["epoch_starts_again"]:
+                self.live.note(
+                    f"the order of the samples is another than when the run began ({event['epoch_starts_again']}): this epoch "
+                    "starts again, and what was trained of it is trained once more"
+                )
         if kind == "report":
             values = "  ".join(f"{k} {v:.4g}" for k, v in event["metrics"].items())
             self.live.note(f"epoch {event['epoch'] + 1}  step {event['step']:,}  {values}")

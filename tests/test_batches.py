@@ -1,0 +1,162 @@
+"""Cutting local batches, and agreeing on them: ranks stay in step however and wherever they stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offload.pipeline.feed import PassKey, Slice
+from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
+from offload.train import batches as batches_module
+from offload.train.batches import Batches
+
+BLOCK, LOCAL = 10, 4
+
+
+class TwoPeers:
+    """Ranks that are threads. ``gather`` waits for the other, as a collective does."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+        self.told: list[Any] = [None, None]
+
+    def rank(self, number: int) -> Any:
+        outer = self
+
+        class Peer:
+            rank, world_size = number, 2
+
+            def gather(self, mine: Sequence[int]) -> list[list[int]]:
+                outer.told[number] = list(mine)
+                outer.barrier.wait()
+                told = [list(t) for t in outer.told]
+                outer.barrier.wait()
+                return told
+
+            def broadcast(self, value: Any, source: int) -> Any:
+                return self.gather([value] if number == source else [None])[source][0]  # type: ignore[list-item]
+
+        return Peer()
+
+
+class Blocks:
+    """A feed of so many samples for each rank; a block's reference is its columns."""
+
+    def __init__(self, samples: tuple[int, int]) -> None:
+        self.waiting = {}
+        for rank, count in enumerate(samples):
+            starts = range(0, count, BLOCK)
+            self.waiting[rank] = [Slice(None, first, min(first + BLOCK, count), 0) for first in starts]  # type: ignore[arg-type]
+        self.left: set[int] = set()
+
+    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
+        mine = self.waiting[rank]
+        return [mine.pop(0)] if mine else [], not mine
+
+    def leave(self, key: PassKey, rank: int) -> None:
+        self.left.add(rank)
+
+
+def columns_of(piece: Slice) -> Columns:
+    ids = np.arange(piece.start, piece.stop)
+    return {"x": ids.astype(np.float32), SAMPLE_ID: ids, POSITION: ids}
+
+
+@pytest.fixture(autouse=True)
+def blocks_are_what_they_refer_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "_columns", columns_of)
+
+
+def make(feed: Blocks, peer: Any, stop: threading.Event | None = None) -> Batches:
+    return Batches(
+        feed,
+        PassKey(attempt=1, name="train", number=0),
+        peers=peer,
+        local_batch_size=LOCAL,
+        device=torch.device("cpu"),
+        on_device=(),
+        padded=True,
+        stop=stop or threading.Event(),
+        template={},
+    )
+
+
+def both(work: Any) -> list[Any]:
+    with ThreadPoolExecutor(2) as threads:
+        return [future.result(timeout=60) for future in [threads.submit(work, rank) for rank in (0, 1)]]
+
+
+@pytest.mark.parametrize("samples", [(40, 40), (40, 7), (0, 21), (3, 2)])
+def test_every_rank_makes_the_same_number_of_steps_and_each_sample_comes_once(samples: tuple[int, int]) -> None:
+    peers, feed = TwoPeers(), Blocks(samples)
+
+    def work(rank: int) -> tuple[list[int], list[int]]:
+        batches = make(feed, peers.rank(rank))
+        ids, steps = [], []
+        while (batch := batches.get()) is not None:
+            ids += batch.tensors["sample_id"][: batch.rows].tolist()
+            steps.append(batch.all_rows)
+        batches.close()
+        return ids, steps
+
+    (ids_0, steps_0), (ids_1, steps_1) = both(work)
+    assert (ids_0, ids_1) == (list(range(samples[0])), list(range(samples[1])))
+    assert steps_0 == steps_1
+    assert sum(steps_0) == sum(samples)
+    assert feed.left == {0, 1}
+
+
+@pytest.mark.parametrize("steps", [(1, 1), (3, 3), (1, 4), (5, 0)])
+def test_ranks_that_break_out_of_a_pass_are_in_step_in_the_next(steps: tuple[int, int]) -> None:
+    """Their threads are ahead by different numbers of batches then."""
+    peers = TwoPeers()
+    first, second = Blocks((80, 80)), Blocks((20, 20))
+
+    def work(rank: int) -> list[int]:
+        batches = make(first, peers.rank(rank))
+        for _ in range(steps[rank]):
+            assert batches.get() is not None
+        batches.close()
+        again = make(second, peers.rank(rank))
+        rows = []
+        while (batch := again.get()) is not None:
+            rows.append(batch.all_rows)
+        again.close()
+        return rows
+
+    assert both(work) == [[2 * LOCAL] * 5, [2 * LOCAL] * 5]
+
+
+def test_a_rank_closes_though_the_other_never_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It died, or is stuck in a collective operation that this one's exception left undone."""
+    monkeypatch.setattr(batches_module, "CLOSE_S", 0.3)
+    peers, feed = TwoPeers(), Blocks((400, 400))
+    alone, stuck = make(feed, peers.rank(0)), make(feed, peers.rank(1))
+    assert alone.get() is not None
+    alone.close()
+    peers.barrier.abort()
+    stuck.close()
+
+
+def test_a_stop_reaches_both_ranks_at_the_same_batch() -> None:
+    peers, feed = TwoPeers(), Blocks((400, 400))
+    stop = threading.Event()
+
+    def work(rank: int) -> int:
+        batches = make(feed, peers.rank(rank), stop if rank == 1 else None)
+        count = 0
+        while (batch := batches.get()) is not None and not batch.stop:
+            count += 1
+            if count == 3:
+                stop.set()
+        batches.close()
+        return count
+
+    one, other = both(work)
+    assert one == other
