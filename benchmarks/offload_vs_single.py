@@ -38,8 +38,7 @@ PLAIN = side_by_side.ROWS[0]
 WORKLOADS = ("blur", "blur-uint8", "jpeg")
 BATCH_SIZE = 64
 MIN_BATCHES = 12  # of which the steady state has eight
-PLAIN_BATCH_SIZE = 16  # a loop has no use for large ones, and a short run is to have many
-PLAIN_BATCHES = 24
+PLAIN_BATCHES = 8  # of the rows' size: with small ones malloc never learns to keep memory, and the loop is far slower
 PLAIN_S = 8.0
 PLAIN_WIDTH = 130
 UNDISTURBED = 0.97  # a plain loop that has its core to itself uses all of it
@@ -105,9 +104,7 @@ def main(
         task = Task(workload=workload, samples=0, batch_size=BATCH_SIZE, data=folder)
         per_s = _calibrate(task)
         tasks[workload] = _with_samples(task, samples or round(seconds * per_s), MIN_BATCHES)
-        plain_tasks[workload] = _with_samples(
-            replace(task, batch_size=PLAIN_BATCH_SIZE), round(PLAIN_S * per_s), PLAIN_BATCHES
-        )
+        plain_tasks[workload] = _with_samples(task, round(PLAIN_S * per_s), PLAIN_BATCHES)
         log.print(f"{workload}: {tasks[workload].samples} samples per host and row")
 
     measured: dict[tuple[str, str], list[Beside]] = defaultdict(list)
@@ -190,7 +187,7 @@ def _with_samples(task: Task, samples: int, least: int) -> Task:
 
 def _calibrate(task: Task) -> float:
     """Samples that a plain loop makes on one core in a second."""
-    short = _with_samples(replace(task, batch_size=PLAIN_BATCH_SIZE), 0, PLAIN_BATCHES)
+    short = _with_samples(task, 0, PLAIN_BATCHES)
     measured = side_by_side.run(PLAIN, short, timeout_s=START_S + SLOWNESS * 60)
     return measured.samples_per_s / len(PLAIN.hosts)
 
