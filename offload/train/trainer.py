@@ -161,9 +161,9 @@ class Trainer:
             with connected(address) as cluster:
                 run = _Run(self, directory, live, streams, cluster)
                 # Only now, when all that can be checked is: a mistyped path must not cost the run before.
-                directory.begin()
                 if outdated:
                     remove_checkpoints(storage, name)
+                directory.begin()
                 return run.go(name, storage)
 
     def _stream(self, name: str, pipeline: Pipeline) -> Stream:
