@@ -407,6 +407,14 @@ def test_a_new_run_does_not_take_anothers_checkpoints_for_its_own(tmp_path: Path
     assert run(overwrite=True).document["steps"] == 7
 
 
+def test_a_worker_may_reserve_nothing(tmp_path: Path) -> None:
+    """As the error for workers that leave preprocessing no core proposes."""
+    scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": 0})
+    result = trainer(fit_linear, epochs=1, scaling_config=scaling).fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.document["preprocessing_cores"] == 4
+    assert result.document["samples"] == SAMPLES
+
+
 def test_what_the_function_prints_reaches_the_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def train(ctx: offload.Context) -> None:
         print("hello from the worker")

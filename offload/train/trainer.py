@@ -41,6 +41,7 @@ from offload.train.storage import Storage, check_storage, holds_checkpoints, rem
 POLL_S = 1.0
 FEED_THREADS = 8
 MOST_WORKERS = 1024
+TOKEN_CPUS = 0.01  # of a worker that is to reserve nothing: Ray places nothing that asks for nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,9 +260,10 @@ class _Run:
         given: Any = config.resources_per_worker if config is not None else None
         asked: dict[str, float] = dict(given or {})
         others = {name: float(amount) for name, amount in asked.items() if name not in ("CPU", "GPU", "memory")}
-        return WorkerResources(
-            cpus=float(asked.get("CPU", 1)), gpus=float(asked.get("GPU", 1 if use_gpu else 0)), others=others
-        )
+        cpus, gpus = float(asked.get("CPU", 1)), float(asked.get("GPU", 1 if use_gpu else 0))
+        if not (cpus or gpus or any(others.values())):
+            cpus = TOKEN_CPUS
+        return WorkerResources(cpus=cpus, gpus=gpus, others=others)
 
     def _setup(self, hub: Any) -> WorkerSetup:
         trainer = self.trainer
