@@ -1,7 +1,8 @@
-"""Data that several tests use."""
+"""What several tests use: data, servers, a check."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+from offload.testing import unavailable
 
 
 def write_jpegs(folder: Path, count: int, *, classes: int = 3, size: tuple[int, int] = (24, 32)) -> None:
@@ -56,3 +60,12 @@ def moto_server() -> Iterator[tuple[dict[str, str], Any]]:
     finally:
         client.close()
         server.stop()
+
+
+def require_hosts() -> None:
+    """Skip where hosts cannot be emulated; with CI=true they must be."""
+    reason = unavailable()
+    if reason is not None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"with CI=true emulated hosts must work: {reason}")
+        pytest.skip(reason)

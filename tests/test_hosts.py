@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from offload.testing import Hosts, HostsError, HostSpec, netns, unavailable
+from offload.testing import Hosts, HostsError, HostSpec, netns
 from offload.testing._accounting import cgroups_of
 from offload.testing._procfs import every, in_pid_namespace
 from offload.testing._run import runs_folder
+from tests.helpers import require_hosts
 
 pytestmark = pytest.mark.hosts
 
@@ -27,11 +28,7 @@ _BURN = "import time\nwhile time.process_time() < {seconds}: pass\n"
 
 @pytest.fixture(autouse=True, scope="module")
 def _hosts_can_be_emulated() -> None:
-    reason = unavailable()
-    if reason is not None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"with CI=true emulated hosts must work: {reason}")
-        pytest.skip(reason)
+    require_hosts()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from offload.testing import Hosts, HostSpec, unavailable
+from offload.testing import Hosts, HostSpec
+from tests.helpers import require_hosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
@@ -51,11 +52,7 @@ print(json.dumps({"metrics": result.metrics, "cores": result.document["preproces
 
 @pytest.fixture(autouse=True, scope="module")
 def _hosts_can_be_emulated() -> None:
-    reason = unavailable()
-    if reason is not None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"with CI=true emulated hosts must work: {reason}")
-        pytest.skip(reason)
+    require_hosts()
 
 
 def test_a_worker_that_takes_a_core_of_its_host_finds_it_free(tmp_path: Path) -> None:
