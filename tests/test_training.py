@@ -126,6 +126,19 @@ def reference_gradient_descent(order: list[list[int]], lr: float = 0.1) -> torch
     return model
 
 
+def global_batches(log: Path, workers: int, size: offload.BatchSize) -> list[list[int]]:
+    """The ids of each optimizer step of an epoch, as the ranks logged them."""
+    lines = [read_lines(log / f"rank{k}.jsonl") for k in range(workers)]
+    micro = [[i for rank in lines for i in rank[j]["ids"]] for j in range(len(lines[0]))]
+    per_step = size.split(workers).accum_steps + 1
+    return [[i for part in micro[j : j + per_step] for i in part] for j in range(0, len(micro), per_step)]
+
+
+def assert_weights(trained: dict[str, torch.Tensor], expected: torch.nn.Module) -> None:
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(trained[name], value, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("workers", "local"),
     [(1, None), (2, None), (3, None), (1, (1, 8)), (2, (1, 5))],
@@ -147,15 +160,9 @@ def test_the_gradient_is_the_mean_over_the_global_batch_however_uneven(
     result = trainer(train, workers=workers, batch_size=batch_size, epochs=1, config={"log": str(log)}).fit(
         run_dir=tmp_path / "run", quiet=True
     )
-    lines = [read_lines(log / f"rank{k}.jsonl") for k in range(workers)]
-    micro = [[i for rank in lines for i in rank[j]["ids"]] for j in range(len(lines[0]))]
-    per_step = batch_size.split(workers).accum_steps + 1
-    steps = [[i for part in micro[j : j + per_step] for i in part] for j in range(0, len(micro), per_step)]
-    trained = torch.load(log / "model.pt", weights_only=True)
-    expected = reference_gradient_descent(steps).state_dict()
+    steps = global_batches(log, workers, batch_size)
     assert result.document["steps"] == len(steps)
-    for name, value in expected.items():
-        torch.testing.assert_close(trained[name], value, rtol=1e-5, atol=1e-6)
+    assert_weights(torch.load(log / "model.pt", weights_only=True), reference_gradient_descent(steps))
 
 
 def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_path: Path) -> None:
@@ -358,21 +365,23 @@ def test_skipped_files_are_counted_and_listed(tmp_path: Path) -> None:
 def test_checkpoints_within_an_epoch_lie_between_global_batches_and_change_nothing(
     tmp_path: Path, local: tuple[int, int] | None
 ) -> None:
-    size = offload.BatchSize(initial=16, local=local)
-    weights = []
-    for every_s in (None, 1e-9):
-        folder = tmp_path / str(every_s)
-        kept = offload.Checkpoints(every_s=every_s)
-        result = trainer(fit_linear, workers=2, epochs=1, batch_size=size, checkpoints=kept).fit(
-            run_dir=folder, quiet=True
-        )
-        commits = [e for e in read_lines(folder / "events.jsonl") if e["event"] == "checkpoint"]
-        assert any(e["reason"] == "interval" for e in commits) == (every_s is not None)
-        assert result.document["samples"] == SAMPLES
-        assert result.checkpoint is not None
-        weights.append(torch.load(Path(result.checkpoint) / MODEL_FILE, weights_only=True))
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value)
+    log = tmp_path / "log"
+    log.mkdir()
+
+    def train(ctx: offload.Context) -> None:
+        fit_linear(ctx, log_ids(ctx.config["log"]))
+
+    size = offload.BatchSize(initial=32, local=local)
+    kept = offload.Checkpoints(every_s=1e-9)
+    result = trainer(train, workers=2, epochs=1, batch_size=size, checkpoints=kept, config={"log": str(log)}).fit(
+        run_dir=tmp_path / "run", quiet=True
+    )
+    steps = global_batches(log, 2, size)
+    commits = [e for e in read_lines(tmp_path / "run" / "events.jsonl") if e["event"] == "checkpoint"]
+    assert [c["step"] for c in commits if c["reason"] == "interval"] == list(range(len(steps)))
+    assert result.checkpoint is not None
+    newest = torch.load(Path(result.checkpoint) / MODEL_FILE, weights_only=True)
+    assert_weights(newest, reference_gradient_descent(steps))
 
 
 def test_an_epoch_whose_data_changed_meanwhile_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
