@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import offload
 from offload.errors import RunError
 from offload.pipeline import feed as feeds
 from offload.pipeline.feed import Cores, Feed, PassKey, PassRequest, Slice, Stream
@@ -31,15 +30,13 @@ class HandPool:
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
     monkeypatch.setattr(feeds, "Pool", HandPool)
-    monkeypatch.setattr(feeds.PackedStage, "of", lambda stage: None)
     monkeypatch.setattr(feeds, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
     monkeypatch.setattr(feeds, "TAKE_TIMEOUT_S", 0.01)
 
     def made(store_bytes: float = 1e9) -> Feed:
-        pipeline = offload.from_torch([{"x": 0.0}] * SAMPLES)
-        assert pipeline.list is not None
-        index = list_torch_dataset([{"x": 0.0}] * SAMPLES)
-        streams = {n: Stream(pipeline=pipeline, index=index, shuffle=False, seed=0) for n in ("train", "val")}
+        table = list_torch_dataset([{"x": 0.0}] * SAMPLES).table
+        stage: Any = None
+        streams = {n: Stream(stage=stage, table=table) for n in ("train", "val")}
         return Feed(streams, Cores(nodes=("a", "b"), task_cpus=1.0, store_bytes=store_bytes))
 
     return made

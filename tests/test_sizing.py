@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from offload.pipeline.sizing import (
     BLOCK_BYTES,
+    LONGEST_TASK_S,
     PLAN_TASKS_PER_CORE,
     TASK_S,
     Rates,
+    aligned,
     block_bytes,
     plan_tasks,
     rows_per_task,
@@ -128,10 +130,36 @@ def test_at_the_end_tasks_shrink_so_that_no_core_waits_long_for_another(
 def test_full_tasks_hold_whole_local_batches(cores: int, local_batch_size: int, full: int, remaining: int) -> None:
     rates = Rates(core_seconds_per_sample=TASK_S / full * (1 - 1e-9), bytes_per_sample=1.0)
     sizes = plan_tasks(remaining, cores=cores, first_rows=64, rates=rates, local_batch_size=local_batch_size)
-    whole = full - full % local_batch_size if full >= local_batch_size else full
-    assert max(sizes) <= whole
-    if remaining > whole * cores * PLAN_TASKS_PER_CORE:  # more than one plan: no tapering yet
-        assert set(sizes) == {whole}
+    if remaining <= max(full, local_batch_size) * cores * PLAN_TASKS_PER_CORE:
+        return  # it may taper
+    (size,) = set(sizes)
+    work_s = size * rates.core_seconds_per_sample
+    if size % local_batch_size:
+        assert size == full, "nor is it as long as the time it is to take"
+        assert local_batch_size * rates.core_seconds_per_sample > LONGEST_TASK_S
+    else:
+        assert work_s <= (TASK_S if size > local_batch_size else LONGEST_TASK_S)
+        assert work_s > TASK_S / 2
+
+
+@given(rows=st.integers(0, 10**6), batches=st.integers(1, 20), rest=st.integers(0, 511), local=st.integers(1, 512))
+def test_a_rank_that_has_part_of_a_batch_comes_to_whole_ones(rows: int, batches: int, rest: int, local: int) -> None:
+    size = aligned(batches * local, rows, local)
+    assert 0 < size <= batches * local
+    assert (rows + size) % local == 0
+    assert (
+        aligned(rest % local, rows, local) == rest % local
+    )  # too small to make a batch whole: as soon as it was to come
+
+
+def test_a_local_batch_that_outgrows_a_block_is_not_made_in_one_task() -> None:
+    rates = Rates(core_seconds_per_sample=TASK_S / 40, bytes_per_sample=MIB)
+    assert set(plan_tasks(10**6, cores=2, first_rows=64, rates=rates, local_batch_size=64, block_bytes=64 * MIB)) == {
+        64
+    }
+    assert set(plan_tasks(10**6, cores=2, first_rows=64, rates=rates, local_batch_size=64, block_bytes=63 * MIB)) == {
+        40
+    }
 
 
 def test_a_small_object_store_bounds_the_blocks() -> None:

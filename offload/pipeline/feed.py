@@ -14,23 +14,24 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import ray
+from numpy.typing import NDArray
 
 from offload.errors import OffloadError, RunError, find_offload_error
-from offload.pipeline import ray_data
 from offload.pipeline.allot import Allotment, Share
 from offload.pipeline.order import epoch_order
 from offload.pipeline.pool import Block, PackedStage, Pool, Task
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.sizing import Rates, block_bytes, plan_tasks
-from offload.pipeline.sources.base import Index
-from offload.pipeline.spec import Pipeline
+from offload.pipeline.sizing import Rates, aligned, block_bytes, plan_tasks
 from offload.pipeline.stage import CHUNK
 from offload.pipeline.wire import POSITION, SAMPLE_ID
+
+if TYPE_CHECKING:
+    import ray.data
 
 # Shares of the cluster's object store: what a Ray Data execution may hold, and what the pool may hold that workers have
 # not taken, all passes together. What workers hold (a few blocks each) comes on top.
@@ -50,12 +51,18 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A data set of the run, ready to be fed."""
+    """A data set of the run, ready to be fed: an index, as ``table`` and ``groups`` of its source, or a ``dataset``.
 
-    pipeline: Pipeline
-    index: Index | None
-    shuffle: bool
-    seed: int
+    Nothing here imports what the transforms import when it is unpickled: they lie packed in ``stage``.
+    """
+
+    stage: PackedStage
+    table: pa.Table | None = None
+    groups: NDArray[np.int64] | None = None
+    dataset: ray.data.Dataset | None = None
+    id_column: str | None = None
+    shuffle: bool = False
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,17 +244,16 @@ class _Pass:
 class _Tasks:
     """The tasks of a pass over an indexed source, sized as they are asked for."""
 
-    def __init__(
-        self, stream: Stream, index: Index, current: _Pass, packed: PackedStage, meter: Meter, cores: Cores
-    ) -> None:
-        self._stream, self._index, self._pass = stream, index, current
-        self._packed, self._meter, self._cores = packed, meter, cores
+    def __init__(self, stream: Stream, table: pa.Table, current: _Pass, meter: Meter, cores: Cores) -> None:
+        self._table, self._pass, self._packed, self._meter, self._cores = table, current, stream.stage, meter, cores
         self._order = epoch_order(
-            len(index), seed=stream.seed, epoch=current.request.epoch, shuffle=stream.shuffle, groups=index.groups
+            len(table), seed=stream.seed, epoch=current.request.epoch, shuffle=stream.shuffle, groups=stream.groups
         )
-        self._positions = Ranges(current.request.done).missing_from(len(index))
+        self._positions = Ranges(current.request.done).missing_from(len(table))
         self._cursor = 0
         self._planned: deque[int] = deque()
+        self._rows = [0] * current.request.world_size
+        self._local_batch_size = current.request.first_rows // current.request.world_size
         self._issued = self._unfinished = 0
         if not len(self._positions):
             current.end()
@@ -266,14 +272,18 @@ class _Tasks:
             return None
         if not self._planned:
             self._plan()
-        stop = self._planned.popleft()
+        # As the allotment will have it: the next block goes to the rank that has the fewest rows.
+        rank = self._rows.index(min(self._rows))
+        size = aligned(self._planned.popleft(), self._rows[rank], self._local_batch_size)
+        stop = _chunk_cut(self._positions, self._cursor, size)
         places = self._positions[self._cursor : stop]
+        self._rows[rank] += stop - self._cursor
         self._cursor = stop
         number = self._issued
         self._issued += 1
         self._unfinished += 1
         ids = self._order[places]
-        rows = self._index.table.take(pa.array(ids)).combine_chunks()
+        rows = self._table.take(pa.array(ids)).combine_chunks()
         rows = rows.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(places))
         return Task(stage=self._packed, rows=rows, epoch=self._pass.request.epoch), lambda made: self._made(
             number, made
@@ -286,9 +296,9 @@ class _Tasks:
             first_rows=self._pass.request.first_rows,
             rates=self._meter.rates(),
             block_bytes=block_bytes(self._cores.store_bytes, self._cores.cores),
-            local_batch_size=self._pass.request.first_rows // self._pass.request.world_size,
+            local_batch_size=self._local_batch_size,
         )
-        self._planned.extend(_chunk_cuts(self._positions, self._cursor, sizes)[1:])
+        self._planned.extend(sizes)
 
     def _made(self, number: int, made: Block | BaseException) -> None:
         self._unfinished -= 1
@@ -306,22 +316,20 @@ class Feed:
     """The part of the run's actor that feeds. Its methods block; they run on many threads."""
 
     def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
-        ray_data.be_quiet()
         self._streams, self._cores = streams, cores
-        self._packed = {n: PackedStage.of(s.pipeline.stage(s.index, seed=s.seed)) for n, s in streams.items()}
         self._meters = {name: Meter(cores.cores) for name in streams}
         self._lock = threading.RLock()
         self._passes: dict[PassKey, _Pass] = {}
         self._tasks: dict[PassKey, _Tasks] = {}
         self._attempt = 0
-        indexed = [name for name, stream in streams.items() if stream.index is not None]
+        indexed = [name for name, stream in streams.items() if stream.table is not None]
         self._pool: Pool | None = None
         if indexed:
             # A Ray Data pipeline in the same run needs cores of its own, which actors would never give back.
             nodes = cores.nodes[:: 2 if len(indexed) < len(streams) else 1]
             self._pool = Pool(nodes, cores.task_cpus, self)
             for name in indexed:
-                self._pool.warm(self._packed[name])
+                self._pool.warm(streams[name].stage)
 
     def begin(self) -> int:
         """A worker group starts: whatever was fed to the one before it is dropped. Returns the number of the attempt."""
@@ -356,8 +364,8 @@ class Feed:
             for old in [k for k in older if self._passes[k].abandoned()]:
                 self._drop(old)
         self._look()
-        index = self._streams[key.name].index
-        return None if index is None else len(index) - len(Ranges(request.done))
+        table = self._streams[key.name].table
+        return None if table is None else len(table) - len(Ranges(request.done))
 
     def take(self, key: PassKey, rank: int, want: int = 1) -> tuple[list[Slice], bool]:
         """Up to ``want`` slices for this rank, and whether the pass is over for it. Waits a few seconds for the first;
@@ -407,11 +415,10 @@ class Feed:
 
     def _start(self, key: PassKey, request: PassRequest) -> None:
         stream = self._streams[key.name]
-        total = None if stream.index is None else len(stream.index) - len(Ranges(request.done))
+        total = None if stream.table is None else len(stream.table) - len(Ranges(request.done))
         started = self._passes[key] = _Pass(key, request, total)
-        if stream.index is not None:
-            packed, meter = self._packed[key.name], self._meters[key.name]
-            self._tasks[key] = _Tasks(stream, stream.index, started, packed, meter, self._cores)
+        if stream.table is not None:
+            self._tasks[key] = _Tasks(stream, stream.table, started, self._meters[key.name], self._cores)
             self._look()
         else:
             threading.Thread(target=self._run_dataset, args=(stream, started), daemon=True).start()
@@ -433,13 +440,16 @@ class Feed:
 
     def _run_dataset(self, stream: Stream, current: _Pass) -> None:
         """Run a ``ray.data.Dataset``: its own execution, at the pace of the workers."""
-        assert stream.pipeline.dataset is not None
+        from offload.pipeline import ray_data  # most runs do without, and start sooner
+
+        assert stream.dataset is not None
+        ray_data.be_quiet()
         limit = HELD_SHARE * self._cores.store_bytes
         try:
             blocks = ray_data.encode_dataset(
-                stream.pipeline.dataset,
-                self._packed[current.key.name],
-                id_column=stream.pipeline.id_column,
+                stream.dataset,
+                stream.stage,
+                id_column=stream.id_column,
                 done=Ranges(current.request.done),
                 epoch=current.request.epoch,
                 task_cpus=self._cores.task_cpus,
@@ -455,20 +465,12 @@ class Feed:
             current.fail(error)
 
 
-def _chunk_cuts(positions: np.ndarray[Any, Any], cursor: int, sizes: list[int]) -> list[int]:
-    """Where to cut ``positions[cursor:]`` into tasks: near these sizes, never inside a transform's chunk."""
-    cuts = [cursor]
-    goal = cursor
-    for size in sizes:
-        goal = min(goal + size, len(positions))
-        cut = goal
-        while cut < len(positions) and positions[cut] // CHUNK == positions[cut - 1] // CHUNK:
-            cut += 1
-        if cut > cuts[-1]:
-            cuts.append(cut)
-        if cut >= len(positions):
-            break
-    return cuts
+def _chunk_cut(positions: np.ndarray[Any, Any], start: int, size: int) -> int:
+    """Where a task of about ``size`` rows from ``start`` on ends: never inside a transform's chunk."""
+    cut = min(start + size, len(positions))
+    while cut < len(positions) and positions[cut] // CHUNK == positions[cut - 1] // CHUNK:
+        cut += 1
+    return cut
 
 
 def _as_user_error(error: BaseException) -> OffloadError:

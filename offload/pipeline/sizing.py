@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 TASK_S = 1.0
+LONGEST_TASK_S = 3.0  # to make a local batch whole
 BLOCK_BYTES = 64 << 20
 PLAN_TASKS_PER_CORE = 8  # how many tasks one plan holds before sizes are taken from newer measurements
 
@@ -40,19 +41,24 @@ def plan_tasks(
     """Row counts of the next tasks, in order; their sum is at most ``remaining``.
 
     ``first_rows``: rows that make the first global batch. Before anything is measured each task is one core's share of
-    it. Full tasks that hold several local batches hold whole ones, so that most of a worker's batches lie within one
-    block. The caller plans again when these are issued.
+    it. Full tasks hold whole local batches where they can, so that most of a worker's batches lie within one block and
+    need no copy. The caller plans again when these are issued.
     """
     if remaining <= 0:
         return []
     if rates is None:
         sizes = [max(1, math.ceil(first_rows / cores))] * cores
     else:
-        full = rows_per_task(rates, block_bytes)
-        full -= full % local_batch_size if full > local_batch_size else 0
+        full = _whole_batches(rates, block_bytes, local_batch_size)
         count = PLAN_TASKS_PER_CORE * cores
         sizes = _tapered(remaining, full, cores) if remaining <= count * full else [full] * count
     return _clip(sizes, remaining)
+
+
+def aligned(size: int, rows: int, local_batch_size: int) -> int:
+    """``size`` less what it takes for a rank that has ``rows`` rows so far to have whole local batches again: the tasks
+    before anything was measured leave it with a part of one."""
+    return size - rows % local_batch_size if size >= local_batch_size else size
 
 
 def rows_per_task(rates: Rates, block_bytes: int = BLOCK_BYTES) -> int:
@@ -60,6 +66,15 @@ def rows_per_task(rates: Rates, block_bytes: int = BLOCK_BYTES) -> int:
     by_time = TASK_S / max(rates.core_seconds_per_sample, 1e-9)
     by_size = block_bytes / max(rates.bytes_per_sample, 1.0)
     return max(1, int(min(by_time, by_size)))
+
+
+def _whole_batches(rates: Rates, block_bytes: int, local_batch_size: int) -> int:
+    """Rows of a full task: as many local batches as fit; part of one where it would take too long or be too large."""
+    rows = rows_per_task(rates, block_bytes)
+    if rows >= local_batch_size:
+        return rows - rows % local_batch_size
+    whole_s, whole_bytes = (local_batch_size * each for each in (rates.core_seconds_per_sample, rates.bytes_per_sample))
+    return local_batch_size if whole_s <= LONGEST_TASK_S and whole_bytes <= block_bytes else rows
 
 
 def _tapered(remaining: int, full: int, cores: int) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,8 @@ class Push:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What the driver gets: each rank's newest totals, and all events since ``cursor``."""
+    """What the driver gets: each rank's newest totals, what each data set's preprocessing was measured at, and all events
+    since ``cursor``."""
 
     cursor: int
     totals: dict[int, Totals]
@@ -42,12 +44,14 @@ class News:
     samples: int
     metrics: dict[str, float]
     events: tuple[dict[str, Any], ...]
+    rates: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class Monitor:
-    """What the actor answers. Its methods run on several threads."""
+    """What the actor answers. Its methods run on several threads. ``rates``: where to ask for the data sets' rates."""
 
-    def __init__(self) -> None:
+    def __init__(self, rates: Callable[[], dict[str, dict[str, float]]] = dict) -> None:
+        self._rates_now = rates
         self._board = threading.Lock()
         self._totals: dict[int, Totals] = {}
         self._metrics: dict[str, float] = {}
@@ -76,6 +80,7 @@ class Monitor:
                 samples=self._samples,
                 metrics=dict(self._metrics),
                 events=tuple(self._events[cursor:]),
+                rates=self._rates_now(),
             )
 
     def stop(self) -> None:
@@ -86,7 +91,7 @@ class Monitor:
 class Reporter:
     """A worker's side: pushes every ``interval_s`` from a thread, and at once when asked."""
 
-    def __init__(self, monitor: Any, rank: int, interval_s: float = 1.0) -> None:
+    def __init__(self, monitor: Any, rank: int, interval_s: float = 2.0) -> None:
         self.stop = threading.Event()
         self.totals = Totals()
         self.epoch = self.step = self.samples = 0

@@ -20,12 +20,13 @@ from typing import Any
 
 import ray
 import ray.train
-from ray import cloudpickle
 
 from offload.errors import ConfigError, OffloadError, RunError, causes, find_offload_error
 from offload.measure.steps import Totals
 from offload.model.placement import Placement, WorkerResources, place_workers
-from offload.pipeline.feed import Cores, Feed, Stream
+from offload.pipeline.feed import Cores, Stream
+from offload.pipeline.pool import PackedStage
+from offload.pipeline.sources.base import Index
 from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.report.html import write_report
 from offload.report.live import LiveLine
@@ -34,11 +35,13 @@ from offload.report.summary import format_summary
 from offload.train.cluster import Cluster, connected, on_this_node
 from offload.train.config import BatchSize, BatchSplit, Checkpoints, Precision, workers_range
 from offload.train.context import TRAIN, Context, WorkerSetup, first_pass, run_worker, world_totals
-from offload.train.monitor import Monitor, News
+from offload.train.hub import Hub
+from offload.train.monitor import News
 from offload.train.ray_train import TorchTrainer
 from offload.train.storage import Storage, check_storage, holds_checkpoints, remove_checkpoints, storage_of
 
-POLL_S = 1.0
+POLL_S = 2.0  # each answer takes CPU from the preprocessing
+INTERRUPT_S = 0.25
 FEED_THREADS = 8
 MOST_WORKERS = 1024
 TOKEN_CPUS = 0.01  # of a worker that is to reserve nothing: Ray places nothing that asks for nothing
@@ -157,17 +160,17 @@ class Trainer:
         outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
         with LiveLine(quiet=quiet) as live:
             live.status("listing the data")
-            streams = {name: self._stream(name, pipeline) for name, pipeline in self.datasets.items()}
+            listed = {name: self._listed(name, pipeline) for name, pipeline in self.datasets.items()}
             live.status("starting Ray")
             with connected(address) as cluster:
-                run = _Run(self, directory, live, streams, cluster)
+                run = _Run(self, directory, live, listed, cluster)
                 # Only now, when all that can be checked is: a mistyped path must not cost the run before.
                 if outdated:
                     remove_checkpoints(storage, name)
                 directory.begin()
                 return run.go(name, storage)
 
-    def _stream(self, name: str, pipeline: Pipeline) -> Stream:
+    def _listed(self, name: str, pipeline: Pipeline) -> _Listed:
         index = pipeline.list() if pipeline.list is not None else None
         wanted = self.batch_size.initial
         if name == TRAIN and index is not None and len(index) < wanted:
@@ -176,25 +179,37 @@ class Trainer:
                 "less, or more data."
             )
         shuffle = pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
-        return Stream(pipeline=pipeline, index=index, shuffle=shuffle, seed=self.seed)
+        return _Listed(pipeline=pipeline, index=index, shuffle=shuffle)
 
 
-class Hub(Feed, Monitor):
-    """The run's one actor beside the driver: it feeds the workers and hears from them. (Each process more would cost a
-    start some seconds.)"""
+@dataclass(frozen=True, kw_only=True)
+class _Listed:
+    """A data set whose source was listed (``index`` is None for a ``ray.data.Dataset``)."""
 
-    def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
-        Feed.__init__(self, streams, cores)
-        Monitor.__init__(self)
+    pipeline: Pipeline
+    index: Index | None
+    shuffle: bool
+
+    def stream(self, seed: int) -> Stream:
+        """The data set as the feed gets it. Puts what its tasks run into the object store."""
+        return Stream(
+            stage=PackedStage.of(self.pipeline.stage(self.index, seed=seed)),
+            table=self.index.table if self.index is not None else None,
+            groups=self.index.groups if self.index is not None else None,
+            dataset=self.pipeline.dataset,
+            id_column=self.pipeline.id_column,
+            shuffle=self.shuffle,
+            seed=seed,
+        )
 
 
 class _Run:
     """One call of fit(): from a connected cluster to a result."""
 
     def __init__(
-        self, trainer: Trainer, directory: RunDirectory, live: LiveLine, streams: dict[str, Stream], cluster: Cluster
+        self, trainer: Trainer, directory: RunDirectory, live: LiveLine, listed: dict[str, _Listed], cluster: Cluster
     ) -> None:
-        self.trainer, self.directory, self.live, self.streams, self.cluster = trainer, directory, live, streams, cluster
+        self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
         self.began = time.monotonic()
         self.worker = self._worker_resources()
         wanted = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
@@ -203,8 +218,7 @@ class _Run:
         self.news = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=())
         self.skipped: set[tuple[str, int]] = set()
         self.first_batch_s: float | None = None
-        self.started_step = 0
-        self.rates: dict[str, dict[str, float]] = {}
+        self.streams = self._packed()
 
     def go(self, name: str, storage: Storage) -> Result:
         by_node = zip(self.cluster.nodes, self.placement.cores_by_node, strict=True)
@@ -215,7 +229,9 @@ class _Run:
         )
         self._announce()
         threads = FEED_THREADS + 4 * self.placement.workers
-        hub = on_this_node(ray.remote(Hub), max_concurrency=threads).remote(self._shipped(), cores)
+        hub = on_this_node(ray.remote(Hub), max_concurrency=threads, enable_task_events=False).remote(
+            self.streams, cores
+        )
         if not self.directory.resuming:
             hub.start_ahead.remote(first_pass(self.split), TRAIN)
         torch_trainer = self._torch_trainer(self._setup(hub), name, storage)
@@ -237,21 +253,19 @@ class _Run:
             self._failed(result)
         return self._finished("interrupted" if stopped else "finished", result)
 
-    def _shipped(self) -> Any:
+    def _packed(self) -> Any:
         """The data sets in the object store. Raises ConfigError for one that cannot travel."""
-        try:
-            return ray.put(self.streams)
-        except Exception:
-            for name, stream in self.streams.items():
-                try:
-                    cloudpickle.dumps(stream)  # type: ignore[no-untyped-call]
-                except Exception as error:
-                    raise ConfigError(
-                        f"datasets[{name!r}] cannot be sent to the preprocessing processes: {type(error).__name__}: {error}. What "
-                        "is open (a file, a connection, a lock) does not travel: open it in __getitem__, or pass the transform "
-                        "as a class, which is constructed where it runs."
-                    ) from None
-            raise
+        streams: dict[str, Stream] = {}
+        for name, listed in self.listed.items():
+            try:
+                streams[name] = listed.stream(self.trainer.seed)
+            except Exception as error:
+                raise ConfigError(
+                    f"datasets[{name!r}] cannot be sent to the preprocessing processes: {type(error).__name__}: {error}. What "
+                    "is open (a file, a connection, a lock) does not travel: open it in __getitem__, or pass the transform "
+                    "as a class, which is constructed where it runs."
+                ) from None
+        return ray.put(streams)
 
     def _worker_resources(self) -> WorkerResources:
         config = self.trainer.scaling_config
@@ -271,9 +285,9 @@ class _Run:
             hub=hub,
             split=self.split,
             on_device={name: p.on_device for name, p in trainer.datasets.items()},
-            sized={name: None if s.index is None else len(s.index) for name, s in self.streams.items()},
+            sized={name: None if s.index is None else len(s.index) for name, s in self.listed.items()},
             resumable={
-                name: s.index is not None or s.pipeline.id_column is not None for name, s in self.streams.items()
+                name: s.index is not None or s.pipeline.id_column is not None for name, s in self.listed.items()
             },
             checkpoints=trainer.checkpoints,
             precision=trainer.precision,
@@ -304,7 +318,7 @@ class _Run:
         user_function = self.trainer.train
         return TorchTrainer(
             lambda: run_worker(user_function, setup),
-            beside_ray_data=any(stream.index is None for stream in self.streams.values()),
+            beside_ray_data=any(each.index is None for each in self.listed.values()),
             scaling_config=scaling,
             run_config=run_config,
         )
@@ -321,15 +335,15 @@ class _Run:
             nodes=[dataclasses.asdict(n) for n in self.cluster.nodes],
             datasets={
                 n: {"source": s.pipeline.name, "samples": None if s.index is None else len(s.index)}
-                for n, s in self.streams.items()
+                for n, s in self.listed.items()
             },
         )
         if self.directory.resuming:
             self.live.note(f"resuming the run in {self.directory.path}")
-        for name, stream in self.streams.items():
-            size = f"{len(stream.index):,} samples" if stream.index is not None else "of unknown size"
-            self.live.note(f"{name}: {stream.pipeline.name}, {size}")
-            for text in stream.pipeline.notes:
+        for name, listed in self.listed.items():
+            size = f"{len(listed.index):,} samples" if listed.index is not None else "of unknown size"
+            self.live.note(f"{name}: {listed.pipeline.name}, {size}")
+            for text in listed.pipeline.notes:
                 self.live.note(f"{name}: {text}")
         if self.split.global_batch_size != self.trainer.batch_size.initial:
             self.live.note(
@@ -342,8 +356,9 @@ class _Run:
 
     def _watch(self, fitting: threading.Thread, hub: Any, pressed: list[int]) -> None:
         told = False
+        read_at = time.monotonic()
         while fitting.is_alive():
-            fitting.join(timeout=POLL_S)
+            fitting.join(timeout=INTERRUPT_S)
             if pressed[0] and not told:
                 told = True
                 self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
@@ -353,7 +368,9 @@ class _Run:
             if pressed[0] > 1:
                 self._finished("interrupted", None)
                 raise KeyboardInterrupt
-            self._read(hub)
+            if time.monotonic() - read_at >= POLL_S:
+                self._read(hub)
+                read_at = time.monotonic()
 
     def _read(self, hub: Any) -> None:
         before = self.news
@@ -361,7 +378,6 @@ class _Run:
         for event in self.news.events:
             self._take_event(dict(event))
         if world_totals(self.news.totals).steps > world_totals(before.totals).steps:
-            self.rates = ray.get(hub.rates.remote())
             values = self._interval(before)
             self.directory.metrics(values)
             self.live.update(values)
@@ -398,7 +414,7 @@ class _Run:
         since = now.minus(then)
         workers = self.placement.workers
         busy_s = since.compute_s + since.sync_s
-        rates = self.rates.get(TRAIN, {})
+        rates = self.news.rates.get(TRAIN, {})
         return {
             "at": time.time(),
             "epoch": self.news.epoch,
@@ -443,7 +459,7 @@ class _Run:
             "global_batch_size": self.split.global_batch_size,
             "preprocessing_cores": self.placement.cores,
             "device": "GPU" if self.worker.gpus else "CPU worker",
-            "input": self.rates,
+            "input": self.news.rates,
             "skipped": len(self.skipped),
             "metrics": self.news.metrics,
             "checkpoint": _address_of(checkpoint) if checkpoint is not None else None,
