@@ -9,7 +9,6 @@ host's own, of which every page that was ever written counts: its size at the en
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +18,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started as a script, too
 
+from benchmarks import side_by_side
 from benchmarks.side_by_side import ENVIRONMENT, ROOT
 from offload.testing import Hosts, HostSpec, unavailable
 
@@ -88,7 +88,8 @@ def main(store_mib: int, samples: int, epochs: int, as_json: bool, output: Path 
         "data_mib": round(run["samples"] * 150_528 / MIB),
         "samples_per_s": round(run["samples_per_s"], 1),
         "command": shlex.join(["python", "benchmarks/object_store.py", *sys.argv[1:]]),
-        "machine": machine(),
+        "machine": side_by_side.machine(),
+        "versions": side_by_side.versions(),
     }
     text = json.dumps(result, indent=1)
     if output is not None:
@@ -101,12 +102,6 @@ def main(store_mib: int, samples: int, epochs: int, as_json: bool, output: Path 
             f"{result['data_mib']:,} MiB went through an object store of {store_mib} MiB in {epochs} epochs: "
             f"at most {result['high_water_mib']} MiB of it were ever used, {spilled} files were spilled."
         )
-
-
-def machine() -> str:
-    """The processor's name, as Linux tells it."""
-    found = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout
-    return next((line.split(":", 1)[1].strip() for line in found.splitlines() if line.startswith("Model name")), "")
 
 
 if __name__ == "__main__":

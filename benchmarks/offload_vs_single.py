@@ -9,11 +9,8 @@ row, and the row is related to the mean of the two. Repeats are interleaved and 
 is no GPU here: the consumer counts, or is a paced accelerator where --alpha and --beta, or --pace, ask for one.
 """
 
-import importlib.metadata
 import json
 import math
-import os
-import platform
 import shlex
 import statistics
 import sys
@@ -48,7 +45,6 @@ START_S, SLOWNESS = 120.0, 10.0
 
 # USD per hour of one vCPU: AWS's list prices of SageMaker training in us-east-1, over the vCPUs of the instance.
 USD_PER_HOUR = {GPU_HOST: 1.408 / 4, CPU_HOST: 0.816 / 16}  # ml.g5.xlarge, ml.c5.4xlarge
-LIBRARIES = ("offload", "ray", "torch", "torchvision", "timm", "simplejpeg", "numpy")
 
 # What a row of the result begins with, in this order; more keys may follow.
 COLUMNS = (
@@ -72,7 +68,8 @@ COLUMNS = (
 @click.option("--samples", type=click.IntRange(min=MIN_BATCHES * BATCH_SIZE), help="Samples per host, over --seconds.")
 @click.option("--alpha", default=0.0, help="Paced accelerator: seconds per batch.")
 @click.option("--beta", default=0.0, help="Paced accelerator: seconds per sample.")
-@click.option("--pace", type=float, help="Paced accelerator at this multiple of the ideal rate of the row's cores.")
+@click.option("--pace", type=float, help="Paced accelerator at this multiple of the row's input ceiling, which a run of the "
+              "row with a consumer that only counts shows, just before.")  # fmt: skip
 @click.option("--data", type=click.Path(path_type=Path), help="Where the JPEG files are, or are to be made.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
@@ -115,22 +112,24 @@ def main(
             for row in rows:
                 if (workload, row.name) in failed and not measured[workload, row.name]:
                     continue  # it does not work at all
-                task = _for_row(tasks[workload], row, before, alpha, beta, pace)
-                try:
-                    run = side_by_side.run(row, task, timeout_s=START_S + SLOWNESS * seconds)
-                except (RowFailed, HostsError) as error:
-                    failed[workload, row.name] = str(error)
-                    log.print(f"{workload} {row.name}: {error}", style="red", markup=False)
-                    continue
-                after = _plain(plain_tasks[workload], log)
-                beside = Beside(row=row, run=run, plain=(before, after))
-                measured[workload, row.name].append(beside)
-                log.print(
-                    f"{repeat + 1}/{repeats} {workload} {row.name}: {run.samples_per_s:.1f} samples/s, "
-                    f"{beside.delivered_over_ideal:.3f} of the ideal",
-                    markup=False,
-                )
-                before = after
+                ceiling: Beside | None = None
+                # A consumer that counts shows the ceiling that the accelerator's pace is a multiple of.
+                for paced in (False, True) if pace is not None else (True,):
+                    task = replace(tasks[workload], samples=tasks[workload].samples * len(row.hosts))
+                    if paced:
+                        task = replace(task, alpha_s=alpha, beta_s=_beta(row, before, beta, pace, ceiling))
+                    try:
+                        run = side_by_side.run(row, task, timeout_s=START_S + SLOWNESS * seconds)
+                    except (RowFailed, HostsError) as error:
+                        failed[workload, row.name] = str(error)
+                        log.print(f"{workload} {row.name}: {error}", style="red", markup=False)
+                        break
+                    after = _plain(plain_tasks[workload], log)
+                    beside = Beside(row=row, run=run, plain=(before, after), ceiling=ceiling)
+                    log.print(f"{repeat + 1}/{repeats} {workload} {row.name}: {beside}", markup=False)
+                    before, ceiling = after, beside
+                else:
+                    measured[workload, row.name].append(beside)
 
     result = {
         "rows": [line for workload in chosen for line in _lines(workload, rows, measured)],
@@ -140,8 +139,8 @@ def main(
         "batch_size": BATCH_SIZE,
         "repeats": repeats,
         "command": shlex.join(["python", "benchmarks/offload_vs_single.py", *sys.argv[1:]]),
-        "machine": _machine(),
-        "versions": _versions(),
+        "machine": side_by_side.machine(),
+        "versions": side_by_side.versions(),
     }  # fmt: skip
     text = json.dumps(result, indent=1, allow_nan=False)
     if output is not None:
@@ -171,6 +170,19 @@ class Beside:
     row: Row
     run: Measurement
     plain: tuple[Measurement, Measurement]
+    ceiling: "Beside | None" = None
+    """The row with a consumer that counts, where this is one with a paced accelerator."""
+
+    def __str__(self) -> str:
+        told = f"{self.run.samples_per_s:.1f} samples/s, {self.delivered_over_ideal:.3f} of the ideal"
+        if self.rate_over_ceiling is not None:
+            told += f", {self.rate_over_ceiling:.3f} of the input ceiling, stall {self.run.stall:.1%}"
+        return told
+
+    @property
+    def rate_over_ceiling(self) -> float | None:
+        """Both related to the plain loops beside them: the machine may have changed its speed in between."""
+        return None if self.ceiling is None else self.delivered_over_ideal / self.ceiling.delivered_over_ideal
 
     @property
     def delivered_over_ideal(self) -> float:
@@ -203,10 +215,11 @@ def _plain(task: Task, log: Console) -> Measurement:
     return run
 
 
-def _for_row(task: Task, row: Row, plain: Measurement, alpha: float, beta: float, pace: float | None) -> Task:
-    """The task of one row: twice the samples on twice the hosts, and the accelerator's speed."""
-    paced = beta if pace is None else 1 / (pace * _ideal(row, plain))
-    return replace(task, samples=task.samples * len(row.hosts), alpha_s=alpha, beta_s=paced)
+def _beta(row: Row, plain: Measurement, beta: float, pace: float | None, ceiling: Beside | None) -> float:
+    """The accelerator's seconds per sample."""
+    if pace is None or ceiling is None:
+        return beta
+    return 1 / (pace * ceiling.delivered_over_ideal * _ideal(row, plain))
 
 
 def _ideal(row: Row, plain: Measurement) -> float:
@@ -226,6 +239,8 @@ def _lines(workload: str, rows: list[Row], measured: dict[tuple[str, str], list[
                 "delivered_over_ideal": statistics.median(beside.delivered_over_ideal for beside in ran),
                 "cpu_over_plain": statistics.median(beside.cpu_over_plain for beside in ran),
             }
+            if over_ceiling := [r for beside in ran if (r := beside.rate_over_ceiling) is not None]:
+                ratios["rate_over_ceiling"] = statistics.median(over_ceiling)
             lines.append({**_line(row, workload, [beside.run for beside in ran]), **ratios})
     return lines
 
@@ -255,8 +270,11 @@ def _line(row: Row, workload: str, runs: list[Measurement]) -> dict[str, Any]:
 
 def _table(result: dict[str, Any]) -> Table:
     table = Table(title=f"{result['machine']['cpu_model']}, one core per host; consumer: {result['accelerator']}")
-    headings = ("row", "workload", "samples/s", "÷ ideal", "CPU ms/sample", "÷ plain", "(Ray daemons)",
-                "first batch s", "stall", "USD/M samples")  # fmt: skip
+    headings = ["row", "workload", "samples/s", "÷ ideal", "CPU ms/sample", "÷ plain", "(Ray daemons)",
+                "first batch s", "stall", "USD/M samples"]  # fmt: skip
+    paced = any("rate_over_ceiling" in row for row in result["rows"])
+    if paced:
+        headings.append("÷ ceiling")
     for heading in headings:
         named = heading in headings[:2]
         table.add_column(heading, justify="left" if named else "right", no_wrap=named)
@@ -276,37 +294,17 @@ def _table(result: dict[str, Any]) -> Table:
             f"{row['first_batch_s']:.2f}",
             f"{row['stall']:.1%}",
             f"{row['usd_per_million_samples']:.2f}",
+            *([f"{row['rate_over_ceiling']:.3f}" if "rate_over_ceiling" in row else ""] if paced else []),
         )
     return table
 
 
 def _accelerator(alpha: float, beta: float, pace: float | None) -> str:
     if pace is not None:
-        return f"paced accelerator at {pace:.0%} of the ideal rate"
+        return f"paced accelerator at {pace:.0%} of the row's input ceiling"
     if alpha or beta:
         return f"paced accelerator, {alpha:g} s + {beta:g} s per sample"
     return "counts"
-
-
-def _machine() -> dict[str, Any]:
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "cpu_model": cpu[0].split(":", 1)[1].strip() if cpu else platform.machine(),
-        "cores_used": list(side_by_side.cores()),
-        "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for library in LIBRARIES:
-        try:
-            versions[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # run from a checkout that is not installed
-    return versions
 
 
 if __name__ == "__main__":

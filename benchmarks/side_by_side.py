@@ -4,7 +4,9 @@ The rows themselves and the rule they measure by are in `benchmarks.rows.protoco
 """
 
 import contextlib
+import importlib.metadata
 import os
+import platform
 import selectors
 import sys
 import time
@@ -20,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GPU_HOST, CPU_HOST = "gpu-1", "cpu-1"
 TRAIN_RESOURCE = '{"train_host": 1}'  # as rows/ray_script.py asks for it
 SHM_BYTES = 3 << 30
+LIBRARIES = ("offload", "ray", "torch", "torchvision", "timm", "simplejpeg", "numpy")
 
 # One thread per process: a host has one core. Ray sets the first of these for its tasks in any case.
 ENVIRONMENT = {
@@ -196,3 +199,26 @@ def _add_up(parts: Sequence[Measurement]) -> Measurement:
 
 def as_dict(measurement: Measurement) -> dict[str, Any]:
     return asdict(measurement)
+
+
+def machine() -> dict[str, Any]:
+    """What a result was measured on."""
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu_model": cpu[0].split(":", 1)[1].strip() if cpu else platform.machine(),
+        "cores_used": list(cores()),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the libraries that a result depends on."""
+    versions = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            versions[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # run from a checkout that is not installed
+    return versions

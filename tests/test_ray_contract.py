@@ -25,6 +25,8 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 import offload
 from offload.errors import ConfigError, RunError, find_offload_error
+from offload.pipeline import ray_data
+from offload.pipeline.ranges import Ranges
 from offload.train import batches, cluster, ray_train
 from offload.train.ray_train import TorchTrainer
 from offload.versions import TESTED_RAY, ray_version_warning
@@ -311,3 +313,19 @@ def test_another_ray_is_warned_about_in_every_run(
     (record,) = [r for r in caplog.records if r.name == "offload"]
     assert "Ray 2.99.0 is outside the range" in record.getMessage()
     assert f">={TESTED_RAY[0]},<{TESTED_RAY[1]}" in record.getMessage()
+
+
+@pytest.mark.parametrize(("asked", "held"), [(None, 1000), (300, 300), (5000, 1000)])
+def test_a_dataset_holds_its_share_of_the_store_unless_the_user_set_less(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, held: int
+) -> None:
+    dataset = ray.data.range(10)
+    if asked is not None:
+        options = dataset.context.execution_options
+        options.resource_limits = options.resource_limits.copy(object_store_memory=asked)
+    executed: list[Any] = []
+    monkeypatch.setattr(ray_data, "iterate", executed.append)
+    stage: Any = None
+    ray_data.encode_dataset(dataset, stage, id_column=None, done=Ranges(), epoch=0, task_cpus=1.0, store_bytes=1000)
+    (encoded,) = executed
+    assert encoded.context.execution_options.resource_limits.object_store_memory == held

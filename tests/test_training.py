@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import ray.train
 import torch
 
@@ -480,3 +481,12 @@ def test_steps_are_measured_apart(tmp_path: Path) -> None:
     assert d["sync_s"] > 0
     assert 0.5 * d["step_time_s"] < parts <= 1.01 * d["step_time_s"]
     assert 0 <= d["stall"] <= 1
+
+
+def test_a_run_whose_feed_dies_ends_with_an_error(tmp_path: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        fit_linear(ctx, lambda ctx, batch: ray.kill(ctx._setup.hub))
+
+    with pytest.raises(offload.RunError, match=r"training failed: .*The whole traceback is in"):
+        trainer(train).fit(run_dir=tmp_path / "run", quiet=True)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 TASK_S = 1.0
 LONGEST_TASK_S = 3.0  # to make a local batch whole
-BLOCK_BYTES = 64 << 20
+BLOCK_BYTES = 128 << 20
 PLAN_TASKS_PER_CORE = 8  # how many tasks one plan holds before sizes are taken from newer measurements
 
 
