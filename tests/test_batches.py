@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from offload.pipeline.feed import PassKey, Slice
+from offload.pipeline.passes import PassKey, Slice
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.train import batches as batches_module
 from offload.train.batches import Batches

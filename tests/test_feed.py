@@ -9,7 +9,9 @@ import pytest
 
 from offload.errors import RunError
 from offload.pipeline import feed as feeds
-from offload.pipeline.feed import Cores, Feed, PassKey, PassRequest, Slice, Stream
+from offload.pipeline import passes
+from offload.pipeline.feed import Cores, Feed, Stream
+from offload.pipeline.passes import PassKey, PassRequest, Slice
 from offload.pipeline.pool import Block, Cost, Task
 from offload.pipeline.sources.from_torch import list_torch_dataset
 
@@ -31,7 +33,7 @@ class HandPool:
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
     monkeypatch.setattr(feeds, "Pool", HandPool)
     monkeypatch.setattr(feeds, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
-    monkeypatch.setattr(feeds, "TAKE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(passes, "TAKE_TIMEOUT_S", 0.01)
 
     def made(store_bytes: float = 1e9) -> Feed:
         table = list_torch_dataset([{"x": 0.0}] * SAMPLES).table

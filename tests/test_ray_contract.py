@@ -104,7 +104,7 @@ def test_memory_of_the_object_store_can_be_written_to() -> None:
 
 
 def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
-    file = "train/trainer.py"
+    file = "train/run.py"
     assert ".v2." in ray.train.torch.TorchTrainer.__module__, relies(file, "Ray Train's version 2 is the default")
     fields = {f.name for f in dataclasses.fields(ray.train.RunConfig)}
     wanted = {"name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "logging_config"}
@@ -195,7 +195,7 @@ def test_a_failed_training_run_holds_the_errors_of_its_workers() -> None:
     failed = WorkerGroupError("text", worker_failures={1: inner})
     assert find_offload_error(failed) is inner, relies("errors.py", "WorkerGroupError.worker_failures, a dict")
     assert UserExceptionWithTraceback(inner, "a traceback")._base_exc is inner, relies(
-        "train/trainer.py", "UserExceptionWithTraceback._base_exc"
+        "train/run.py", "UserExceptionWithTraceback._base_exc"
     )
 
 

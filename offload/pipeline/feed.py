@@ -14,16 +14,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import ray
 from numpy.typing import NDArray
 
-from offload.errors import OffloadError, RunError, find_offload_error
-from offload.pipeline.allot import Allotment, Share
 from offload.pipeline.order import epoch_order
+from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
 from offload.pipeline.pool import Block, PackedStage, Pool, Task
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.sizing import Rates, aligned, block_bytes, plan_tasks
@@ -37,16 +36,6 @@ if TYPE_CHECKING:
 # not taken, all passes together. What workers hold (a few blocks each) comes on top.
 DATA_SHARE = 0.3
 HELD_SHARE = 0.3
-TAKE_TIMEOUT_S = 5.0
-
-
-class Slice(NamedTuple):
-    """Rows ``[start, stop)`` of a block; the block's first row is number ``first`` of its pass."""
-
-    ref: ray.ObjectRef[pa.Table]
-    start: int
-    stop: int
-    first: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,26 +66,6 @@ class Cores:
     def cores(self) -> int:
         """How many."""
         return len(self.nodes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassKey:
-    """One visit of a data set: ``number`` counts them, and is the epoch for training data."""
-
-    attempt: int
-    name: str
-    number: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassRequest:
-    """How a pass is to be fed. ``done``: positions trained already; ``first_rows``: rows of the first global batch."""
-
-    world_size: int
-    first_rows: int
-    epoch: int
-    done: tuple[tuple[int, int], ...] = ()
-    followed: bool = False
 
 
 class Meter:
@@ -143,108 +112,10 @@ class Meter:
         return seconds, cpu, size
 
 
-class _Pass:
-    """A pass under way: what is still to be done, what is done, what waits for the workers."""
-
-    def __init__(self, key: PassKey, request: PassRequest, total: int | None) -> None:
-        self.key, self.request = key, request
-        self.queues: list[deque[tuple[Slice, int]]] = [deque() for _ in range(request.world_size)]
-        self.changed = threading.Condition()
-        self.finished = self.closed = False
-        self.error: OffloadError | None = None
-        self.held_bytes = 0  # made, and not yet taken by a worker
-        self._allotment = Allotment(request.world_size, total)
-        self._done: dict[int, Block] = {}
-        self._delivered = self._first_row = 0
-        self._firsts: dict[int, tuple[Block, int]] = {}
-        self._joined: set[int] = set()
-        self._left: set[int] = set()
-
-    def put(self, number: int, block: Block) -> None:
-        """The block of the ``number``-th task is made. Blocks are delivered in the order of their tasks."""
-        with self.changed:
-            self.held_bytes += block.cost.size_bytes
-            self._done[number] = block
-            while (ready := self._done.pop(self._delivered, None)) is not None:
-                self._firsts[self._delivered] = (ready, self._first_row)
-                self._first_row += ready.cost.rows
-                self._delivered += 1
-                self._share(self._allotment.add(ready.cost.rows))
-            self.changed.notify_all()
-
-    def end(self) -> None:
-        """There are no more blocks."""
-        with self.changed:
-            self._share(self._allotment.finish())
-            self.finished = True
-            self.changed.notify_all()
-
-    def fail(self, error: BaseException) -> None:
-        """Preprocessing failed."""
-        with self.changed:
-            self.error = self.error or _as_user_error(error)
-            self.changed.notify_all()
-
-    def close(self) -> None:
-        """Nobody wants the rest."""
-        with self.changed:
-            self.closed = True
-            for waiting in self.queues:
-                waiting.clear()
-            self._done.clear()
-            self._firsts.clear()
-            self.held_bytes = 0
-            self.changed.notify_all()
-
-    def join(self, rank: int) -> None:
-        """This rank will take its share."""
-        self._joined.add(rank)
-
-    def leave(self, rank: int) -> bool:
-        """This rank takes no more. Returns whether none does."""
-        self._left.add(rank)
-        return len(self._left) == self.request.world_size
-
-    def abandoned(self) -> bool:
-        """Whether all who took part have left."""
-        return self._joined <= self._left
-
-    def take(self, rank: int, want: int) -> tuple[list[Slice], bool]:
-        """See :meth:`Feed.take`."""
-        mine = self.queues[rank]
-        with self.changed:
-            self.changed.wait_for(lambda: mine or self.finished or self.closed or self.error, timeout=TAKE_TIMEOUT_S)
-            if self.error is not None:
-                raise self.error
-            taken = [mine.popleft() for _ in range(min(want, len(mine)))]
-            self.held_bytes -= sum(size for _, size in taken)
-            self.changed.notify_all()
-            return [piece for piece, _ in taken], not mine and (self.finished or self.closed)
-
-    def wait_for_room(self, limit: float) -> bool:
-        """Wait until less than ``limit`` bytes are held, or some rank has nothing to take. False: nobody wants more."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.closed or self.held_bytes < limit or self.starving())
-            return not self.closed
-
-    def starving(self) -> bool:
-        """Whether some rank has nothing to take. It may be the one that all others wait for."""
-        return not all(self.queues)
-
-    def _share(self, shares: list[Share]) -> None:
-        for share in shares:
-            block, first = self._firsts[share.block]
-            size = block.cost.size_bytes * share.rows // max(block.cost.rows, 1)
-            self.queues[share.rank].append((Slice(block.ref, share.start, share.stop, first), size))
-        newest = max((share.block for share in shares), default=-1)
-        for number in [n for n in self._firsts if n < newest]:
-            del self._firsts[number]
-
-
 class _Tasks:
     """The tasks of a pass over an indexed source, sized as they are asked for."""
 
-    def __init__(self, stream: Stream, table: pa.Table, current: _Pass, meter: Meter, cores: Cores) -> None:
+    def __init__(self, stream: Stream, table: pa.Table, current: Pass, meter: Meter, cores: Cores) -> None:
         self._table, self._pass, self._packed, self._meter, self._cores = table, current, stream.stage, meter, cores
         self._order = epoch_order(
             len(table), seed=stream.seed, epoch=current.request.epoch, shuffle=stream.shuffle, groups=stream.groups
@@ -319,7 +190,7 @@ class Feed:
         self._streams, self._cores = streams, cores
         self._meters = {name: Meter(cores.cores) for name in streams}
         self._lock = threading.RLock()
-        self._passes: dict[PassKey, _Pass] = {}
+        self._passes: dict[PassKey, Pass] = {}
         self._tasks: dict[PassKey, _Tasks] = {}
         self._attempt = 0
         indexed = [name for name, stream in streams.items() if stream.table is not None]
@@ -416,14 +287,14 @@ class Feed:
     def _start(self, key: PassKey, request: PassRequest) -> None:
         stream = self._streams[key.name]
         total = None if stream.table is None else len(stream.table) - len(Ranges(request.done))
-        started = self._passes[key] = _Pass(key, request, total)
+        started = self._passes[key] = Pass(key, request, total)
         if stream.table is not None:
             self._tasks[key] = _Tasks(stream, stream.table, started, self._meters[key.name], self._cores)
             self._look()
         else:
             threading.Thread(target=self._run_dataset, args=(stream, started), daemon=True).start()
 
-    def _follow(self, current: _Pass) -> None:
+    def _follow(self, current: Pass) -> None:
         """Start the next epoch's pass: cores that find no more work in this one go on with that."""
         key = PassKey(attempt=current.key.attempt, name=current.key.name, number=current.key.number + 1)
         if key not in self._passes:
@@ -438,7 +309,7 @@ class Feed:
         if self._pool is not None:
             self._pool.look()
 
-    def _run_dataset(self, stream: Stream, current: _Pass) -> None:
+    def _run_dataset(self, stream: Stream, current: Pass) -> None:
         """Run a ``ray.data.Dataset``: its own execution, at the pace of the workers."""
         from offload.pipeline import ray_data  # most runs do without, and start sooner
 
@@ -471,11 +342,3 @@ def _chunk_cut(positions: np.ndarray[Any, Any], start: int, size: int) -> int:
     while cut < len(positions) and positions[cut] // CHUNK == positions[cut - 1] // CHUNK:
         cut += 1
     return cut
-
-
-def _as_user_error(error: BaseException) -> OffloadError:
-    found = find_offload_error(error)
-    if found is not None:
-        return found
-    lines = str(error).strip().splitlines()
-    return RunError(f"preprocessing failed: {type(error).__name__}: {lines[-1] if lines else 'no message'}.")

@@ -22,7 +22,7 @@ import torch
 
 from offload.errors import RunError
 from offload.pipeline import wire
-from offload.pipeline.feed import PassKey, PassRequest, Slice
+from offload.pipeline.passes import PassKey, PassRequest, Slice
 from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns
 
 PREFETCH_BATCHES = 2

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from offload.errors import RunError
 from offload.measure.steps import Clock, CudaClock, StepMeter, Totals
-from offload.pipeline.feed import PassKey, PassRequest
+from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.spec import OnDevice
 from offload.pipeline.wire import Columns

@@ -1,0 +1,156 @@
+"""A pass under way: the blocks that tasks made, put into their order and shared out to the ranks.
+
+A pass is one visit of a data set: an epoch of the training data, or one validation. Where it stops: which tasks make the
+blocks, and when, is decided in :mod:`offload.pipeline.feed`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+import ray
+
+from offload.errors import OffloadError, RunError, find_offload_error
+from offload.pipeline.allot import Allotment, Share
+from offload.pipeline.pool import Block
+
+TAKE_TIMEOUT_S = 5.0
+
+
+class Slice(NamedTuple):
+    """Rows ``[start, stop)`` of a block; the block's first row is number ``first`` of its pass."""
+
+    ref: ray.ObjectRef[pa.Table]
+    start: int
+    stop: int
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassKey:
+    """One visit of a data set: ``number`` counts them, and is the epoch for training data."""
+
+    attempt: int
+    name: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassRequest:
+    """How a pass is to be fed. ``done``: positions trained already; ``first_rows``: rows of the first global batch."""
+
+    world_size: int
+    first_rows: int
+    epoch: int
+    done: tuple[tuple[int, int], ...] = ()
+    followed: bool = False
+
+
+class Pass:
+    """A pass under way: what is still to be done, what is done, what waits for the workers."""
+
+    def __init__(self, key: PassKey, request: PassRequest, total: int | None) -> None:
+        self.key, self.request = key, request
+        self.queues: list[deque[tuple[Slice, int]]] = [deque() for _ in range(request.world_size)]
+        self.changed = threading.Condition()
+        self.finished = self.closed = False
+        self.error: OffloadError | None = None
+        self.held_bytes = 0  # made, and not yet taken by a worker
+        self._allotment = Allotment(request.world_size, total)
+        self._done: dict[int, Block] = {}
+        self._delivered = self._first_row = 0
+        self._firsts: dict[int, tuple[Block, int]] = {}
+        self._joined: set[int] = set()
+        self._left: set[int] = set()
+
+    def put(self, number: int, block: Block) -> None:
+        """The block of the ``number``-th task is made. Blocks are delivered in the order of their tasks."""
+        with self.changed:
+            self.held_bytes += block.cost.size_bytes
+            self._done[number] = block
+            while (ready := self._done.pop(self._delivered, None)) is not None:
+                self._firsts[self._delivered] = (ready, self._first_row)
+                self._first_row += ready.cost.rows
+                self._delivered += 1
+                self._share(self._allotment.add(ready.cost.rows))
+            self.changed.notify_all()
+
+    def end(self) -> None:
+        """There are no more blocks."""
+        with self.changed:
+            self._share(self._allotment.finish())
+            self.finished = True
+            self.changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Preprocessing failed."""
+        with self.changed:
+            self.error = self.error or _as_user_error(error)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody wants the rest."""
+        with self.changed:
+            self.closed = True
+            for waiting in self.queues:
+                waiting.clear()
+            self._done.clear()
+            self._firsts.clear()
+            self.held_bytes = 0
+            self.changed.notify_all()
+
+    def join(self, rank: int) -> None:
+        """This rank will take its share."""
+        self._joined.add(rank)
+
+    def leave(self, rank: int) -> bool:
+        """This rank takes no more. Returns whether none does."""
+        self._left.add(rank)
+        return len(self._left) == self.request.world_size
+
+    def abandoned(self) -> bool:
+        """Whether all who took part have left."""
+        return self._joined <= self._left
+
+    def take(self, rank: int, want: int) -> tuple[list[Slice], bool]:
+        """See :meth:`Feed.take`."""
+        mine = self.queues[rank]
+        with self.changed:
+            self.changed.wait_for(lambda: mine or self.finished or self.closed or self.error, timeout=TAKE_TIMEOUT_S)
+            if self.error is not None:
+                raise self.error
+            taken = [mine.popleft() for _ in range(min(want, len(mine)))]
+            self.held_bytes -= sum(size for _, size in taken)
+            self.changed.notify_all()
+            return [piece for piece, _ in taken], not mine and (self.finished or self.closed)
+
+    def wait_for_room(self, limit: float) -> bool:
+        """Wait until less than ``limit`` bytes are held, or some rank has nothing to take. False: nobody wants more."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self.held_bytes < limit or self.starving())
+            return not self.closed
+
+    def starving(self) -> bool:
+        """Whether some rank has nothing to take. It may be the one that all others wait for."""
+        return not all(self.queues)
+
+    def _share(self, shares: list[Share]) -> None:
+        for share in shares:
+            block, first = self._firsts[share.block]
+            size = block.cost.size_bytes * share.rows // max(block.cost.rows, 1)
+            self.queues[share.rank].append((Slice(block.ref, share.start, share.stop, first), size))
+        newest = max((share.block for share in shares), default=-1)
+        for number in [n for n in self._firsts if n < newest]:
+            del self._firsts[number]
+
+
+def _as_user_error(error: BaseException) -> OffloadError:
+    found = find_offload_error(error)
+    if found is not None:
+        return found
+    lines = str(error).strip().splitlines()
+    return RunError(f"preprocessing failed: {type(error).__name__}: {lines[-1] if lines else 'no message'}.")

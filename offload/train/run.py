@@ -1,0 +1,301 @@
+"""One run, from a cluster to a result: places the workers, starts them and what feeds them, watches, and ends in order.
+
+Where it stops: arguments were checked by :mod:`offload.train.trainer`; what is written down is
+:mod:`offload.train.journal`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+import ray.train
+
+from offload.errors import ConfigError, OffloadError, RunError, causes, find_offload_error
+from offload.model.placement import Placement, WorkerResources, place_workers
+from offload.pipeline.feed import Cores, Stream
+from offload.pipeline.pool import PackedStage
+from offload.pipeline.sources.base import Index
+from offload.pipeline.spec import Pipeline
+from offload.report.live import LiveLine
+from offload.report.run_dir import RunDirectory, to_json
+from offload.train.cluster import Cluster, on_this_node
+from offload.train.config import BatchSplit
+from offload.train.context import TRAIN, WorkerSetup, first_pass, run_worker
+from offload.train.hub import Hub
+from offload.train.journal import Journal
+from offload.train.ray_train import TorchTrainer
+from offload.train.storage import Storage
+
+if TYPE_CHECKING:
+    from offload.train.trainer import Trainer
+
+POLL_S = 2.0  # each answer takes CPU from the preprocessing
+INTERRUPT_S = 0.25
+FEED_THREADS = 8
+MOST_WORKERS = 1024
+TOKEN_CPUS = 0.01  # of a worker that is to reserve nothing: Ray places nothing that asks for nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A data set whose source was listed (``index`` is None for a ``ray.data.Dataset``)."""
+
+    pipeline: Pipeline
+    index: Index | None
+    shuffle: bool
+
+    def stream(self, seed: int) -> Stream:
+        """The data set as the feed gets it. Puts what its tasks run into the object store."""
+        return Stream(
+            stage=PackedStage.of(self.pipeline.stage(self.index, seed=seed)),
+            table=self.index.table if self.index is not None else None,
+            groups=self.index.groups if self.index is not None else None,
+            dataset=self.pipeline.dataset,
+            id_column=self.pipeline.id_column,
+            shuffle=self.shuffle,
+            seed=seed,
+        )
+
+
+class Run:
+    """One call of fit().
+
+    Raises ConfigError where the workers do not fit into the cluster, or a data set cannot travel.
+    """
+
+    def __init__(
+        self, trainer: Trainer, directory: RunDirectory, live: LiveLine, listed: dict[str, Listed], cluster: Cluster
+    ) -> None:
+        self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
+        self.worker = self._worker_resources()
+        wanted = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
+        self.placement: Placement = place_workers(cluster.nodes, self.worker, wanted)
+        self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
+        self.journal = Journal(directory, live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
+        self.streams = self._packed()
+
+    def go(self, name: str, storage: Storage) -> dict[str, Any]:
+        """Train, with checkpoints at ``name`` of the storage; returns the content of ``summary.json``.
+
+        Raises RunError (or what else of offload's errors is behind it) for a run that failed.
+        """
+        by_node = zip(self.cluster.nodes, self.placement.cores_by_node, strict=True)
+        cores = Cores(
+            nodes=tuple(node.node_id for node, cores in by_node for _ in range(cores)),
+            task_cpus=self.placement.task_cpus,
+            store_bytes=self.cluster.store_bytes,
+        )
+        self._announce()
+        threads = FEED_THREADS + 4 * self.placement.workers
+        hub = on_this_node(ray.remote(Hub), max_concurrency=threads, enable_task_events=False).remote(
+            self.streams, cores
+        )
+        if not self.directory.resuming:
+            hub.start_ahead.remote(first_pass(self.split), TRAIN)
+        torch_trainer = self._torch_trainer(self._setup(hub), name, storage)
+        outcome: list[Any] = []
+        fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
+        try:
+            with _interrupts() as pressed:
+                fitting.start()
+                self._watch(fitting, hub, pressed)
+            self._read(hub)
+        except ray.exceptions.RayError as error:
+            # The run's actor died (its host ran out of memory, say). What fit() raised tells more, if it did.
+            self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
+        finally:
+            ray.kill(hub)  # and with it the pool: its cores are free again at once
+        result = outcome[0] if outcome else None
+        if isinstance(result, BaseException):
+            self._failed(result)
+        checkpoint = getattr(result, "checkpoint", None)
+        where = None if checkpoint is None else _address_of(checkpoint)
+        return self.journal.finish("interrupted" if pressed[0] else "finished", where)
+
+    def _packed(self) -> Any:
+        """The data sets in the object store. Raises ConfigError for one that cannot travel."""
+        streams: dict[str, Stream] = {}
+        for name, listed in self.listed.items():
+            try:
+                streams[name] = listed.stream(self.trainer.seed)
+            except Exception as error:
+                raise ConfigError(
+                    f"datasets[{name!r}] cannot be sent to the preprocessing processes: {type(error).__name__}: {error}. What "
+                    "is open (a file, a connection, a lock) does not travel: open it in __getitem__, or pass the transform "
+                    "as a class, which is constructed where it runs."
+                ) from None
+        return ray.put(streams)
+
+    def _worker_resources(self) -> WorkerResources:
+        config = self.trainer.scaling_config
+        has_gpus = any(n.gpus >= 1 for n in self.cluster.nodes)
+        use_gpu = bool(config.use_gpu) if config is not None else has_gpus
+        given: Any = config.resources_per_worker if config is not None else None
+        asked: dict[str, float] = dict(given or {})
+        others = {name: float(amount) for name, amount in asked.items() if name not in ("CPU", "GPU", "memory")}
+        cpus, gpus = float(asked.get("CPU", 1)), float(asked.get("GPU", 1 if use_gpu else 0))
+        if not (cpus or gpus or any(others.values())):
+            cpus = TOKEN_CPUS
+        return WorkerResources(cpus=cpus, gpus=gpus, others=others)
+
+    def _setup(self, hub: Any) -> WorkerSetup:
+        trainer = self.trainer
+        return WorkerSetup(
+            hub=hub,
+            split=self.split,
+            on_device={name: p.on_device for name, p in trainer.datasets.items()},
+            sized={name: None if s.index is None else len(s.index) for name, s in self.listed.items()},
+            resumable={
+                name: s.index is not None or s.pipeline.id_column is not None for name, s in self.listed.items()
+            },
+            checkpoints=trainer.checkpoints,
+            precision=trainer.precision,
+            seed=trainer.seed,
+            config=trainer.train_loop_config,
+        )
+
+    def _torch_trainer(self, setup: WorkerSetup, name: str, storage: Storage) -> TorchTrainer:
+        given = self.trainer.scaling_config or ray.train.ScalingConfig()
+        per_worker: Any = given.resources_per_worker
+        resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus}
+        if self.worker.gpus:
+            resources["GPU"] = self.worker.gpus
+        scaling = dataclasses.replace(
+            given, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
+        )
+        kept = self.trainer.checkpoints
+        run_config = dataclasses.replace(  # type: ignore[call-arg]  # typed as version 1's RunConfig
+            self.trainer.run_config or ray.train.RunConfig(),
+            name=name,
+            storage_path=storage.path,
+            storage_filesystem=storage.filesystem,
+            checkpoint_config=ray.train.CheckpointConfig(
+                num_to_keep=kept.keep, checkpoint_score_attribute=kept.best, checkpoint_score_order=kept.mode
+            ),
+            logging_config=ray.train.LoggingConfig(log_level="ERROR"),
+        )
+        user_function = self.trainer.train
+        return TorchTrainer(
+            lambda: run_worker(user_function, setup),
+            beside_ray_data=any(each.index is None for each in self.listed.values()),
+            scaling_config=scaling,
+            run_config=run_config,
+        )
+
+    def _announce(self) -> None:
+        verb = "run_resumed" if self.directory.resuming else "run_started"
+        self.directory.event(
+            verb,
+            workers=self.placement.workers,
+            preprocessing_cores=self.placement.cores,
+            local_batch_size=self.split.local_batch_size,
+            accum_steps=self.split.accum_steps,
+            global_batch_size=self.split.global_batch_size,
+            nodes=[dataclasses.asdict(n) for n in self.cluster.nodes],
+            datasets={
+                n: {"source": s.pipeline.name, "samples": None if s.index is None else len(s.index)}
+                for n, s in self.listed.items()
+            },
+        )
+        if self.directory.resuming:
+            self.live.note(f"resuming the run in {self.directory.path}")
+        for name, listed in self.listed.items():
+            size = f"{len(listed.index):,} samples" if listed.index is not None else "of unknown size"
+            self.live.note(f"{name}: {listed.pipeline.name}, {size}")
+            for text in listed.pipeline.notes:
+                self.live.note(f"{name}: {text}")
+        if self.split.global_batch_size != self.trainer.batch_size.initial:
+            self.live.note(
+                f"the global batch is {self.split.global_batch_size}, not {self.trainer.batch_size.initial}: "
+                f"{self.split.workers} workers take local batches of {self.split.local_batch_size}"
+            )
+        self.live.status(
+            f"starting {self.placement.workers} worker(s); {self.placement.cores} core(s) preprocess on {len(self.cluster.nodes)} node(s)"
+        )
+
+    def _watch(self, fitting: threading.Thread, hub: Any, pressed: list[int]) -> None:
+        told = False
+        read_at = time.monotonic()
+        while fitting.is_alive():
+            fitting.join(timeout=INTERRUPT_S)
+            if pressed[0] and not told:
+                told = True
+                self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
+                hub.stop.remote()
+                if not self.journal.news.totals:
+                    return  # nothing is trained yet, nothing to commit
+            if pressed[0] > 1:
+                self.journal.finish("interrupted", None)
+                raise KeyboardInterrupt
+            if time.monotonic() - read_at >= POLL_S:
+                self._read(hub)
+                read_at = time.monotonic()
+
+    def _read(self, hub: Any) -> None:
+        self.journal.take(ray.get(hub.read.remote(self.journal.news.cursor)))
+
+    def _failed(self, error: BaseException) -> None:
+        self.directory.write("error.txt", _whole_story(error))
+        text, kind = _describe_failure(error, self.directory.path)
+        self.journal.finish("failed", None, error=text)
+        raise kind(text) from None
+
+
+def _address_of(checkpoint: Any) -> str:
+    """The path of a checkpoint with its scheme, where it is not local."""
+    kind = str(checkpoint.filesystem.type_name)
+    return f"{kind}://{checkpoint.path}" if kind in ("s3", "gcs", "abfs", "hdfs") else str(checkpoint.path)
+
+
+def _fit(trainer: TorchTrainer, outcome: list[Any]) -> None:
+    try:
+        outcome.append(trainer.fit())
+    except BaseException as error:
+        outcome.append(error)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Counts Ctrl-C and SIGTERM instead of dying of them; elsewhere than on the main thread it counts nothing."""
+    pressed = [0]
+
+    def count(signum: int, frame: object) -> None:
+        pressed[0] += 1
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    old = {s: signal.signal(s, count) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield pressed
+    finally:
+        for s, handler in old.items():
+            signal.signal(s, handler)
+
+
+def _describe_failure(error: BaseException, run_dir: Path) -> tuple[str, type[OffloadError]]:
+    found = find_offload_error(error)
+    if found is not None:
+        return str(found), type(found)
+    inner = [e for e in causes(error) if not type(e).__module__.startswith("ray.")]
+    cause = inner[-1] if inner else error
+    base = getattr(cause, "_base_exc", cause)
+    lines = str(base).strip().splitlines()
+    text = f"{type(base).__name__}: {lines[-1] if lines else 'no message'}"
+    return f"training failed: {text}. The whole traceback is in {run_dir / 'error.txt'}.", RunError
+
+
+def _whole_story(error: BaseException) -> str:
+    parts = ["".join(traceback.format_exception(error))]
+    parts += [str(e) for e in causes(error) if hasattr(e, "_base_exc")]
+    return "\n\n".join(parts) + "\n\n" + to_json({"type": type(error).__name__})
