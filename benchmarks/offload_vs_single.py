@@ -34,7 +34,7 @@ from offload.testing import HostsError, unavailable
 PLAIN = side_by_side.ROWS[0]
 WORKLOADS = ("blur", "blur-uint8", "jpeg")
 BATCH_SIZE = 64
-MIN_BATCHES = 12  # of which the steady state has eight
+MIN_BATCHES = 24  # of which the steady state has twelve
 PLAIN_BATCHES = 10  # of the rows' size: with small ones malloc never learns to keep memory, and the loop is far slower
 PLAIN_S = 8.0
 PLAIN_WIDTH = 130
@@ -64,7 +64,7 @@ COLUMNS = (
 @click.option("--rows", "names", multiple=True, type=click.Choice([row.name for row in side_by_side.ROWS[1:]]),
               help="Rows to run beside plain. [default: all]")  # fmt: skip
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1))
-@click.option("--seconds", default=20.0, show_default=True, help="About how long each row is to run at the ideal rate.")
+@click.option("--seconds", default=40.0, show_default=True, help="About how long each row is to run at the ideal rate.")
 @click.option("--samples", type=click.IntRange(min=MIN_BATCHES * BATCH_SIZE), help="Samples per host, over --seconds.")
 @click.option("--alpha", default=0.0, help="Paced accelerator: seconds per batch.")
 @click.option("--beta", default=0.0, help="Paced accelerator: seconds per sample.")
