@@ -132,6 +132,17 @@ def test_plain_layers_load_neither_torch_nor_ray() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_actor_of_a_run_starts_without_what_workers_import() -> None:
+    code = (
+        "import sys, offload.train.hub\n"
+        "print(sorted({'torch', 'torchvision', 'timm', 'pandas', 'ray.data', 'ray.train'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_check_sees_imports_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     path = tmp_path / "offload" / "model" / "x.py"
