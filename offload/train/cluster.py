@@ -188,6 +188,7 @@ def on_this_node(actor_class: Any, **options: Any) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = ray.get_runtime_context().get_node_id()
+    # Ray takes a soft affinity for none at all where no CPU is asked for, and starts the actor anywhere.
     return actor_class.options(
-        **options, num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True)
+        **options, num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False)
     )
