@@ -64,11 +64,17 @@ COLUMNS = (
 @click.option("--rows", "names", multiple=True, type=click.Choice([row.name for row in side_by_side.ROWS[1:]]),
               help="Rows to run beside plain. [default: all]")  # fmt: skip
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1))
-@click.option("--seconds", default=40.0, show_default=True, help="About how long each row is to run at the ideal rate.")
+@click.option(
+    "--seconds",
+    default=40.0,
+    type=click.FloatRange(min=0, min_open=True),
+    show_default=True,
+    help="About how long each row is to run at the ideal rate.",
+)
 @click.option("--samples", type=click.IntRange(min=MIN_BATCHES * BATCH_SIZE), help="Samples per host, over --seconds.")
-@click.option("--alpha", default=0.0, help="Paced accelerator: seconds per batch.")
-@click.option("--beta", default=0.0, help="Paced accelerator: seconds per sample.")
-@click.option("--pace", type=float, help="Paced accelerator at this multiple of the row's input ceiling, which a run of the "
+@click.option("--alpha", default=0.0, type=click.FloatRange(min=0), help="Paced accelerator: seconds per batch.")
+@click.option("--beta", default=0.0, type=click.FloatRange(min=0), help="Paced accelerator: seconds per sample.")
+@click.option("--pace", type=click.FloatRange(min=0, min_open=True), help="Paced accelerator at this multiple of the row's input ceiling, which a run of the "
               "row with a consumer that only counts shows, just before.")  # fmt: skip
 @click.option("--data", type=click.Path(path_type=Path), help="Where the JPEG files are, or are to be made.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")

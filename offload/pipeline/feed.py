@@ -1,7 +1,7 @@
 """The feed: what the actor beside the driver does to hand preprocessed blocks, as references, to the workers.
 
 A pass is one visit of a data set: an epoch of the training data, or one validation. Its samples are cut into tasks of
-index rows: tiny ones first, so that the first batch comes soon, then such as take about a second of measured work. The
+index rows: tiny ones first, so that the first batch comes soon, then such as take a second or more of measured work. The
 pool runs them; their blocks are delivered in the order of the pass. While the last tasks of an epoch run, those of the
 next one start.
 
