@@ -74,8 +74,12 @@ COLUMNS = (
 @click.option("--samples", type=click.IntRange(min=MIN_BATCHES * BATCH_SIZE), help="Samples per host, over --seconds.")
 @click.option("--alpha", default=0.0, type=click.FloatRange(min=0), help="Paced accelerator: seconds per batch.")
 @click.option("--beta", default=0.0, type=click.FloatRange(min=0), help="Paced accelerator: seconds per sample.")
-@click.option("--pace", type=click.FloatRange(min=0, min_open=True), help="Paced accelerator at this multiple of the row's input ceiling, which a run of the "
-              "row with a consumer that only counts shows, just before.")  # fmt: skip
+@click.option(
+    "--pace",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Paced accelerator at this multiple of the row's input ceiling, which a run of the row with a consumer that only "
+    "counts shows, just before.",
+)
 @click.option("--data", type=click.Path(path_type=Path), help="Where the JPEG files are, or are to be made.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
