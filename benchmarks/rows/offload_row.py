@@ -3,10 +3,8 @@
 import json
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import ray.train
 import torch
@@ -22,14 +20,12 @@ def train(ctx: offload.Context) -> None:
     task = protocol.Task(**ctx.config["task"])
     nothing = torch.zeros((), requires_grad=True)
 
-    def batches() -> Iterator[dict[str, Any]]:
-        for batch in ctx.batches("train"):
-            yield batch
-            ctx.backward(nothing)
-            ctx.step()
+    def trained() -> None:
+        ctx.backward(nothing)
+        ctx.step()
 
     ctx.prepare(torch.nn.Linear(1, 1))
-    result = protocol.consume(task, batches)
+    result = protocol.consume(task, lambda: ctx.batches("train"), trained=trained)
     result = replace(result, extra={"fit_to_first_batch_s": result.first_batch_at_s - ctx.config["launched"]})
     Path(ctx.config["answer"]).write_text(json.dumps(asdict(result)))
 

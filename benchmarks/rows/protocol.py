@@ -94,8 +94,10 @@ def consume(
     task: Task,
     request: Callable[[], Iterable[Mapping[str, Any]]],
     size: Callable[[Mapping[str, Any]], int] = lambda batch: len(batch["label"]),
+    trained: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Request the iterator, take every batch from it, and measure. A batch is a mapping with a column `label`."""
+    """Request the iterator, take every batch from it, and measure. A batch is a mapping with a column `label`; `trained` is
+    called when the accelerator is through with it, as a training loop steps its optimizer."""
     accelerator = PacedAccelerator(task.alpha_s, task.beta_s) if task.alpha_s or task.beta_s else None
     arrived: list[float] = []  # when each batch was in hand
     counts: list[int] = []  # samples received up to and with it
@@ -116,6 +118,7 @@ def consume(
                 _tell(task, event)
         if accelerator is not None:
             accelerator.step(received - before)
+        trained()
         del batch  # before the next is fetched: a consumer holds one batch, not two
         asked = time.monotonic()
     if received != task.samples:
@@ -126,20 +129,25 @@ def consume(
     last = int(np.searchsorted(count, STEADY_TO * task.samples))
     if last - first < 3:
         raise SystemExit(f"{task.samples} samples are too few to measure; pass more")
-    steady = slice(first, last + 1)
-    seconds_per_sample = np.polyfit(count[steady], when[steady] - when[first], 1)[0]
     steady_s = float(when[last] - when[first])
     if max(waits[first + 1 : last + 1]) > MAX_GAP * steady_s:
         raise SystemExit(f"{task.samples} samples arrive in too few bursts to speak of a steady state; pass more")
     return Result(
         samples=received,
-        samples_per_s=float(1 / seconds_per_sample),
+        samples_per_s=steady_rate(count, when, task.samples),
         first_batch_s=arrived[0] - requested,
         stall=sum(waits[first + 1 : last + 1]) / steady_s,
         steady_s=steady_s,
         first_batch_at_s=arrived[0],
         extra={},
     )
+
+
+def steady_rate(count: Any, when: Any, samples: int) -> float:
+    """Samples/s in the steady state, from the samples received up to each batch, and when."""
+    first, last = (int(np.searchsorted(count, share * samples)) for share in (STEADY_FROM, STEADY_TO))
+    steady = slice(first, last + 1)
+    return float(1 / np.polyfit(count[steady], when[steady] - when[first], 1)[0])
 
 
 def answer(result: Result) -> None:
