@@ -20,7 +20,8 @@ from typing import Any
 import click
 import pytest
 
-from offload.cli.main import INTERRUPTED, main
+from offload.cli.main import main
+from offload.cli.output import INTERRUPTED
 from offload.errors import ConfigError
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
 from offload.train import cluster
@@ -358,8 +359,9 @@ def answering(answer: bytes | None) -> Iterator[str]:
         (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "is resumed", "Ctrl-C commits"]),
         (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]"]),
         (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
+        (["plan"], ["before paying", "offload probe train.py", "Least dollars per useful sample"]),
     ],
-    ids=["offload", "run", "demo", "doctor"],
+    ids=["offload", "run", "demo", "doctor", "plan"],
 )  # fmt: skip
 def test_help_teaches(command: list[str], teaches: list[str]) -> None:
     done = offload(*command, "--help")
@@ -383,8 +385,14 @@ RUN_OPTIONS = ["--address", "--json", "--overwrite", "--quiet", "--run-dir"]
 OPTIONS: dict[str, list[str]] = {
     "demo": [*RUN_OPTIONS, "--data", "--epochs", "--images"],
     "doctor": ["--address", "--json"],
+    "plan": [
+        "--batch-size", "--budget", "--catalog", "--chart", "--cpu-nodes", "--cpu-type", "--deadline", "--gpu-nodes",
+        "--gpu-speed", "--gpu-type", "--json", "--max-batch-size", "--objective", "--output", "--profile",
+        "--refresh-prices", "--samples", "--spot", "--step",
+    ],
+    "probe": ["--address", "--core-speed", "--json", "--output", "--quiet", "args", "script"],
     "run": [*RUN_OPTIONS, "args", "script"],
-}
+}  # fmt: skip
 
 
 def test_names_of_commands_and_options_are_frozen() -> None:

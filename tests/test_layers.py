@@ -16,10 +16,11 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"launchers"},
     {"offload.__main__", "offload.cli", "offload.demo_data"},
+    {"offload.probe"},
     {"offload.train"},
     {"offload.pipeline"},
     {"offload.report"},  # on plain data: it reads files, not objects of the layers that write them
-    {"offload.measure"},
+    {"offload.measure", "offload.prices"},
     {"offload.model"},
     {"offload.errors", "offload.versions"},
 ]

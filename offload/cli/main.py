@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,11 @@ import click
 
 import offload
 from offload.cli.doctor import doctor
-from offload.errors import ConfigError, OffloadError
-
-INTERRUPTED = 130
+from offload.cli.output import INTERRUPTED, stdout_for_json
+from offload.cli.plan import plan
+from offload.cli.probe import probe
+from offload.cli.script import build_trainer
+from offload.errors import OffloadError
 
 
 class OffloadGroup(click.Group):
@@ -38,11 +37,14 @@ def main() -> None:
     """Preprocess on every CPU of the cluster, so that GPUs never wait.
 
     A first look: `offload doctor` checks this machine, `offload demo` trains on real images in a few minutes,
-    `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer).
+    `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
+    `offload probe SCRIPT` measures it, and `offload plan` says which to rent.
     """
 
 
 main.add_command(doctor)
+main.add_command(plan)
+main.add_command(probe)
 
 
 def _run_options(command: Any) -> Any:
@@ -85,12 +87,8 @@ def run(
 
     An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once.
     """
-    with _stdout_for_json(as_json) as emit:
-        trainer = _guarded(load_script(script, args), script)
-        if not isinstance(trainer, offload.Trainer):
-            raise ConfigError(
-                f"build() in {script} returned {type(trainer).__name__}; it must return an offload.Trainer."
-            )
+    with stdout_for_json(as_json) as emit:
+        trainer = build_trainer(script, args)
         _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, quiet, emit)
 
 
@@ -121,7 +119,7 @@ def demo(
     """
     from offload.cli.demo import build_demo
 
-    with _stdout_for_json(as_json) as emit:
+    with stdout_for_json(as_json) as emit:
         trainer = build_demo(data, images=images, epochs=epochs)
         _fit(trainer, run_dir or Path("runs/demo"), overwrite, address, quiet, emit)
 
@@ -133,74 +131,3 @@ def _fit(trainer: offload.Trainer, run_dir: Path, overwrite: bool, address: str 
     emit(result.document, f"{result.summary()}\n\nreport: {result.run_dir / REPORT}")
     if result.status == "interrupted":
         sys.exit(INTERRUPTED)
-
-
-@contextmanager
-def _stdout_for_json(as_json: bool) -> Iterator[Any]:
-    """Give a function (document, text) that prints one of them. Under --json stdout is kept for it alone: whatever else
-    writes there until the process ends, the user's script and native libraries included, lands on stderr."""
-    from offload.report.run_dir import to_json
-
-    if not as_json:
-        yield lambda document, text: click.echo(text)
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-
-    def emit(document: dict[str, Any], text: str) -> None:
-        os.write(kept, (to_json(document, indent=2) + "\n").encode())
-
-    try:
-        yield emit
-    except OffloadError as error:
-        emit({"schema": "offload.error/1", "error": str(error), "exit_code": error.exit_code}, str(error))
-        raise
-    finally:
-        sys.stdout.flush()
-        os.close(kept)
-
-
-def load_script(script: Path, args: tuple[str, ...]) -> Any:
-    """The ``build`` of a user's script, imported by its path with ``sys.argv`` set to what follows ``--``. Workers get the
-    script by value: they need not be able to import it."""
-    import importlib.util
-
-    from ray import cloudpickle
-
-    if not script.is_file():
-        raise ConfigError(f"{script} is not a file. Give a Python file that defines build() -> offload.Trainer.")
-    sys.argv = [str(script), *args]
-    sys.path.insert(0, str(script.resolve().parent))
-    name = script.stem if script.stem.isidentifier() and script.stem not in sys.modules else "offload_user_script"
-    spec = importlib.util.spec_from_file_location(name, script.resolve())
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{script} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except OffloadError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{script} cannot be loaded: {_say(error, script)}.") from None
-    if not callable(getattr(module, "build", None)):
-        raise ConfigError(f"{script} defines no build(). Add one that returns an offload.Trainer.")
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    return module.build
-
-
-def _guarded(build: Any, script: Path) -> Any:
-    try:
-        return build()
-    except OffloadError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"build() in {script} raised {_say(error, script)}.") from None
-
-
-def _say(error: Exception, script: Path) -> str:
-    import traceback
-
-    own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(script.resolve())]
-    return f"{type(error).__name__}: {error}" + (f" (line {own[-1].lineno})" if own else "")

@@ -1,5 +1,34 @@
-"""Pure decisions: no clock, no I/O, no torch, no ray.
+"""The joint model of accelerators and what feeds them, and the plan made with it. Pure: no clock, no I/O, no torch, no ray.
 
-This layer holds what the others decide with. Today that is where workers and preprocessing fit on a cluster
-(:mod:`offload.model.placement`).
+A map: :mod:`step_time` and :mod:`fit` (the accelerators), :mod:`noise` (what a larger batch is worth), :mod:`input_rate` and
+:mod:`catalog` (the input side of a shape), :mod:`goodput` (both together), :mod:`profile` (what a probe learned),
+:mod:`planner` with :mod:`search` (which shape to rent), :mod:`placement` (where workers fit on a cluster that exists).
 """
+
+from __future__ import annotations
+
+from offload.model.catalog import Catalog, NodeType, Shape
+from offload.model.fit import StepTimeFit, fit_step_time
+from offload.model.goodput import JointGoodput
+from offload.model.input_rate import InputRate
+from offload.model.noise import GradientNoise
+from offload.model.planner import plan
+from offload.model.plans import Candidate, Plan
+from offload.model.profile import Profile
+from offload.model.step_time import StepTime
+
+__all__ = [
+    "Candidate",
+    "Catalog",
+    "GradientNoise",
+    "InputRate",
+    "JointGoodput",
+    "NodeType",
+    "Plan",
+    "Profile",
+    "Shape",
+    "StepTime",
+    "StepTimeFit",
+    "fit_step_time",
+    "plan",
+]

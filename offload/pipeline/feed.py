@@ -104,6 +104,11 @@ class Meter:
             "input_ceiling_samples_per_s": self._cores / cpu if cpu > 0 else 0.0,
         }
 
+    def costs(self) -> list[tuple[float, float]]:
+        """(core-seconds, bytes) per sample of each recent task."""
+        with self._lock:
+            return [(cpu, size) for _, cpu, size in self._recent]
+
     def _medians(self) -> tuple[float, float, float] | None:
         with self._lock:
             if not self._recent:
@@ -265,6 +270,10 @@ class Feed:
     def rates(self) -> dict[str, dict[str, float]]:
         """What each data set's preprocessing was measured at, so far."""
         return {name: meter.summary() for name, meter in self._meters.items()}
+
+    def costs(self, name: str) -> list[tuple[float, float]]:
+        """What a data set's newest tasks cost: core-seconds and bytes per sample."""
+        return self._meters[name].costs()
 
     def next_task(self) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
         """The pool asks: a task of the pass that was opened first and may go on, None if none may."""

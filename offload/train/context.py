@@ -199,7 +199,7 @@ class Context:
         began = time.monotonic()
         try:
             for batch in self._training_batches(batches, began) if training else self._plain_batches(batches, name):
-                yield _tuple_of(batch, columns) if columns else batch
+                yield tuple_of(batch, columns) if columns else batch
         finally:
             batches.close()
             self._meter.restart()
@@ -436,7 +436,8 @@ class Context:
         self._reporter.close()
 
 
-def _tuple_of(batch: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
+def tuple_of(batch: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
+    """Some columns of a batch, in their order. Raises RunError for one that it does not have."""
     missing = [name for name in columns if name not in batch]
     if missing:
         raise RunError(f"there is no column {missing[0]!r}; a batch has {', '.join(batch)}.")

@@ -11,10 +11,9 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -122,6 +121,10 @@ class Run:
         where = None if checkpoint is None else _address_of(checkpoint)
         return self.journal.finish("interrupted" if pressed[0] else "finished", where)
 
+    def worker_main(self, user_function: Any, setup: WorkerSetup) -> Callable[[], None]:
+        """What each worker runs."""
+        return lambda: run_worker(user_function, setup)
+
     def _packed(self) -> Any:
         """The data sets in the object store. Raises ConfigError for one that cannot travel."""
         streams: dict[str, Stream] = {}
@@ -184,9 +187,8 @@ class Run:
             ),
             logging_config=ray.train.LoggingConfig(log_level="ERROR"),
         )
-        user_function = self.trainer.train
         return TorchTrainer(
-            lambda: run_worker(user_function, setup),
+            self.worker_main(self.trainer.train, setup),
             beside_ray_data=any(each.index is None for each in self.listed.values()),
             scaling_config=scaling,
             run_config=run_config,
@@ -246,7 +248,8 @@ class Run:
 
     def _failed(self, error: BaseException) -> None:
         self.directory.write("error.txt", _whole_story(error))
-        text, kind = _describe_failure(error, self.directory.path)
+        where = f"The whole traceback is in {self.directory.path / 'error.txt'}."
+        text, kind = describe_failure(error, "training failed", where)
         self.journal.finish("failed", None, error=text)
         raise kind(text) from None
 
@@ -283,7 +286,9 @@ def _interrupts() -> Iterator[list[int]]:
             signal.signal(s, handler)
 
 
-def _describe_failure(error: BaseException, run_dir: Path) -> tuple[str, type[OffloadError]]:
+def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str, type[OffloadError]]:
+    """What to tell the user of an error that came out of Ray, and the type of error it is: one of offload's own that is
+    behind it, or ``what`` with the innermost cause and the remedy."""
     found = find_offload_error(error)
     if found is not None:
         return str(found), type(found)
@@ -292,7 +297,7 @@ def _describe_failure(error: BaseException, run_dir: Path) -> tuple[str, type[Of
     base = getattr(cause, "_base_exc", cause)
     lines = str(base).strip().splitlines()
     text = f"{type(base).__name__}: {lines[-1] if lines else 'no message'}"
-    return f"training failed: {text}. The whole traceback is in {run_dir / 'error.txt'}.", RunError
+    return f"{what}: {text}. {remedy}", RunError
 
 
 def _whole_story(error: BaseException) -> str:

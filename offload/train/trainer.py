@@ -140,7 +140,7 @@ class Trainer:
         outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
         with LiveLine(quiet=quiet) as live:
             live.status("listing the data")
-            listed = {name: self._listed(name, pipeline) for name, pipeline in self.datasets.items()}
+            listed = {name: self.listed(name) for name in self.datasets}
             live.status("starting Ray")
             with connected(address) as cluster:
                 run = Run(self, directory, live, listed, cluster)
@@ -150,7 +150,9 @@ class Trainer:
                 directory.begin()
                 return Result(document=run.go(name, storage), run_dir=directory.path)
 
-    def _listed(self, name: str, pipeline: Pipeline) -> Listed:
+    def listed(self, name: str) -> Listed:
+        """A data set whose source was listed. Raises ConfigError for one that cannot be, or is smaller than a batch."""
+        pipeline = self.datasets[name]
         index = pipeline.list() if pipeline.list is not None else None
         wanted = self.batch_size.initial
         if name == TRAIN and index is not None and len(index) < wanted:

@@ -1,0 +1,274 @@
+"""Predicted against measured: samples/s of the joint model before each run, and of the run.
+
+    python benchmarks/prediction.py [-o benchmarks/results/prediction.json]
+
+Each workload is probed once, by `offload probe` on one emulated host with a *paced accelerator*. From its profile every case
+is predicted before it is run: one to three hosts with a CPU quota each, one or two workers, two batch sizes, accelerators from
+starved to the bottleneck. Beside it stands what AdaptDL's model says of the same case: it knows the step alone.
+
+A machine's speed drifts by a fifth within minutes. So a plain loop on each host, for some seconds before the probe and before
+each case, tells how fast its core is now; the prediction takes that as the node's `core_speed`.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import workloads
+from benchmarks.rows.predicted import Arrivals
+from benchmarks.side_by_side import ENVIRONMENT, ROOT, SHM_BYTES, machine, versions
+from offload.model import GradientNoise, JointGoodput, NodeType, Profile, Shape
+from offload.testing import Host, Hosts, HostSpec
+
+SCRIPT = "benchmarks/rows/predicted.py"
+ALPHA_S = 0.01  # of the paced accelerator, per step
+RUN_S = 40.0
+LEAST_BATCHES = 40
+SPEED_S = 5.0
+BRIDGE_GBPS = 20.0  # the emulated hosts' network; nothing here comes near it
+TRAIN_RESOURCE = '{"train_host": 1}'
+TIMEOUT_S = 400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One combination. ``pace`` is the accelerators' rate ÷ the input ceiling as probed: above 1 they starve."""
+
+    workload: str
+    gpu_hosts: tuple[float, ...]
+    cpu_hosts: tuple[float, ...] = ()
+    pace: float
+    batch_size: int
+
+    @property
+    def workers(self) -> int:
+        """One on each host that stands for a GPU instance."""
+        return len(self.gpu_hosts)
+
+    @property
+    def quotas(self) -> dict[str, float]:
+        """CPU quota by host."""
+        gpu = {f"gpu-{i + 1}": quota for i, quota in enumerate(self.gpu_hosts)}
+        return gpu | {f"cpu-{i + 1}": quota for i, quota in enumerate(self.cpu_hosts)}
+
+
+THIRD = 0.62  # three hosts on two cores, a little left for the machine
+
+
+def cases(names: Sequence[str]) -> list[Case]:
+    """Six for each workload."""
+    made = []
+    for name in names:
+        made += [
+            Case(workload=name, gpu_hosts=(1.0,), pace=4.0, batch_size=64),
+            Case(workload=name, gpu_hosts=(0.95,), cpu_hosts=(0.95,), pace=4.0, batch_size=32),
+            Case(workload=name, gpu_hosts=(0.95,), cpu_hosts=(0.95,), pace=1.0, batch_size=64),
+            Case(workload=name, gpu_hosts=(0.95,), cpu_hosts=(0.95,), pace=0.5, batch_size=32),
+            Case(workload=name, gpu_hosts=(THIRD,), cpu_hosts=(THIRD, THIRD), pace=2.0, batch_size=64),
+            Case(workload=name, gpu_hosts=(THIRD, THIRD), cpu_hosts=(THIRD,), pace=1.2, batch_size=64),
+        ]
+    return made
+
+
+@click.command(help=__doc__)
+@click.option("--workload", "names", multiple=True, type=click.Choice(workloads.NAMES), help="Default: all.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), default=Path("/tmp/offload-benchmark-jpegs"), show_default=True
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
+def main(names: tuple[str, ...], data: Path, output: Path | None) -> None:
+    names = names or workloads.NAMES
+    folder = workloads.jpeg_files(data) if "jpeg" in names else None
+    rows: list[dict[str, Any]] = []
+    profiles: dict[str, dict[str, Any]] = {}
+    for case in cases(names):
+        if case.workload not in profiles:
+            profiles[case.workload] = _probe(case.workload, folder)
+        row = _predict_and_run(case, profiles[case.workload], folder)
+        rows.append(row)
+        print(
+            f"{len(rows)}: {case.workload} {row['hosts']}: predicted {row['predicted']:.1f}, measured {row['measured']:.1f} "
+            f"({row['error']:+.1%}); AdaptDL {row['adaptdl']:.1f}",
+            flush=True,
+        )
+        if output is not None:
+            output.write_text(json.dumps(_document(rows, profiles), indent=1) + "\n")
+    _show(rows)
+
+
+def _document(rows: list[dict[str, Any]], profiles: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    errors = [abs(row["error"]) for row in rows]
+    return {
+        "cases": rows,
+        "error": {"median": statistics.median(errors), "worst": max(errors)},
+        "profiles": {name: probed["document"] for name, probed in profiles.items()},
+        "accelerator": "paced accelerator",
+        "machine": machine(),
+        "versions": versions(),
+        "command": f"python {' '.join(sys.argv)}",
+    }
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="samples/s")
+    for name in (
+        "workload",
+        "hosts",
+        "workers",
+        "batch",
+        "pace",
+        "predicted",
+        "measured",
+        "error",
+        "AdaptDL ÷ measured",
+    ):
+        table.add_column(name, justify="left" if name in ("workload", "hosts") else "right")
+    for row in rows:
+        table.add_row(
+            row["workload"], row["hosts"], str(row["workers"]), str(row["batch_size"]), f"{row['pace']:g}",
+            f"{row['predicted']:,.1f}", f"{row['measured']:,.1f}", f"{row['error']:+.1%}", f"{row['adaptdl'] / row['measured']:.1f}",
+        )  # fmt: skip
+    Console(width=140).print(table)
+    errors = [abs(row["error"]) for row in rows]
+    print(f"error: median {statistics.median(errors):.1%}, worst {max(errors):.1%} over {len(errors)} cases")
+
+
+def _probe(workload: str, data: Path | None) -> dict[str, Any]:
+    """The profile of a workload on one host, the speed of its core at the time, and the accelerator it was probed with."""
+    with Hosts({"gpu-1": HostSpec(core=0, shm_bytes=SHM_BYTES)}) as hosts:
+        host = hosts["gpu-1"]
+        rate = _speeds(hosts, workload, data)["gpu-1"]
+        beta = 0.25 / rate
+        argv = [*_arguments(workload, data, 1_000_000, 64), f"--alpha={ALPHA_S}", f"--beta={beta}"]
+        done = host.run(
+            [sys.executable, "-m", "offload", "probe", SCRIPT, "--json", "--quiet", "--", *argv],
+            env={**ENVIRONMENT, "RAY_AUTH_MODE": "disabled"}, cwd=ROOT, timeout=TIMEOUT_S, check=True,
+        )  # fmt: skip
+        return {"document": json.loads(done.stdout), "plain": rate, "alpha_s": ALPHA_S, "beta_s": beta}
+
+
+def _predict_and_run(case: Case, probed: dict[str, Any], data: Path | None) -> dict[str, Any]:
+    profile = Profile.from_document(probed["document"])
+    specs = {name: HostSpec(cpus=quota, shm_bytes=SHM_BYTES) for name, quota in case.quotas.items()}
+    if len(specs) <= 2 and max(case.quotas.values()) >= 0.9:
+        specs = {
+            name: HostSpec(core=core, cpus=None if quota >= 1 else quota, shm_bytes=SHM_BYTES)
+            for core, (name, quota) in enumerate(case.quotas.items())
+        }
+    with Hosts(specs) as hosts:
+        # Samples/s of a plain loop under the host's quota, over those of the probed core: its speed.
+        speeds = {name: rate / probed["plain"] for name, rate in _speeds(hosts, case.workload, data).items()}
+        predicted, alone, beta = _predict(case, profile, probed, speeds)
+        samples = int(max(LEAST_BATCHES * case.batch_size, RUN_S * predicted))
+        samples -= samples % case.batch_size
+        measured = _run(hosts, case, data, samples, beta)
+    return {
+        **asdict(case),
+        "hosts": ", ".join(f"{name} {quota:g}" for name, quota in case.quotas.items()),
+        "workers": case.workers,
+        "core_speeds": speeds,
+        "predicted": predicted,
+        "measured": measured,
+        "error": predicted / measured - 1,
+        "adaptdl": alone,
+        "samples": samples,
+    }
+
+
+def _predict(
+    case: Case, profile: Profile, probed: dict[str, Any], speeds: dict[str, float]
+) -> tuple[float, float, float]:
+    """(samples/s by the joint model, by AdaptDL's, seconds per sample of the paced accelerators)."""
+    nodes = {
+        NodeType(
+            name=name, vcpus=1, memory_gib=8, network_gbps=BRIDGE_GBPS, usd_per_hour=1.0, core_speed=speed,
+            gpus=int(name.startswith("gpu")), gpu_model="paced" if name.startswith("gpu") else None,
+        ): 1
+        for name, speed in speeds.items()
+    }  # fmt: skip
+    shape = Shape(nodes)
+    ceiling = profile.input.samples_per_s(shape, case.workers)
+    local = case.batch_size // case.workers
+    # The accelerators together take `pace` times what the input delivers.
+    beta = (case.workers * local / (case.pace * ceiling) - ALPHA_S) / local
+    speed = (ALPHA_S + probed["beta_s"] * local) / (ALPHA_S + beta * local)
+    step = profile.step_time.on_faster_device(speed)
+    joint = JointGoodput(step, None, ceiling, overlap=profile.overlap)
+    at = (case.workers, case.workers, local, 0)
+    return joint.throughput(*at), _adaptdl(step, case, local), beta
+
+
+def _adaptdl(step: Any, case: Case, local: int) -> float:
+    """What AdaptDL's own code predicts with the same step."""
+    import numpy as np
+
+    np.int = int  # type: ignore[attr-defined]  # it predates numpy 1.24
+    from adaptdl import goodput
+
+    perf = goodput.PerfParams(
+        step.alpha_compute,
+        step.beta_compute,
+        step.alpha_inter,
+        step.beta_inter,
+        step.alpha_intra,
+        step.beta_intra,
+        step.gamma,
+    )
+    noise = GradientNoise(1.0, 1.0, case.batch_size)
+    function = goodput.GoodputFunction(perf, goodput.GradParams(noise.sqr, noise.var), case.batch_size)
+    return float(function.throughput(*map(np.asarray, (case.workers, case.workers, local, 0))))
+
+
+def _run(hosts: Hosts, case: Case, data: Path | None, samples: int, beta: float) -> float:
+    head = "gpu-1"
+    marked = {name: [f"--resources={TRAIN_RESOURCE}"] for name in hosts if name.startswith("gpu")}
+    hosts.start_ray(head=head, env=ENVIRONMENT, num_cpus=dict.fromkeys(hosts, 1), extra_args=marked)
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [
+            *_arguments(case.workload, data, samples, case.batch_size), f"--alpha={ALPHA_S}", f"--beta={beta}",
+            f"--workers={case.workers}", f"--answers={folder}", "--on-hosts",
+        ]  # fmt: skip
+        hosts[head].run(
+            [sys.executable, "-m", "offload", "run", SCRIPT, "--quiet", f"--run-dir={folder}/run", "--", *argv],
+            env=ENVIRONMENT, cwd=ROOT, timeout=TIMEOUT_S, check=True,
+        )  # fmt: skip
+        ranks = [Arrivals(**json.loads(path.read_text())) for path in sorted(Path(folder).glob("rank-*.json"))]
+    return sum(rank.samples_per_s() for rank in ranks)
+
+
+def _speeds(hosts: Hosts, workload: str, data: Path | None) -> dict[str, float]:
+    """Samples/s of a plain loop on each host, on all at the same time."""
+
+    def start(host: Host) -> Any:
+        return host.popen(
+            [sys.executable, "-m", "benchmarks.rows.speed", f"--workload={workload}", f"--seconds={SPEED_S}"]
+            + ([f"--data={data}"] if data is not None else []),
+            env=ENVIRONMENT, cwd=ROOT, stdin=-1, stdout=-1,
+        )  # fmt: skip
+
+    running = {name: start(host) for name, host in hosts.items()}
+    # They begin together, when all have imported what they need.
+    for process in running.values():
+        process.stdout.readline()
+    for process in running.values():
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return {name: float(process.communicate(timeout=TIMEOUT_S)[0].split()[-1]) for name, process in running.items()}
+
+
+def _arguments(workload: str, data: Path | None, samples: int, batch_size: int) -> list[str]:
+    given = [f"--workload={workload}", f"--samples={samples}", f"--batch-size={batch_size}"]
+    return given + ([f"--data={data}"] if data is not None else [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The script whose rate `benchmarks/prediction.py` predicts and measures: `offload probe` and `offload run` take it.
+
+    offload probe benchmarks/rows/predicted.py -- --workload jpeg --samples 100000 --data DIR --alpha 0.01 --beta 0.001
+
+Each worker occupies a paced accelerator per batch and writes down when its batches were in hand.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import ray.train
+import torch
+
+import offload
+from benchmarks.rows import protocol
+from benchmarks.rows.dataloader import Samples
+from benchmarks.rows.ray_script import TRAIN_RESOURCE
+from offload.testing.paced import PacedAccelerator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrivals:
+    """One worker's: samples received up to each batch, and when."""
+
+    counts: list[int]
+    at_s: list[float]
+
+    def samples_per_s(self) -> float:
+        """In the steady state, by the rule of every row."""
+        count, when = np.array(self.counts), np.array(self.at_s)
+        return protocol.steady_rate(count, when, int(count[-1]))
+
+
+def train(ctx: offload.Context) -> None:
+    task = protocol.Task(**ctx.config["task"])
+    nothing = torch.zeros((), requires_grad=True)
+    accelerator = PacedAccelerator(task.alpha_s, task.beta_s)
+    counts: list[int] = []
+    at_s: list[float] = []
+    ctx.prepare(torch.nn.Linear(1, 1), torch.optim.SGD([nothing], lr=0.0))
+    received = 0
+    for _ in ctx.epochs(1):
+        for batch in ctx.batches("train"):
+            received += len(batch["label"])
+            counts.append(received)
+            at_s.append(time.monotonic())
+            accelerator.step(len(batch["label"]))
+            ctx.backward(nothing * 1.0)
+            ctx.step()
+    arrivals = Arrivals(counts=counts, at_s=at_s)
+    Path(ctx.config["answers"], f"rank-{ctx.rank}.json").write_text(json.dumps(asdict(arrivals)))
+
+
+def build() -> offload.Trainer:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--data")
+    parser.add_argument("--alpha", type=float, default=0.0, dest="alpha_s")
+    parser.add_argument("--beta", type=float, default=0.0, dest="beta_s")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--answers", default=".")
+    parser.add_argument("--on-hosts", action="store_true", help="the workers' hosts are marked; they keep no core")
+    given = vars(parser.parse_args())
+    workers, answers, on_hosts = (given.pop(name) for name in ("workers", "answers", "on_hosts"))
+    task = protocol.Task(**given)
+    torch.set_num_threads(1)
+    resources = {"CPU": 0.0} | ({TRAIN_RESOURCE: 1.0} if on_hosts else {})
+    return offload.Trainer(
+        train,
+        datasets={"train": offload.from_torch(Samples(task))},
+        workers=workers,
+        batch_size=task.batch_size,
+        scaling_config=ray.train.ScalingConfig(resources_per_worker=resources),
+        train_loop_config={"task": asdict(task), "answers": answers},
+    )

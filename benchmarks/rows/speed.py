@@ -1,0 +1,29 @@
+"""How many samples of a workload one core makes per second, in a plain loop: says when it is ready, begins when told."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import workloads
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--data", type=Path)
+    given = parser.parse_args()
+    workload = workloads.get(given.workload, given.data)
+    workload.make(0)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    began, made = time.monotonic(), 0
+    while (spent := time.monotonic() - began) < given.seconds:
+        workloads.stack([workload.make(made)])
+        made += 1
+    print(made / spent, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Where a command prints: under --json stdout holds one document and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from offload.errors import OffloadError
+from offload.report.run_dir import to_json
+
+INTERRUPTED = 130
+Emit = Callable[[dict[str, Any], str], None]
+
+
+@contextmanager
+def stdout_for_json(as_json: bool) -> Iterator[Emit]:
+    """Give a function (document, text) that prints one of them. Under --json stdout is kept for it alone: whatever else
+    writes there until the process ends, the user's script and native libraries included, lands on stderr."""
+    if not as_json:
+        yield lambda document, text: click.echo(text)
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+
+    def emit(document: dict[str, Any], text: str) -> None:
+        os.write(kept, (to_json(document, indent=2) + "\n").encode())
+
+    try:
+        yield emit
+    except OffloadError as error:
+        emit({"schema": "offload.error/1", "error": str(error), "exit_code": error.exit_code}, str(error))
+        raise
+    finally:
+        sys.stdout.flush()
+        os.close(kept)

@@ -1,0 +1,177 @@
+"""``offload plan``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from offload.cli import stale
+from offload.cli.output import stdout_for_json
+from offload.errors import ConfigError
+from offload.model.planner import plan as make_plan
+from offload.model.profile import Profile
+from offload.prices import load_catalog, refreshed
+from offload.report.plan_chart import draw_plan
+from offload.report.plan_table import format_plan
+from offload.report.run_dir import to_json
+
+CHARTS = (".png", ".svg", ".pdf")
+
+
+class CountRange(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """``4`` or ``1..4``, as (least, most)."""
+
+    name = "N|A..B"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        first, dots, last = str(value).partition("..")
+        try:
+            return int(first), int(last) if dots else int(first)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor a range such as 1..4.", param, ctx)
+
+
+class Pair(click.ParamType):  # type: ignore[type-arg]
+    """``ALPHA,BETA``: two numbers."""
+
+    name = "ALPHA,BETA"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            alpha, beta = map(float, str(value).split(","))
+        except ValueError:
+            self.fail(
+                f"{value!r} is not two numbers such as 0.01,0.0016 (seconds per micro-batch and per sample).",
+                param,
+                ctx,
+            )
+        return alpha, beta
+
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option("--profile", "profile_path", type=FILE, required=True, help="profile.json, as offload probe writes it.")
+@click.option(
+    "--gpu-type",
+    "gpu_types",
+    multiple=True,
+    required=True,
+    metavar="TYPE",
+    help="Nodes for the workers; may be repeated.",
+)
+@click.option("--gpu-nodes", type=CountRange(), default="1", show_default=True, help="How many of them.")
+@click.option(
+    "--cpu-type", "cpu_types", multiple=True, metavar="TYPE", help="Nodes that only preprocess; may be repeated."
+)
+@click.option("--cpu-nodes", type=CountRange(), default="0..8", show_default=True, help="How many of them.")
+@click.option("--batch-size", type=int, help="Global batch (default: the profile's).")
+@click.option("--max-batch-size", type=int, help="Choose the global batch by goodput, up to this.")
+@click.option("--samples", type=int, help="Work to do: samples of an epoch × epochs. Gives hours and dollars.")
+@click.option(
+    "--objective",
+    type=click.Choice(["cost", "time"]),
+    default="cost",
+    show_default=True,
+    help="Least dollars per useful sample, or the fastest.",
+)
+@click.option("--budget", type=float, metavar="USD", help="The most that the job may cost.")
+@click.option("--deadline", type=float, metavar="HOURS", help="The longest that it may take.")
+@click.option(
+    "--spot",
+    type=click.Choice(["none", "cpu", "all"]),
+    default="none",
+    show_default=True,
+    help="Which nodes are spot capacity.",
+)
+@click.option(
+    "--gpu-speed", type=float, metavar="X", help="The planned GPU is X times as fast as the profile's device."
+)
+@click.option("--step", type=Pair(), help="Its compute terms instead: seconds per micro-batch, and per sample.")
+@click.option("--catalog", "catalog_path", type=FILE, help="TOML file of more node types, or of other prices.")
+@click.option(
+    "--refresh-prices", metavar="REGION", help="Ask AWS for today's on-demand prices there (needs credentials)."
+)
+@click.option("--chart", type=FILE, help=f"Draw samples/s and cost against CPU nodes ({', '.join(CHARTS)}).")
+@click.option("-o", "--output", type=FILE, help="Write plan.json there.")
+@click.option("--json", "as_json", is_flag=True, help="Print plan.json on stdout.")
+def plan(
+    profile_path: Path,
+    catalog_path: Path | None,
+    refresh_prices: str | None,
+    chart: Path | None,
+    output: Path | None,
+    as_json: bool,
+    budget: float | None,
+    deadline: float | None,
+    gpu_types: tuple[str, ...],
+    cpu_types: tuple[str, ...],
+    **asked: Any,
+) -> None:
+    """Say before paying which nodes to rent, what they will do and what that costs.
+
+    \b
+        offload probe train.py -o profile.json
+        offload plan --profile profile.json --gpu-type ml.g5.xlarge \\
+            --cpu-type ml.c5.4xlarge --cpu-nodes 0..8
+
+    Every combination of the given types and ranges is evaluated with the joint model of GPUs and input pipeline. One GPU
+    type may be given several times over for comparison; a shape has one of them and at most one CPU type. A profile measured on
+    another device than the planned GPU needs --gpu-speed or --step.
+    """
+    with stdout_for_json(as_json) as emit:
+        if chart is not None and chart.suffix not in CHARTS:
+            raise ConfigError(f"--chart {chart} must end in {', '.join(CHARTS)}.")
+        document = _read_json(profile_path)
+        profile = Profile.from_document(document, source=str(profile_path))
+        catalog = load_catalog(catalog_path)
+        if refresh_prices:
+            names = [catalog[name].name for name in (*gpu_types, *cpu_types)]
+            catalog = refreshed(catalog, refresh_prices, names=names)
+        made = make_plan(
+            profile,
+            catalog,
+            gpu_types=gpu_types,
+            cpu_types=cpu_types,
+            budget_usd=budget,
+            deadline_hours=deadline,
+            **asked,
+        ).document()
+        made["warnings"] += _stale(profile)
+        text = to_json(made, indent=2)
+        if output is not None:
+            _write(output, lambda: output.write_text(text + "\n", encoding="utf-8"))
+        if chart is not None:
+            _write(chart, lambda: draw_plan(made, chart))
+        emit(made, format_plan(made))
+
+
+def _stale(profile: Profile) -> list[str]:
+    script = Path(profile.workload) if profile.workload else None
+    said = stale.changes(profile.measured, stale.facts(script), workload=profile.workload)
+    return [f"the profile may be stale: {'; '.join(said)}. offload probe measures anew."] if said else []
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the profile {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"the profile {path} is not JSON: {error}. Was offload probe interrupted?") from None
+
+
+def _write(path: Path, write: Callable[[], Any]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None

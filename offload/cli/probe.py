@@ -1,0 +1,92 @@
+"""``offload probe``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from offload.cli import stale
+from offload.cli.output import INTERRUPTED, stdout_for_json
+from offload.cli.script import build_trainer
+from offload.errors import ConfigError
+from offload.measure.findings import profile_document
+from offload.report.probe_text import format_probe
+from offload.report.run_dir import to_json
+
+
+@click.command()
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write profile.json there.")
+@click.option(
+    "--address", metavar="HOST:PORT", help='A Ray cluster ("auto": this host\'s). Default: one on this machine.'
+)
+@click.option(
+    "--core-speed",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Speed of this machine's cores, all of them busy, relative to an ml.c5 vCPU.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print profile.json on stdout, all else on stderr.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def probe(
+    script: Path,
+    args: tuple[str, ...],
+    output: Path | None,
+    address: str | None,
+    core_speed: float,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Measure SCRIPT in about a minute: what its input and its GPU can do, and which of them binds.
+
+    \b
+        offload probe train.py -o profile.json -- --epochs 20
+        offload plan --profile profile.json --gpu-type ml.g5.xlarge --cpu-type ml.c5.4xlarge
+
+    SCRIPT is a Python file that defines build() -> offload.Trainer. Its input is drained by a worker that trains nothing;
+    then its loop runs on replayed batches of several sizes. Nothing is trained, stored or left behind. Ctrl-C ends the
+    probe and writes nothing.
+    """
+    from offload.probe.driver import probe as measure
+
+    with stdout_for_json(as_json) as emit:
+        if not core_speed > 0:
+            raise ConfigError(f"--core-speed must be greater than 0, found {core_speed:g}; 1 is an ml.c5 vCPU.")
+        if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
+            raise ConfigError(f"{output} cannot be written: {output.parent} is no folder that one may write to.")
+        trainer = build_trainer(script, args)
+        found = measure(
+            trainer,
+            address=address,
+            quiet=quiet,
+            known={"workload": str(script), "measured": _measured(script, core_speed)},
+        )
+        if found is None:
+            click.echo("offload: the probe was interrupted; nothing is written.", err=True)
+            sys.exit(INTERRUPTED)
+        document = profile_document(found)
+        if output is not None:
+            _write(output, to_json(document, indent=2) + "\n")
+        emit(document, format_probe(document))
+
+
+def _measured(script: Path, core_speed: float) -> dict[str, Any]:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"at": now, "core_speed": core_speed, **stale.facts(script)}
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -1,0 +1,229 @@
+"""What a probe found: from measurements to profile.json, and to a verdict in plain words. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from offload.errors import ConfigError, RunError
+from offload.measure.equivalents import faster_equivalent
+from offload.measure.sizes import Measured, largest_that_fits
+from offload.model.fit import StepTimeFit, fit_step_time
+from offload.model.goodput import OVERLAP, JointGoodput
+from offload.model.noise import GradientNoise, noise_from_gradients
+from offload.model.profile import SCHEMA
+
+LEAST_UNCERTAINTY = 0.01
+Z95 = 1.96
+BALANCED = 0.05  # stall below which the accelerator counts as fed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """Everything that was measured, per sample and in seconds.
+
+    Args:
+        workload: the script.
+        core_seconds: of each preprocessing task, per sample: busy CPU time with all cores busy.
+        wire_bytes: shipped per sample.
+        raw_bytes: read from files per sample; 0 where it is not known.
+        ingest_samples_per_s: what the worker takes in.
+        stages: (name, share of the core-seconds, bytes that come out or None).
+        steps: the local batch sizes measured.
+        gradients, samples_each, noise_count: per group of ``noise_count`` gradients of ``samples_each`` samples, the mean of
+            their squared norms and the squared norm of their mean.
+        batch_size: the script's initial global batch.
+        local_batch_size: of its workers.
+        device: the accelerator's name; ``cpu`` where there is none.
+        device_memory_bytes: of it, where known.
+        cores: that preprocess on this machine while the script trains.
+        host_cpus_per_worker: cores that a worker reserves.
+        measured: what tells a stale profile.
+    """
+
+    workload: str
+    core_seconds: Sequence[float]
+    wire_bytes: float
+    raw_bytes: float
+    ingest_samples_per_s: float | None
+    stages: Sequence[tuple[str, float, float | None]]
+    steps: Sequence[Measured]
+    gradients: Sequence[tuple[float, float]]
+    samples_each: int
+    noise_count: int
+    batch_size: int
+    local_batch_size: int
+    device: str
+    device_memory_bytes: float | None
+    cores: int
+    host_cpus_per_worker: float
+    measured: Mapping[str, Any]
+
+    @property
+    def core_seconds_per_sample(self) -> float:
+        """The typical task's."""
+        return float(np.median(self.core_seconds))
+
+    @property
+    def fit(self) -> StepTimeFit:
+        """The step time of one worker, from the sizes measured."""
+        ones = np.ones(len(self.steps))
+        seconds = [each.step_s for each in self.steps]
+        return fit_step_time(ones, ones, [each.size for each in self.steps], seconds, seconds)
+
+    @property
+    def noise(self) -> GradientNoise | None:
+        """Gradient noise at the initial batch, or None where none could be told from the gradients."""
+        if not self.gradients:
+            return None
+        mean_square, square_of_mean = np.mean(np.array(self.gradients, dtype=float), axis=0).tolist()
+        if not (math.isfinite(mean_square) and math.isfinite(square_of_mean)):
+            return None
+        return noise_from_gradients(
+            mean_square, square_of_mean, self.noise_count, self.samples_each, float(self.batch_size)
+        )
+
+    @property
+    def gpu_ceiling(self) -> float:
+        """Samples/s of one worker with the input taken away."""
+        return self.local_batch_size / float(self.fit.step_time.predict(1, 1, self.local_batch_size))
+
+    @property
+    def input_ceiling(self) -> float:
+        """Samples/s of this machine's cores with the accelerator taken away."""
+        rate = self.cores / self.core_seconds_per_sample
+        return min(rate, self.ingest_samples_per_s or math.inf)
+
+    @property
+    def stall(self) -> float:
+        """The share of a step that the script will wait for data on this machine."""
+        joint = JointGoodput(self.fit.step_time, None, self.input_ceiling)
+        step = float(joint.step_time_s(1, 1, self.local_batch_size, 0))
+        return 1 - float(self.fit.step_time.predict(1, 1, self.local_batch_size)) / step
+
+
+def profile_document(found: Findings) -> dict[str, Any]:
+    """profile.json, with the ceilings and the verdict beside what a plan reads.
+
+    Raises RunError where nothing was measured.
+    """
+    if not found.core_seconds:
+        raise RunError("no preprocessing task finished while the input was drained: is one sample minutes of work?")
+    if not found.steps:
+        raise RunError("no step was measured.")
+    w, fit, noise = found.core_seconds_per_sample, found.fit, found.noise
+    step = fit.step_time
+    spread = float(np.std(found.core_seconds, ddof=1)) if len(found.core_seconds) > 1 else 0.2 * w
+    unsure = max(Z95 * spread / w / math.sqrt(len(found.core_seconds)), LEAST_UNCERTAINTY)
+    return {
+        "schema": SCHEMA,
+        "workload": found.workload,
+        "input": {
+            "core_seconds_per_sample": w,
+            "contention": 0.0,  # measured with all cores busy
+            "raw_bytes_per_sample": found.raw_bytes,
+            "wire_bytes_per_sample": found.wire_bytes,
+            "ingest_samples_per_s_per_worker": found.ingest_samples_per_s,
+            "storage_bytes_per_s": None,
+            "stages": [
+                {"name": name, "core_seconds_per_sample": share * w, "bytes_out": size}
+                for name, share, size in found.stages
+            ],
+        },
+        "step": {
+            "device": found.device,
+            "alpha_compute": step.alpha_compute,
+            "beta_compute": step.beta_compute,
+            "alpha_intra": 0.0,
+            "beta_intra": 0.0,
+            "alpha_inter": 0.0,
+            "beta_inter": 0.0,
+            "gamma": 1.0,
+            "max_local_batch_size": largest_that_fits(found.steps, found.device_memory_bytes),
+        },
+        "overlap": OVERLAP,
+        "host_cpus_per_worker": found.host_cpus_per_worker,
+        "batch_size": found.batch_size,
+        "noise": None if noise is None else {"sqr": noise.sqr, "var": noise.var, "batch_size": found.batch_size},
+        "uncertainty": {
+            "core_seconds_per_sample": min(unsure, 1.0),
+            "step": min(max(float(fit.uncertainty(1, 1, found.local_batch_size)), LEAST_UNCERTAINTY), 1.0),
+        },
+        "measured": dict(found.measured),
+        "ceilings": {
+            "gpu_samples_per_s": found.gpu_ceiling,
+            "input_samples_per_s": found.input_ceiling,
+            "stall": found.stall,
+        },
+        "verdict": verdict(found),
+    }
+
+
+def verdict(found: Findings) -> list[str]:
+    """In plain words: both ceilings, what binds, what preprocessing is spent on, and what would help or not."""
+    kind = "worker's CPU" if found.device == "cpu" else found.device
+    w = found.core_seconds_per_sample
+    cores = f"{found.cores} core{'s' if found.cores != 1 else ''}"
+    said = [
+        f"Input ceiling {found.input_ceiling:,.0f} samples/s on {cores} of this machine ({w * 1000:,.3g} core-ms a sample); "
+        f"ceiling of the {kind} {found.gpu_ceiling:,.0f} samples/s at a local batch of {found.local_batch_size}."
+    ]
+    wanted = math.ceil(found.gpu_ceiling * w)
+    ingest = found.ingest_samples_per_s or math.inf
+    if found.stall >= BALANCED:
+        said.append(f"The input binds: a step will wait for data {found.stall:.0%} of its time.")
+        if ingest < found.gpu_ceiling:
+            said.append(
+                f"More cores lift it to {ingest:,.0f} samples/s at most: so much can the worker itself take in. Smaller "
+                "samples (uint8, a smaller size) would lift that."
+            )
+        else:
+            said.append(
+                f"{wanted:,} cores like these would keep the {kind} busy, {max(wanted - found.cores, 1):,} more than preprocess here."
+            )
+    else:
+        said.append(
+            f"The {kind} binds (stall {found.stall:.0%}): preprocessing on more CPUs will not speed this up. "
+            f"{wanted:,} core{'s' if wanted != 1 else ''} would be enough for it."
+        )
+    if found.device == "cpu":
+        said.append(
+            "There is no GPU here: the step was measured on one CPU core. Say how much faster the planned GPU is "
+            "(offload plan --gpu-speed), or probe on one."
+        )
+    small = [each.size for each in found.steps]
+    if max(small) < found.local_batch_size:
+        said.append(
+            f"To save time the step was measured with local batches of {', '.join(map(str, small))} and extrapolated to "
+            f"{found.local_batch_size}."
+        )
+    for name, share, _ in sorted(found.stages, key=lambda stage: -stage[1]):
+        if share >= 0.05:
+            better = faster_equivalent(name)
+            said.append(f"{name}: {share:.0%} of core-seconds{f'; {better}' if better else ''}.")
+    return said
+
+
+def findings_of(event: Mapping[str, Any], **known: Any) -> Findings:
+    """Findings from what the worker sent. Raises ConfigError where it does not add up."""
+    costs = [cost for cost in event["costs"] if cost[0] > 0]
+    if not costs:
+        raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")
+    stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0}
+    return Findings(
+        core_seconds=[cpu for cpu, _ in costs],
+        wire_bytes=float(np.median([size for _, size in costs])),
+        raw_bytes=stages["raw_bytes_per_sample"],
+        ingest_samples_per_s=event["ingest_samples_per_s"],
+        stages=[(name, share, size) for name, share, size in stages["shares"]],
+        steps=[Measured(**each) for each in event["steps"]],
+        gradients=[(a, b) for a, b in event["gradients"]],
+        samples_each=event["samples_each"],
+        device=event["device"],
+        device_memory_bytes=event["device_memory_bytes"],
+        **known,
+    )

@@ -1,0 +1,66 @@
+"""Which local batch sizes a probe measures, in which order. Pure: what was measured in, the next size out.
+
+Up from a small one by doubling, so that no step is ever much larger, in time or memory, than one that went well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WARM_STEPS = 2
+STEPS = 5
+MEMORY_SHARE = 0.9  # of the device's memory that may be used
+LEAST_SIZES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Steps of one local batch size: seconds of the typical one, and the device's peak memory (0: not known)."""
+
+    size: int
+    step_s: float
+    peak_bytes: float = 0.0
+
+
+def next_size(measured: Sequence[Measured], *, wanted: int, left_s: float, memory_bytes: float | None) -> int | None:
+    """The next local batch size to measure; None when enough is known.
+
+    Args:
+        measured: so far.
+        wanted: what the script trains with. Without a memory to fill nothing larger is measured.
+        left_s: seconds that may still be spent.
+        memory_bytes: of the device; None where it is not to be filled (a CPU).
+    """
+    if not measured:
+        return 1 if memory_bytes is None else max(1, wanted // 8)
+    last = measured[-1]
+    size = last.size * 2
+    if memory_bytes is None and size > wanted:
+        # The wanted size itself, where doubling passed it by.
+        size = wanted if wanted > last.size else 0
+    if size < 1 or (memory_bytes is not None and predicted_peak(measured, size) > MEMORY_SHARE * memory_bytes):
+        return None
+    # A step of twice the size takes at most twice as long.
+    affordable = (WARM_STEPS + STEPS) * last.step_s * size / last.size <= left_s
+    return size if affordable or len(measured) < 2 else None
+
+
+def predicted_peak(measured: Sequence[Measured], size: float) -> float:
+    """Peak memory of a step of ``size``, in bytes: a line through the two largest sizes measured."""
+    if len(measured) < 2:
+        return measured[-1].peak_bytes * size / measured[-1].size
+    a, b = measured[-2:]
+    slope = max(b.peak_bytes - a.peak_bytes, 0.0) / (b.size - a.size)
+    return b.peak_bytes + slope * (size - b.size)
+
+
+def largest_that_fits(measured: Sequence[Measured], memory_bytes: float | None) -> int | None:
+    """The largest local batch whose peak stays within the device's memory; None where that is not known."""
+    if memory_bytes is None or not measured or not measured[-1].peak_bytes:
+        return None
+    usable, last = MEMORY_SHARE * memory_bytes, measured[-1]
+    if len(measured) < 2:
+        return max(last.size, int(last.size * usable / last.peak_bytes))
+    slope = (last.peak_bytes - measured[-2].peak_bytes) / (last.size - measured[-2].size)
+    return None if slope <= 0 else max(last.size, int(last.size + (usable - last.peak_bytes) / slope))

@@ -1,0 +1,86 @@
+"""A plan in words: why this shape, what else there is, and what not to rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from offload.model.catalog import NodeType
+from offload.model.plans import Candidate
+
+_BINDS = {
+    "gpu": "the GPUs bind, so more preprocessing would change nothing",
+    "cpu": "preprocessing binds: its cores are all busy",
+    "network": "the network binds between the CPU nodes and the workers",
+    "ingest": "the workers' own intake binds: collating and copying to the device",
+    "storage": "the storage binds",
+}
+
+
+def explain(
+    best: Candidate, baseline: Candidate, alternative: Candidate | None, candidates: Sequence[Candidate]
+) -> str:
+    """The recommendation in a sentence, with the single instance beside it."""
+    figures = f"{best.samples_per_s:,.0f} samples/s at ${best.usd_per_million_samples:,.2f} per million"
+    why = f"{_BINDS[best.bottleneck]} (stall {best.stall:.0%})"
+    if best == baseline:
+        text = f"{best.name} alone is the better buy: {figures}; {why}."
+        helped = [c for c in candidates if c.shape.items() > best.shape.items()]
+        if helped:
+            nearest = min(helped, key=lambda c: c.usd_per_million_samples)
+            text += (
+                f" {nearest.name} would run at {nearest.samples_per_s / best.samples_per_s:.2f}× its rate and "
+                f"{nearest.usd_per_million_samples / best.usd_per_million_samples:.2f}× its cost per sample."
+            )
+    else:
+        text = f"{best.name}: {figures}; {why}."
+        if baseline.samples_per_s > 0:
+            text += (
+                f" That is {best.samples_per_s / baseline.samples_per_s:.2f}× the rate of {baseline.name} alone at "
+                f"{best.usd_per_million_samples / baseline.usd_per_million_samples:.2f}× its cost per sample."
+            )
+    if alternative is not None:
+        text += (
+            f" A bigger GPU host is the better buy: {alternative.name} alone, {alternative.samples_per_s:,.0f} samples/s at "
+            f"${alternative.usd_per_million_samples:,.2f} per million."
+        )
+    return text
+
+
+def network_warnings(candidates: Sequence[Candidate], kinds: Mapping[str, NodeType]) -> list[str]:
+    """Where a candidate rests on a network figure that does not last."""
+    binding = [c for c in candidates if c.bottleneck == "network"]
+    bursting = sorted({name for c in binding for name in _narrow_side(c, kinds) if kinds[name].burst})
+    if bursting:
+        return [
+            f"the network binds in {len(binding)} of {len(candidates)} candidates on a figure that {', '.join(bursting)} "
+            "only reaches in bursts: count on less over hours."
+        ]
+    return []
+
+
+def price_warnings(kinds: Sequence[NodeType]) -> list[str]:
+    """Where prices cannot be compared."""
+    if len({kind.region for kind in kinds if kind.region}) < 2:
+        return []
+    priced = ", ".join(f"{kind.name}: {kind.region}" for kind in kinds if kind.region)
+    return [f"the prices are of different regions ({priced})."]
+
+
+def spot_warnings(kinds: Sequence[NodeType], assumed_per_hour: float) -> list[str]:
+    """Where the interruptions of spot nodes are assumed."""
+    assumed = [kind.name for kind in kinds if kind.interruptions_per_hour is None]
+    if not assumed:
+        return []
+    return [
+        f"the catalog does not say how often spot nodes of {', '.join(assumed)} are interrupted: {assumed_per_hour:g} times an "
+        "hour is assumed."
+    ]
+
+
+def _narrow_side(candidate: Candidate, kinds: Mapping[str, NodeType]) -> list[str]:
+    """The types whose network is the lesser of the two sides."""
+    sides: dict[bool, list[str]] = {True: [], False: []}
+    for name in candidate.shape:
+        sides[kinds[name].gpus > 0].append(name)
+    width = {side: sum(kinds[n].network_gbps * candidate.shape[n] for n in names) for side, names in sides.items()}
+    return sides[width[True] <= width[False]]

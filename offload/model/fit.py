@@ -1,0 +1,265 @@
+"""Learn the step time's parameters from few measurements, and say how far its predictions can be trusted.
+
+Parameters are not identifiable from a handful of points (a long sync well hidden looks like a short one), predictions
+are: compare those. Where it stops: a measurement that waited for data, its own or a peer's, must not come in here; it
+would be learned as computing or as synchronisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy  # loads scipy.optimize when it is first used: who only places workers does not pay for it
+from numpy.typing import ArrayLike
+
+from offload.errors import ConfigError
+from offload.model.overlap import Floats, plain
+from offload.model.step_time import StepTime
+
+# In the order of StepTime's fields.
+ALPHA_C, BETA_C, ALPHA_INTRA, BETA_INTRA, ALPHA_INTER, BETA_INTER, GAMMA = range(7)
+SYNC = ((ALPHA_INTRA, BETA_INTRA), (ALPHA_INTER, BETA_INTER))
+
+NOISE = 0.05  # relative error of one measured step that is assumed before the residuals tell better
+NOISE_WEIGHT = 4  # measurements that this assumption is worth
+OUTLIER = 2.0  # standard deviations from which on a residual counts linearly, not squared
+GAMMA_SPREAD = 4.0  # standard deviation of gamma's prior around 1: it only decides where the data do not
+BETA_OVER_ALPHA = 0.25  # the same for a further worker's share of the first two workers' sync
+INTER_OVER_INTRA = 1.1  # several nodes are not faster than one: Pollux' prior for what was never seen
+GAMMAS = (1.2, 3.0, 8.0)  # where the search starts: the objective has a valley along gamma
+Z95 = 1.96
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimeFit:
+    """A fitted :class:`StepTime` and what is not known about it.
+
+    ``residual`` is the root mean square of the measurements' relative errors. ``directions`` are changes of the parameters
+    (rows, in the order of StepTime's fields), independent of each other, that lie at the edge of what the measurements
+    allow (95 %).
+    """
+
+    step_time: StepTime
+    residual: float
+    directions: Floats
+
+    def uncertainty(
+        self, nodes: ArrayLike, workers: ArrayLike, local_batch_size: ArrayLike, accum_steps: ArrayLike = 0
+    ) -> Any:
+        """Relative 95 % half-width of ``step_time.predict(…)``: 0.05 means ± 5 %. Wide where nothing was measured."""
+        at = (nodes, workers, local_batch_size, accum_steps)
+        centre = _vector(self.step_time)
+        expected = np.asarray(self.step_time.predict(*at))
+        squares = np.zeros(expected.shape)
+        for direction in self.directions:
+            either_way = [
+                np.abs(np.asarray(_step_time(centre + sign * direction).predict(*at)) - expected) for sign in (1, -1)
+            ]
+            squares += np.maximum(*either_way) ** 2
+        return plain(np.asarray(np.sqrt(squares) / expected))
+
+
+def fit_step_time(
+    nodes: ArrayLike,
+    workers: ArrayLike,
+    local_batch_size: ArrayLike,
+    compute_time_s: ArrayLike,
+    last_micro_batch_time_s: ArrayLike,
+) -> StepTimeFit:
+    """The step time that explains the measurements, one per entry of the arrays.
+
+    Args:
+        nodes, workers: N and K of each measurement.
+        local_batch_size: m.
+        compute_time_s: seconds of one micro-batch's forward and backward, without synchronisation.
+        last_micro_batch_time_s: seconds of the last micro-batch, with synchronisation.
+
+    Errors are relative (a step of 10 ms counts as much as one of 10 s) and outliers are damped. What was never seen is
+    assumed to be favourable, so that it is tried: sync over several nodes costs little more than within one, a single
+    batch size costs half its time whatever its size.
+
+    Raises:
+        ConfigError: for arrays of different lengths, none at all, or entries that no step can have.
+    """
+    data = _Measured.of(nodes, workers, local_batch_size, compute_time_s, last_micro_batch_time_s)
+    free = data.identifiable()
+    best: Any = None
+    for gamma in GAMMAS if free[GAMMA] else (1.0,):
+        start = data.guess(gamma)
+        found = scipy.optimize.least_squares(
+            lambda x, start=start: _residuals(_with(start, free, x), data),
+            start[free],
+            bounds=(_lower()[free], _upper()[free]),
+            loss="soft_l1",
+            f_scale=OUTLIER,
+            x_scale=np.maximum(start[free], 0.1),
+        )
+        if best is None or found.cost < best[0].cost:
+            best = found, start
+    found, start = best
+    scaled = _with(start, free, found.x)
+    errors = _errors(scaled, data)
+    spread = (NOISE_WEIGHT * NOISE**2 + np.sum(np.minimum(errors, OUTLIER * NOISE) ** 2)) / (NOISE_WEIGHT + errors.size)
+    directions = _free_directions(found.jac, free, float(np.sqrt(spread)) / NOISE)
+    directions += _unseen_directions(scaled, free, data)
+    if not data.seen(inter=True):
+        for intra, inter in zip(*SYNC, strict=True):
+            scaled[inter] = INTER_OVER_INTRA * scaled[intra]
+    return StepTimeFit(
+        step_time=_step_time(scaled * data.unit()),
+        residual=float(np.sqrt(np.mean(errors**2))),
+        directions=np.array(directions).reshape(-1, 7) * data.unit(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """Checked measurements, with times in units of the typical one and sizes likewise."""
+
+    nodes: Floats
+    workers: Floats
+    sizes: Floats
+    compute: Floats
+    last: Floats
+    time_unit: float
+    size_unit: float
+
+    @staticmethod
+    def of(nodes: Any, workers: Any, sizes: Any, compute: Any, last: Any) -> _Measured:
+        names = ("nodes", "workers", "local_batch_size", "compute_time_s", "last_micro_batch_time_s")
+        given = [np.atleast_1d(np.asarray(a, dtype=float)) for a in (nodes, workers, sizes, compute, last)]
+        lengths = {len(a) for a in given}
+        if lengths != {len(given[0])} or given[0].ndim != 1 or len(given[0]) == 0:
+            raise ConfigError(
+                "step-time measurements must be arrays of one length, at least one entry each, found "
+                + ", ".join(f"{name}: {a.size}" for name, a in zip(names, given, strict=True))
+            )
+        for name, values in zip(names, given, strict=True):
+            bad = ~(np.isfinite(values) & (values > 0))
+            if bad.any():
+                raise ConfigError(
+                    f"{name} must be positive and finite, found {values[bad][0]} in entry {int(np.argmax(bad))}."
+                )
+        n, k, m, grad, final = given
+        if (n > k).any():
+            entry = int(np.argmax(n > k))
+            raise ConfigError(f"a node without a worker: entry {entry} has {n[entry]:g} nodes, {k[entry]:g} workers.")
+        time_unit, size_unit = float(np.median(grad)), float(np.median(m))
+        return _Measured(n, k, m / size_unit, grad / time_unit, final / time_unit, time_unit, size_unit)
+
+    def unit(self) -> Floats:
+        """What to multiply scaled parameters with to get seconds."""
+        units = np.full(7, self.time_unit)
+        units[BETA_C] = self.time_unit / self.size_unit
+        units[GAMMA] = 1.0
+        return units
+
+    def seen(self, *, inter: bool, further: bool = False) -> bool:
+        """Whether sync was measured in this regime, with ``further`` for more than two workers."""
+        here = (self.nodes > 1) if inter else (self.nodes == 1) & (self.workers > 1)
+        return bool(np.any(here & (self.workers > 2) if further else here))
+
+    def identifiable(self) -> Any:
+        """Which parameters the measurements say anything about."""
+        free = np.zeros(7, dtype=bool)
+        free[BETA_C] = True
+        free[ALPHA_C] = len(np.unique(self.sizes)) > 1
+        for inter, (alpha, beta) in enumerate(SYNC):
+            free[alpha] = self.seen(inter=bool(inter))
+            free[beta] = self.seen(inter=bool(inter), further=True)
+        free[GAMMA] = free[ALPHA_INTRA] or free[ALPHA_INTER]
+        return free
+
+    def guess(self, gamma: float) -> Floats:
+        """Where to begin, strictly within the bounds."""
+        start = np.zeros(7)
+        start[GAMMA] = gamma
+        if len(np.unique(self.sizes)) > 1:
+            design = np.stack([np.ones_like(self.sizes), self.sizes], axis=1) / self.compute[:, None]
+            start[[ALPHA_C, BETA_C]] = np.maximum(scipy.optimize.nnls(design, np.ones_like(self.sizes))[0], 1e-3)
+        else:
+            start[ALPHA_C] = np.mean(self.compute) / 2
+            start[BETA_C] = start[ALPHA_C] / self.sizes[0]
+        synced = np.maximum(self.last**gamma - self.compute**gamma, 0) ** (1 / gamma)
+        for inter, (alpha, beta) in enumerate(SYNC):
+            here = (self.nodes > 1) if inter else (self.nodes == 1) & (self.workers > 1)
+            if here.any():
+                start[alpha] = max(float(np.mean(synced[here])), 1e-2)
+                start[beta] = 0.01 * start[alpha] if self.seen(inter=bool(inter), further=True) else 0.0
+        return start
+
+
+def _lower() -> Floats:
+    return np.array([0.0] * 6 + [1.0])
+
+
+def _upper() -> Floats:
+    return np.array([np.inf] * 6 + [10.0])
+
+
+def _with(start: Floats, free: Any, values: Floats) -> Floats:
+    whole = start.copy()
+    whole[free] = values
+    return whole
+
+
+def _vector(step_time: StepTime) -> Floats:
+    s = step_time
+    return np.array(
+        [s.alpha_compute, s.beta_compute, s.alpha_intra, s.beta_intra, s.alpha_inter, s.beta_inter, s.gamma]
+    )
+
+
+def _step_time(vector: Floats) -> StepTime:
+    """Parameters moved back within their bounds; a step never takes no time at all."""
+    inside = np.clip(vector, _lower(), _upper())
+    inside[BETA_C] = max(inside[BETA_C], 1e-12)
+    return StepTime(*map(float, inside))
+
+
+def _errors(scaled: Floats, data: _Measured) -> Floats:
+    """Relative errors (differences of logarithms) of both kinds of measurement."""
+    model = _step_time(scaled)
+    compute = np.asarray(model.compute_time_s(data.sizes))
+    last = np.asarray(model.predict(data.nodes, data.workers, data.sizes))
+    return np.concatenate([np.log(compute / data.compute), np.log(last / data.last)])
+
+
+def _residuals(scaled: Floats, data: _Measured) -> Floats:
+    """Errors in standard deviations, and what is believed where the data are silent."""
+    beliefs = [(scaled[GAMMA] - 1) / GAMMA_SPREAD]
+    beliefs += [scaled[beta] / (scaled[alpha] + 1e-3) / BETA_OVER_ALPHA for alpha, beta in SYNC]
+    return np.concatenate([_errors(scaled, data) / NOISE, beliefs])
+
+
+def _free_directions(jacobian: Floats, free: Any, spread: float) -> list[Floats]:
+    """Principal axes of the fitted parameters' covariance, at 95 %."""
+    information = jacobian.T @ jacobian
+    # What the data do not tell at all is bounded by the parameter's own size, not by a singular matrix.
+    values, axes = np.linalg.eigh(information + 1e-4 * np.eye(len(information)))
+    directions = []
+    for value, axis in zip(values, axes.T, strict=True):
+        whole = np.zeros(7)
+        whole[free] = Z95 * spread * axis / np.sqrt(value)
+        directions.append(whole)
+    return directions
+
+
+def _unseen_directions(scaled: Floats, free: Any, data: _Measured) -> list[Floats]:
+    """How far off a parameter may be that was not measured but assumed."""
+    directions = []
+    if not free[ALPHA_C]:
+        # All of the time may depend on the size, or none: no difference at the size that was seen.
+        swap = np.zeros(7)
+        swap[ALPHA_C], swap[BETA_C] = scaled[ALPHA_C], -scaled[ALPHA_C] / data.sizes[0]
+        directions.append(swap)
+    for alpha, beta in SYNC:
+        for parameter in (alpha, beta):
+            if not free[parameter]:
+                # A sync as long as the computing; each further worker, as much as the prior allows.
+                typical = np.zeros(7)
+                typical[parameter] = 1.0 if parameter == alpha else BETA_OVER_ALPHA * max(scaled[alpha], 0.1)
+                directions.append(typical)
+    return directions

@@ -1,0 +1,113 @@
+"""Rate of the input side: samples/s that the CPUs, network, storage and workers of a shape can deliver."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from offload.errors import ConfigError
+from offload.model.catalog import NodeType, Shape
+from offload.model.checks import check_number
+from offload.model.overlap import Floats, plain
+
+NETWORK_EFFICIENCY = 0.8  # eta: payload that a NIC carries against its figure in the tables
+BYTES_PER_GIGABIT = 1e9 / 8
+BOTTLENECKS = ("cpu", "network", "ingest", "storage")
+
+
+@dataclass(frozen=True)
+class InputRate:
+    """The smallest of four limits::
+
+        cpu      X_local + X_remote, each  Σ_g nodes_g · core_speed_g · c_g / (w·(1 + sigma·(c_g − 1)))
+        network  X_local + min(X_remote, eta·min(ΣNIC_cpu, ΣNIC_gpu) / wire_bytes)
+        ingest   K · (samples/s that one worker can receive, collate and copy to its device)
+        storage  bytes/s of the store / raw bytes per sample
+
+    ``c_g`` are the cores of a node that preprocess: all of a CPU node's, and on a GPU node those that its workers leave.
+
+    Args:
+        core_seconds_per_sample: w, CPU time of one sample on a core of speed 1, with its node's other cores busy.
+        wire_bytes_per_sample: bytes shipped from a preprocessing task to a worker.
+        contention: sigma in [0, 1]: how much each further busy core of a node slows all of them down. 0 where w was
+            measured with all cores busy.
+        ingest_samples_per_s_per_worker: what one worker can take in.
+        raw_bytes_per_sample: bytes read from storage.
+        storage_bytes_per_s: what the store delivers to all nodes together.
+        host_cpus_per_worker: cores of a GPU node that each of its workers keeps for its own threads.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    core_seconds_per_sample: float
+    wire_bytes_per_sample: float
+    contention: float = 0.0
+    ingest_samples_per_s_per_worker: float = math.inf
+    raw_bytes_per_sample: float = 0.0
+    storage_bytes_per_s: float = math.inf
+    host_cpus_per_worker: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("core_seconds_per_sample", self.core_seconds_per_sample, above=0.0)
+        check_number("wire_bytes_per_sample", self.wire_bytes_per_sample)
+        check_number("contention", self.contention, most=1.0)
+        check_number("ingest_samples_per_s_per_worker", self.ingest_samples_per_s_per_worker, above=0.0, infinite=True)
+        check_number("raw_bytes_per_sample", self.raw_bytes_per_sample)
+        check_number("storage_bytes_per_s", self.storage_bytes_per_s, above=0.0, infinite=True)
+        check_number("host_cpus_per_worker", self.host_cpus_per_worker)
+
+    def samples_per_s(self, shape: Shape, workers: ArrayLike) -> Any:
+        """The input ceiling of ``shape`` with ``workers`` workers spread evenly over its GPU nodes, over broadcast
+        arrays (a float for scalars)."""
+        return plain(np.min(self._limits(shape, workers), axis=0))
+
+    def bottleneck(self, shape: Shape, workers: ArrayLike) -> Any:
+        """Which limit it is: "cpu", "network", "ingest" or "storage"; the first of them where two are equal."""
+        names = np.array(BOTTLENECKS)[np.argmin(self._limits(shape, workers), axis=0)]
+        return plain(np.asarray(names))
+
+    def _limits(self, shape: Shape, workers: ArrayLike) -> Floats:
+        k = np.asarray(workers, dtype=float)
+        if np.any(~(k >= 1)):
+            raise ConfigError(f"the number of workers must be at least 1, found {np.min(k):g}.")
+        local, nic_gpu = self._gpu_nodes(shape, k)
+        remote, nic_cpu = np.zeros(()), np.zeros(())
+        for kind, count in shape.of(gpu=False):
+            remote = remote + count * self._node_rate(kind, np.asarray(float(kind.vcpus)))
+            nic_cpu = nic_cpu + count * kind.network_gbps
+        wire = np.full(np.broadcast_shapes(nic_cpu.shape, nic_gpu.shape), np.inf)
+        if self.wire_bytes_per_sample > 0:
+            usable = NETWORK_EFFICIENCY * BYTES_PER_GIGABIT * np.minimum(nic_cpu, nic_gpu)
+            wire = usable / self.wire_bytes_per_sample
+        storage = np.inf
+        if self.raw_bytes_per_sample > 0:
+            storage = self.storage_bytes_per_s / self.raw_bytes_per_sample
+        ingest = k * self.ingest_samples_per_s_per_worker
+        limits = np.broadcast_arrays(local + remote, local + np.minimum(remote, wire), ingest, storage)
+        return np.stack(limits).astype(np.float64)
+
+    def _gpu_nodes(self, shape: Shape, workers: Floats) -> tuple[Floats, Floats]:
+        """Samples/s preprocessed on the workers' own nodes, and those nodes' network in Gb/s."""
+        total = np.asarray(sum(count for _, count in shape.of(gpu=True)), dtype=float)
+        if np.any(total < 1):
+            raise ConfigError("a shape needs at least one GPU node for its workers, found none.")
+        fewer = np.floor(workers / total)
+        with_one_more = workers - fewer * total
+        rate, nic = np.zeros(()), np.zeros(())
+        for kind, count in shape.of(gpu=True):
+            # Some nodes hold one worker more than the others, in proportion on each type.
+            share = count / total
+            for nodes, held in ((count - with_one_more * share, fewer), (with_one_more * share, fewer + 1)):
+                free = np.maximum(kind.vcpus - held * self.host_cpus_per_worker, 0.0)
+                rate = rate + nodes * self._node_rate(kind, free)
+            nic = nic + count * kind.network_gbps
+        return rate, nic
+
+    def _node_rate(self, kind: NodeType, cores: Floats) -> Floats:
+        slowed = 1 + self.contention * np.maximum(cores - 1, 0.0)
+        return np.asarray(kind.core_speed * cores / (self.core_seconds_per_sample * slowed))

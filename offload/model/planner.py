@@ -1,0 +1,485 @@
+"""Choose nodes, workers, batch and accumulation before paying for them: every shape's rate and price, and the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from offload.errors import ConfigError
+from offload.model.advice import explain, network_warnings, price_warnings, spot_warnings
+from offload.model.catalog import Catalog, NodeType, Shape
+from offload.model.checks import check_count, check_number
+from offload.model.overlap import Floats, overlapped
+from offload.model.plans import Candidate, Objective, Plan
+from offload.model.profile import Profile
+from offload.model.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, search
+from offload.model.step_time import StepTime
+
+Spot = Literal["none", "cpu", "all"]
+
+MOST_LISTED = 10_000
+AS_FAST = 0.005  # a shape this little slower than the fastest is as fast: a last node that hardly helps is not bought
+WORTH_SAYING = 0.02  # an alternative must be cheaper by this much to be mentioned
+
+# What an interruption of a spot node costs. Restarting the workers took 12–28 s with Ray 2.60; a new node comes up and
+# joins within minutes.
+RESTART_S = 30.0
+REPLACEMENT_S = 300.0
+INTERRUPTIONS_PER_HOUR = 0.05  # where the catalog does not know: one a day
+
+
+def plan(
+    profile: Profile,
+    catalog: Catalog,
+    *,
+    gpu_types: Sequence[str],
+    gpu_nodes: tuple[int, int] = (1, 1),
+    cpu_types: Sequence[str] = (),
+    cpu_nodes: tuple[int, int] = (0, 8),
+    batch_size: int | None = None,
+    max_batch_size: int | None = None,
+    samples: int | None = None,
+    objective: Objective = "cost",
+    budget_usd: float | None = None,
+    deadline_hours: float | None = None,
+    spot: Spot = "none",
+    gpu_speed: float | None = None,
+    step: tuple[float, float] | None = None,
+) -> Plan:
+    """Evaluate every shape of the given types and ranges (both ends included), and recommend one.
+
+    Args:
+        profile, catalog: what is to be run, and what can be rented.
+        gpu_types, gpu_nodes: types that hold the workers, and how many nodes.
+        cpu_types, cpu_nodes: types that only preprocess, one of them in a shape, and how many nodes.
+        batch_size: the global batch; the profile's by default.
+        max_batch_size: choose the global batch by goodput, from the initial one to this. Needs gradient noise.
+        samples: work to do: samples of an epoch × epochs, at the initial batch.
+        objective: "cost": the least dollars per unit of goodput; "time": the highest goodput, at the lowest price.
+        budget_usd, deadline_hours: limits on the whole job; both need ``samples``.
+        spot: which nodes are spot capacity; their expected interruptions are counted.
+        gpu_speed: of the planned GPU relative to the profile's device.
+        step: the compute terms (alpha, beta) of the planned GPU, instead.
+
+    Raises:
+        ConfigError: for an unknown type (the nearest are named), an empty range, a GPU whose speed is not known, limits that
+            no shape meets (what the cheapest and the fastest take is said).
+    """
+    _check_ranges(gpu_types, gpu_nodes, cpu_types, cpu_nodes)
+    job = _Job(
+        profile=profile,
+        batch_range=_batch_range(profile, batch_size, max_batch_size),
+        samples=None if samples is None else check_count("samples", samples, least=1),
+        objective=_one_of("objective", objective, ("cost", "time")),
+        budget_usd=_limit("budget", budget_usd, samples),
+        deadline_hours=_limit("deadline", deadline_hours, samples),
+        spot=_one_of("spot", spot, ("none", "cpu", "all")),
+        gpu_speed=None if gpu_speed is None else check_number("gpu_speed", gpu_speed, above=0.0),
+        step=step,
+    )
+    hosts = [catalog.gpu_type(name) for name in dict.fromkeys(gpu_types)]
+    helpers = tuple(catalog.cpu_type(name) for name in dict.fromkeys(cpu_types))
+    tables = [job.evaluate(host, gpu_nodes, helpers, cpu_nodes) for host in hosts]
+    table, row = _choose(job, tables)
+    best_nodes = int(table.rows.gpu_nodes[row])
+    alone = job.evaluate(table.host, (best_nodes, best_nodes), (), (0, 0))
+    recommended, baseline = table.candidates([row])[0], alone.candidates([0])[0]
+    candidates = [candidate for each in tables for candidate in each.candidates(_listed(each, tables))]
+    candidates += [c for c in (recommended, baseline) if c not in candidates]
+    candidates.sort(key=job.rank)
+    kinds = {kind.name: kind for kind in (*hosts, *helpers)}
+    on_spot = [*(hosts if spot == "all" else ()), *(helpers if spot != "none" else ())]
+    alternative = _bigger_host(job, catalog, table, gpu_nodes, recommended, gpu_types)
+    return Plan(
+        objective=job.objective,
+        candidates=tuple(candidates),
+        recommended=candidates.index(recommended),
+        baseline=candidates.index(baseline),
+        alternative=alternative,
+        explanation=explain(recommended, baseline, alternative, candidates),
+        warnings=(
+            *network_warnings(candidates, kinds),
+            *price_warnings([*kinds.values()]),
+            *spot_warnings(on_spot, INTERRUPTIONS_PER_HOUR),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is asked for."""
+
+    profile: Profile
+    batch_range: tuple[int, int]
+    samples: int | None
+    objective: Objective
+    budget_usd: float | None
+    deadline_hours: float | None
+    spot: Spot
+    gpu_speed: float | None
+    step: tuple[float, float] | None
+
+    def evaluate(
+        self, host: NodeType, gpu_nodes: tuple[int, int], helpers: tuple[NodeType, ...], cpu_nodes: tuple[int, int]
+    ) -> _Table:
+        """Every shape with ``host`` nodes (or the best of them, where they are very many)."""
+        profile = self.profile
+        rented = _rented(host, self.spot == "all")
+        others = tuple(_rented(helper, self.spot != "none") for helper in helpers)
+        workload = Workload(
+            input=profile.input,
+            step_time=self._step_time(host),
+            overlap=profile.overlap,
+            noise=profile.noise,
+            batch_range=self.batch_range,
+            max_local_batch_size=profile.max_local_batch_size,
+        )
+        space = Space(gpu_type=rented, gpu_nodes=gpu_nodes, cpu_types=others, cpu_nodes=cpu_nodes)
+
+        def table(rows: Evaluated) -> _Table:
+            return _Table(
+                job=self,
+                host=host,
+                helpers=helpers,
+                rented=(rented, others),
+                workload=workload,
+                rows=rows,
+                shapes=space.shapes,
+            )
+
+        scores = (lambda rows: table(rows).score(), lambda rows: table(rows).cost())
+        return table(search(space, workload, scores, MOST_LISTED))
+
+    def rank(self, candidate: Candidate) -> tuple[float, ...]:
+        """Best first; what misses a limit comes last."""
+        missed = _misses(candidate.usd, self.budget_usd) or _misses(candidate.hours, self.deadline_hours)
+        cost = candidate.usd_per_hour / candidate.goodput if candidate.goodput > 0 else math.inf
+        by = (cost, -candidate.goodput) if self.objective == "cost" else (-candidate.goodput, cost)
+        return (float(missed), *by)
+
+    def _step_time(self, host: NodeType) -> StepTime:
+        measured, device = self.profile.step_time, self.profile.device
+        if self.step is not None:
+            alpha, beta = self.step
+            return replace(measured, alpha_compute=alpha, beta_compute=beta)
+        if self.gpu_speed is not None:
+            return measured.on_faster_device(self.gpu_speed)
+        if device is None or host.is_model_of(device):
+            return measured
+        if host.gpu_speed not in (None, 1.0):
+            return measured.on_faster_device(host.gpu_speed)
+        raise ConfigError(
+            f"the profile's step was measured on {device}, and {host.name} has {host.gpu_model}: give its speed relative to "
+            f"{device} (--gpu-speed 40: 40 times as fast) or its own step (--step ALPHA,BETA: seconds per micro-batch and "
+            "per sample), or probe there."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """The shapes with one GPU type, and what they cost. ``rented`` are the types with what spot capacity makes of them."""
+
+    job: _Job
+    host: NodeType
+    helpers: tuple[NodeType, ...]
+    rented: tuple[NodeType, tuple[NodeType, ...]]
+    workload: Workload
+    rows: Evaluated
+    shapes: int
+
+    def usd_per_hour(self) -> Floats:
+        host, helpers = self.rented
+        prices = np.array([*(helper.usd_per_hour for helper in helpers), 0.0])  # the last one: no CPU type, -1
+        return np.asarray(self.rows.gpu_nodes * host.usd_per_hour + self.rows.cpu_nodes * prices[self.rows.cpu_type])
+
+    def goodput(self) -> Floats:
+        """With what interruptions of the GPU nodes cost: a restart of all workers, and a node missing for a while."""
+        if self.job.spot != "all":
+            return self.rows.goodput
+        lost_s = self.rows.gpu_nodes * RESTART_S + REPLACEMENT_S
+        return np.asarray(self.rows.goodput / (1 + _interruptions(self.host) * lost_s / 3600))
+
+    def cost(self) -> Floats:
+        """Dollars per million of useful samples; infinity where nothing is trained."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.usd_per_hour() / 3600 * 1e6 / self.goodput())
+
+    def hours(self) -> Floats | None:
+        with np.errstate(divide="ignore"):
+            return None if self.job.samples is None else np.asarray(self.job.samples / self.goodput() / 3600)
+
+    def score(self) -> Floats:
+        """What the objective minimises; infinity where a limit is missed."""
+        cost, goodput = self.cost(), self.goodput()
+        with np.errstate(divide="ignore"):
+            score = cost if self.job.objective == "cost" else 1 / goodput
+        hours = self.hours()
+        if hours is None:
+            return np.asarray(score)
+        missed = np.zeros(len(hours), dtype=bool)
+        if self.job.deadline_hours is not None:
+            missed |= hours > self.job.deadline_hours
+        if self.job.budget_usd is not None:
+            missed |= hours * self.usd_per_hour() > self.job.budget_usd
+        return np.where(missed, np.inf, score)
+
+    def candidates(self, which: Sequence[int] | Ints) -> list[Candidate]:
+        """Some of the shapes, in words and figures for people."""
+        table = replace(self, rows=self.rows.take(np.asarray(which, dtype=np.int64)))
+        rows = table.rows
+        rate = rows.batch_size / rows.step_time_s
+        low, high = table._range(rate)
+        usable = table.goodput() / np.where(rows.goodput > 0, rows.goodput, 1.0)
+        usd_per_hour, hours = table.usd_per_hour(), table.hours()
+        with np.errstate(divide="ignore"):
+            per_million = usd_per_hour / 3600 * 1e6 / (rate * usable)
+        columns = zip(
+            *(values.tolist() for values in (rows.gpu_nodes, rows.cpu_type, rows.cpu_nodes, rows.workers)),
+            *(values.tolist() for values in (rows.batch_size, rows.local_batch_size, rows.accum_steps)),
+            *(
+                values.tolist()
+                for values in (rate, low, high, rows.step_time_s, 1 - rows.gpu_time_s / rows.step_time_s)
+            ),
+            *(values.tolist() for values in (rows.bottleneck, table.goodput(), usd_per_hour, per_million)),
+            hours.tolist() if hours is not None else [None] * len(rate),
+            strict=True,
+        )
+        return [
+            Candidate(
+                shape={self.host.name: gpus} | ({self.helpers[kind].name: cpus} if kind >= 0 else {}),
+                workers=workers,
+                batch_size=batch,
+                local_batch_size=local,
+                accum_steps=accum,
+                samples_per_s=at,
+                samples_per_s_low=least,
+                samples_per_s_high=most,
+                step_time_s=step,
+                stall=stall,
+                bottleneck=BOTTLENECK_NAMES[limit],
+                goodput=useful,
+                usd_per_hour=price,
+                usd_per_million_samples=million,
+                hours=time,
+                usd=None if time is None else time * price,
+            )
+            for (
+                gpus,
+                kind,
+                cpus,
+                workers,
+                batch,
+                local,
+                accum,
+                at,
+                least,
+                most,
+                step,
+                stall,
+                limit,
+                useful,
+                price,
+                million,
+                time,
+            ) in columns
+        ]
+
+    def _range(self, rate: Floats) -> tuple[Floats, Floats]:
+        """95 % range of the rate: the two sides' uncertainties are independent, so their effects add up in squares."""
+        rows, unsure = self.rows, self.job.profile.uncertainty
+        ends = []
+        for sign in (1, -1):
+            slower_input = self._input_rate(1 + sign * unsure.core_seconds_per_sample)
+            slower_step = rows.gpu_time_s * (1 + sign * unsure.step)
+            with np.errstate(divide="ignore"):
+                by_input = overlapped(rows.gpu_time_s, rows.batch_size / slower_input, self.workload.overlap)
+                by_step = overlapped(slower_step, rows.batch_size / rows.input_samples_per_s, self.workload.overlap)
+            off = np.hypot(rows.batch_size / by_input - rate, rows.batch_size / by_step - rate)
+            ends.append(np.maximum(rate - sign * off, 0.0))
+        return ends[0], ends[1]
+
+    def _input_rate(self, factor: float) -> Floats:
+        """Input rate if a sample cost ``factor`` as many core-seconds."""
+        rows = self.rows
+        if factor == 1:
+            return rows.input_samples_per_s
+        model = replace(
+            self.workload.input, core_seconds_per_sample=self.workload.input.core_seconds_per_sample * max(factor, 0.01)
+        )
+        host, helpers = self.rented
+        rates = np.zeros(len(rows.workers))
+        for kind in np.unique(rows.cpu_type):
+            here = rows.cpu_type == kind
+            counts: dict[NodeType, Any] = {host: rows.gpu_nodes[here]}
+            if kind >= 0:
+                counts[helpers[kind]] = rows.cpu_nodes[here]
+            rates[here] = model.samples_per_s(Shape(counts), rows.workers[here])
+        return rates
+
+
+def _choose(job: _Job, tables: Sequence[_Table]) -> tuple[_Table, int]:
+    """The best table and its row. Raises ConfigError where no shape meets the limits."""
+    scores = [table.score() for table in tables]
+    least = min(float(np.min(score)) for score in scores)
+    if not math.isfinite(least):
+        raise ConfigError(_nothing_meets(job, tables))
+    if job.objective == "cost":
+        at = next(i for i, score in enumerate(scores) if float(np.min(score)) == least)
+        return tables[at], int(np.argmin(scores[at]))
+    # The cheapest of those that are as fast as the fastest.
+    fast = [
+        np.where(score <= least * (1 + AS_FAST), table.usd_per_hour(), np.inf)
+        for score, table in zip(scores, tables, strict=True)
+    ]
+    at = int(np.argmin([float(np.min(price)) for price in fast]))
+    return tables[at], int(np.argmin(fast[at]))
+
+
+def _nothing_meets(job: _Job, tables: Sequence[_Table]) -> str:
+    rows = [
+        candidate for table in tables for candidate in table.candidates(_listed(table, tables)) if candidate.goodput > 0
+    ]
+    if not rows:
+        kept = job.profile.input.host_cpus_per_worker
+        return (
+            f"no shape in these ranges has a core left to preprocess: each worker keeps {kept:g} of its node's cores. Allow CPU "
+            "nodes, a larger GPU node, or fewer cores per worker."
+        )
+    asked = [f"${job.budget_usd:,.2f}"] if job.budget_usd is not None else []
+    asked += [f"{job.deadline_hours:g} hours"] if job.deadline_hours is not None else []
+    cheapest = min(rows, key=lambda c: c.usd or 0.0)
+    fastest = min(rows, key=lambda c: c.hours or 0.0)
+    return (
+        f"no shape in these ranges trains {job.samples:,} samples within {' and '.join(asked)}. The cheapest, {cheapest.name}, "
+        f"costs ${cheapest.usd:,.2f} and takes {cheapest.hours:,.2f} hours; the fastest, {fastest.name}, costs "
+        f"${fastest.usd:,.2f} and takes {fastest.hours:,.2f} hours. Raise the limit, or allow other types or more nodes."
+    )
+
+
+def _listed(table: _Table, tables: Sequence[_Table]) -> Ints:
+    """All shapes, or those that no other one beats in both price and goodput where they are too many to read."""
+    if sum(each.shapes for each in tables) <= MOST_LISTED:
+        return np.arange(len(table.rows.workers))
+    prices = np.concatenate([each.usd_per_hour() for each in tables])
+    rates = np.concatenate([each.goodput() for each in tables])
+    order = np.lexsort((-rates, prices))
+    ahead = np.maximum.accumulate(rates[order])
+    front = np.ones(len(order), dtype=bool)
+    front[1:] = rates[order][1:] > ahead[:-1]
+    before = next(
+        sum(len(each.rows.workers) for each in tables[:at]) for at, each in enumerate(tables) if each is table
+    )
+    chosen = order[front] - before
+    return np.sort(chosen[(chosen >= 0) & (chosen < len(table.rows.workers))])
+
+
+def _bigger_host(
+    job: _Job,
+    catalog: Catalog,
+    table: _Table,
+    gpu_nodes: tuple[int, int],
+    best: Candidate,
+    asked: Sequence[str],
+) -> Candidate | None:
+    """A host of the same GPU, not asked about, that does better without any CPU node."""
+    found: list[Candidate] = []
+    for kind in catalog.nodes.values():
+        if kind.gpu_model != table.host.gpu_model or kind.name in asked:
+            continue
+        if job.spot == "all" and kind.spot_usd_per_hour is None:
+            continue
+        alone = job.evaluate(kind, gpu_nodes, (), (0, 0))
+        score = alone.score()
+        if np.isfinite(score).any():
+            found += alone.candidates([int(np.argmin(score))])
+    if not found:
+        return None
+    first = min(found, key=job.rank)
+    if job.objective == "time":
+        better = first.goodput > best.goodput * (1 + WORTH_SAYING)
+    else:
+        better = first.usd_per_hour / first.goodput < best.usd_per_hour / best.goodput * (1 - WORTH_SAYING)
+    return first if better else None
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def _check_ranges(
+    gpu_types: Sequence[str], gpu_nodes: tuple[int, int], cpu_types: Sequence[str], cpu_nodes: tuple[int, int]
+) -> None:
+    if not gpu_types:
+        raise ConfigError("a plan needs a GPU type for the workers, such as ml.g5.xlarge.")
+    for name, (least, most), floor in (("GPU nodes", gpu_nodes, 1), ("CPU nodes", cpu_nodes, 0)):
+        check_count(f"the number of {name}", least, least=floor)
+        check_count(f"the number of {name}", most, least=floor)
+        if most < least:
+            raise ConfigError(f"the range of {name}, {least}..{most}, is empty: give it as {most}..{least}.")
+    if not cpu_types and cpu_nodes[0] > 0:
+        raise ConfigError(f"at least {cpu_nodes[0]} CPU nodes are asked for, but no CPU type, such as ml.c5.4xlarge.")
+
+
+def _batch_range(profile: Profile, batch_size: int | None, max_batch_size: int | None) -> tuple[int, int]:
+    initial = profile.batch_size or (profile.noise and int(profile.noise.batch_size))
+    if batch_size is not None and max_batch_size is not None:
+        raise ConfigError("give a batch size to plan with or a maximum to choose up to, not both.")
+    if max_batch_size is not None:
+        most = check_count("max_batch_size", max_batch_size, least=1)
+        if profile.noise is None:
+            raise ConfigError(
+                "a maximum batch size needs the profile's gradient noise (noise.sqr, noise.var, noise.batch_size): without it "
+                "a larger batch would seem free. Give a fixed batch size, or probe again."
+            )
+        least = math.ceil(profile.noise.batch_size)
+        if most < least:
+            raise ConfigError(f"max_batch_size must be at least the initial batch {least}, found {most}.")
+        return least, most
+    fixed = initial if batch_size is None else check_count("batch_size", batch_size, least=1)
+    if not fixed:
+        raise ConfigError("the profile names no batch_size: give the global batch to plan with, such as 64.")
+    if profile.noise is not None and fixed < profile.noise.batch_size:
+        raise ConfigError(
+            f"the batch size {fixed} is below the {profile.noise.batch_size:g} at which the gradient noise was measured: its "
+            "efficiency is not defined there. Give a larger one, or remove noise from the profile."
+        )
+    return fixed, fixed
+
+
+def _limit(name: str, value: float | None, samples: int | None) -> float | None:
+    if value is None:
+        return None
+    if samples is None:
+        raise ConfigError(f"a {name} needs the amount of work: give the samples to train, those of an epoch × epochs.")
+    return check_number(name, value, above=0.0)
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> Any:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, found {value!r}.")
+    return value
+
+
+def _misses(value: float | None, limit: float | None) -> bool:
+    return value is not None and limit is not None and value > limit
+
+
+def _interruptions(kind: NodeType) -> float:
+    given = kind.interruptions_per_hour
+    return INTERRUPTIONS_PER_HOUR if given is None else given
+
+
+def _rented(kind: NodeType, on_spot: bool) -> NodeType:
+    """The type as it is rented: a spot node costs its spot price, and a CPU node on spot is away now and then."""
+    if not on_spot:
+        return kind
+    if kind.spot_usd_per_hour is None:
+        raise ConfigError(
+            f"the catalog holds no spot price of {kind.name}: give it one (spot_usd_per_hour) with a catalog file, or plan "
+            "on-demand nodes."
+        )
+    away = 0.0 if kind.gpus else _interruptions(kind) * REPLACEMENT_S / 3600
+    return replace(kind, usd_per_hour=kind.spot_usd_per_hour, core_speed=kind.core_speed / (1 + away))

@@ -1,0 +1,247 @@
+"""profile.json: what a probe learned about a workload, and what a plan needs to know. Schema ``offload.profile/1``.
+
+A profile may be written by hand: only core-seconds and wire bytes per sample and the two compute terms are required.
+Where it stops: parsed JSON in, a checked value out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from offload.errors import ConfigError
+from offload.model.checks import check_count, check_number
+from offload.model.goodput import OVERLAP
+from offload.model.input_rate import InputRate
+from offload.model.noise import GradientNoise
+from offload.model.step_time import StepTime
+
+SCHEMA = "offload.profile/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """What a number of the profile may be. ``most`` is where a wrong unit is likelier than the value."""
+
+    sane: str
+    least: float = 0.0
+    most: float = math.inf
+    above: float | None = None
+    required: bool = False
+    default: float | None = None  # also what null stands for
+    whole: bool = False
+
+
+_SECONDS = "in seconds, such as {}: {} ms"
+_INPUT = {
+    "core_seconds_per_sample": _Rule(
+        sane=_SECONDS.format(0.029, 29) + " of one core", above=0.0, most=10.0, required=True
+    ),
+    "contention": _Rule(sane="between 0 and 1, such as 0.02", most=1.0, default=0.0),
+    "raw_bytes_per_sample": _Rule(sane="in bytes, such as 110000 for a JPEG", default=0.0),
+    "wire_bytes_per_sample": _Rule(sane="in bytes, such as 150528 for 224×224×3 uint8", least=1.0, required=True),
+    "ingest_samples_per_s_per_worker": _Rule(
+        sane="in samples/s, such as 9000, or null where it is unknown", above=0.0, default=math.inf
+    ),
+    "storage_bytes_per_s": _Rule(
+        sane="in bytes/s, such as 1.2e9, or null where it is unknown", above=0.0, default=math.inf
+    ),
+}
+_STEP = {
+    "alpha_compute": _Rule(sane=_SECONDS.format(0.01, 10), most=5.0, required=True),
+    "beta_compute": _Rule(sane=_SECONDS.format(0.0016, 1.6) + " per sample", most=10.0, required=True),
+    "alpha_intra": _Rule(sane=_SECONDS.format(0.001, 1), most=5.0, default=0.0),
+    "beta_intra": _Rule(sane=_SECONDS.format(0.0001, 0.1), most=5.0, default=0.0),
+    "alpha_inter": _Rule(sane=_SECONDS.format(0.004, 4), most=5.0, default=0.0),
+    "beta_inter": _Rule(sane=_SECONDS.format(0.0001, 0.1), most=5.0, default=0.0),
+    "gamma": _Rule(sane="between 1 and 10, such as 1.5", least=1.0, most=10.0, default=1.0),
+    "max_local_batch_size": _Rule(
+        sane="a whole number of samples, such as 256, or null for no limit", least=1.0, default=math.inf, whole=True
+    ),
+}
+_NOISE = {
+    "sqr": _Rule(sane="such as 0.00136", required=True),
+    "var": _Rule(sane="such as 0.000502", required=True),
+    "batch_size": _Rule(sane="the global batch it was measured at, such as 64", least=1.0, required=True, whole=True),
+}
+_UNCERTAINTY = {
+    "core_seconds_per_sample": _Rule(sane="a share, such as 0.03 for ± 3 %", most=1.0, default=0.0),
+    "step": _Rule(sane="a share, such as 0.02 for ± 2 %", most=1.0, default=0.0),
+}
+_TOP = {
+    "overlap": _Rule(sane="at least 1, such as 8", least=1.0, default=OVERLAP),
+    "host_cpus_per_worker": _Rule(sane="cores, such as 1", most=1024.0, default=1.0),
+    "batch_size": _Rule(sane="the global batch, such as 64", least=1.0, whole=True),
+}
+_MEASURED = {"core_speed": _Rule(sane="relative to an ml.c5 vCPU, such as 1.0", above=0.0, most=100.0, default=1.0)}
+_STAGE = {
+    "core_seconds_per_sample": _Rule(sane=_SECONDS.format(0.004, 4), most=10.0, required=True),
+    "bytes_out": _Rule(sane="in bytes, such as 562500"),
+}
+_SECTIONS = ("schema", "workload", "input", "step", "noise", "uncertainty", "measured", *_TOP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of preprocessing: what it costs per sample, and the bytes it leaves (None: unknown)."""
+
+    name: str
+    core_seconds_per_sample: float
+    bytes_out: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncertainty:
+    """Relative 95 % half-widths: 0.03 means ± 3 %."""
+
+    core_seconds_per_sample: float = 0.0
+    step: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A workload as the model sees it.
+
+    Args:
+        input: the input side, its core-seconds converted to a core of speed 1.
+        step_time: the accelerators on ``device``.
+        device: the GPU that the step was measured on; None: on the one planned for.
+        max_local_batch_size: the largest that fits the device's memory, or infinity.
+        overlap: delta of the joint model.
+        batch_size: the global batch to plan with when none is given, or None.
+        noise: gradient noise, or None.
+        uncertainty: of the two sides.
+        workload: what was probed, for the reader.
+        stages: of preprocessing.
+        measured: where, when and with which versions; for the reader and to tell a stale profile.
+    """
+
+    input: InputRate
+    step_time: StepTime
+    device: str | None = None
+    max_local_batch_size: float = math.inf
+    overlap: float = OVERLAP
+    batch_size: int | None = None
+    noise: GradientNoise | None = None
+    uncertainty: Uncertainty = field(default_factory=Uncertainty)
+    workload: str = ""
+    stages: tuple[Stage, ...] = ()
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def from_document(document: Any, *, source: str = "the profile") -> Profile:
+        """Read the JSON document of a profile.
+
+        Raises ConfigError for an unknown schema, and for a field that is missing, not a number, out of its range or
+        misspelt, with the value found and what a sane one looks like.
+        """
+        if not isinstance(document, dict):
+            raise ConfigError(f"{source} must be a JSON object, found {type(document).__name__}.")
+        if document.get("schema") != SCHEMA:
+            raise ConfigError(
+                f"{source} has the schema {document.get('schema')!r}, expected {SCHEMA!r}: write it anew with "
+                "offload probe SCRIPT -o profile.json."
+            )
+        read = _Reader(source)
+        read.names("", document, _SECTIONS)
+        top = read.numbers("", document, _TOP)
+        inputs = read.numbers("input.", read.section(document, "input"), _INPUT, others=("stages",))
+        step = read.numbers("step.", read.section(document, "step"), _STEP, others=("device",))
+        measured = document.get("measured") or {}
+        speed = read.numbers("measured.", read.table("measured", measured), _MEASURED, closed=False)["core_speed"]
+        uncertainty = read.table("uncertainty", document.get("uncertainty") or {})
+        limit = step.pop("max_local_batch_size")
+        if step["alpha_compute"] + step["beta_compute"] <= 0:
+            raise ConfigError(
+                f"{source}: step.alpha_compute and step.beta_compute are both 0; expected such as 0.01 and 0.0016."
+            )
+        # A slow core spends more seconds on a sample than a reference core would.
+        inputs["core_seconds_per_sample"] *= speed
+        return Profile(
+            input=InputRate(host_cpus_per_worker=top["host_cpus_per_worker"], **inputs),
+            step_time=StepTime(**step),
+            device=read.text("step.device", document["step"].get("device")),
+            max_local_batch_size=limit,
+            overlap=top["overlap"],
+            batch_size=None if top["batch_size"] is None else int(top["batch_size"]),
+            noise=read.noise(document.get("noise")),
+            uncertainty=Uncertainty(**read.numbers("uncertainty.", uncertainty, _UNCERTAINTY)),
+            workload=read.text("workload", document.get("workload")) or "",
+            stages=read.stages(document["input"].get("stages")),
+            measured=measured,
+        )
+
+
+class _Reader:
+    """Reads a document's fields, and says which one is wrong."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def section(self, document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        if name not in document:
+            raise ConfigError(f"{self.source} has no section {name!r}. A profile needs at least input and step.")
+        return self.table(name, document[name])
+
+    def table(self, name: str, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{self.source}: {name} must be an object of fields, found {value!r}.")
+        return value
+
+    def text(self, name: str, value: Any) -> str | None:
+        if not isinstance(value, str | None):
+            raise ConfigError(f"{self.source}: {name} must be text, found {value!r}.")
+        return value
+
+    def names(self, where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+        """What is nearly a known name is a mistake; what is not is somebody else's."""
+        for name in table:
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.75)
+            if name not in known and near:
+                raise ConfigError(f"{self.source} has an unknown field {where}{name}. Is {where}{near[0]} meant?")
+
+    def numbers(
+        self,
+        where: str,
+        table: Mapping[str, Any],
+        rules: Mapping[str, _Rule],
+        *,
+        others: tuple[str, ...] = (),
+        closed: bool = True,
+    ) -> dict[str, Any]:
+        if closed and where:
+            self.names(where, table, (*rules, *others))
+        return {name: self._number(where + name, table.get(name), rule) for name, rule in rules.items()}
+
+    def _number(self, name: str, value: Any, rule: _Rule) -> float | None:
+        if value is None:
+            if rule.required:
+                raise ConfigError(f"{self.source} has no {name}: give it {rule.sane}.")
+            return rule.default
+        name = f"{self.source}: {name}"
+        if rule.whole:
+            return check_count(name, value, least=int(rule.least), sane=rule.sane)
+        if rule.most < math.inf and rule.most > 1 and isinstance(value, int | float) and value > rule.most:
+            raise ConfigError(f"{name} is {value:g}, which looks like another unit: expected {rule.sane}.")
+        return check_number(name, value, least=rule.least, most=rule.most, above=rule.above, sane=rule.sane)
+
+    def noise(self, section: Any) -> GradientNoise | None:
+        if section is None:
+            return None
+        return GradientNoise(**self.numbers("noise.", self.table("noise", section), _NOISE))
+
+    def stages(self, listed: Any) -> tuple[Stage, ...]:
+        if not isinstance(listed, list | None):
+            raise ConfigError(f"{self.source}: input.stages must be a list, found {listed!r}.")
+        stages = []
+        for position, item in enumerate(listed or []):
+            where = f"input.stages[{position}]"
+            table = self.table(where, item)
+            name = self.text(f"{where}.name", table.get("name"))
+            if not name:
+                raise ConfigError(f"{self.source}: {where} has no name.")
+            stages.append(Stage(name=name, **self.numbers(f"{where}.", table, _STAGE, others=("name",))))
+        return tuple(stages)

@@ -1,0 +1,72 @@
+"""Catalogs of node types as files, and today's prices from AWS. The catalog itself is :mod:`offload.model.catalog`'s."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from offload.errors import ConfigError
+from offload.model.catalog import Catalog
+
+BUILT_IN = "sagemaker.toml"
+PRICE_API_REGION = "us-east-1"  # the price list is served from few regions, for all of them
+
+
+def built_in() -> Catalog:
+    """The SageMaker training instances that ship with offload."""
+    text = resources.files(__name__).joinpath(BUILT_IN).read_text(encoding="utf-8")
+    return Catalog.from_toml(text, source=f"the built-in catalog {BUILT_IN}")
+
+
+def load_catalog(path: Path | None) -> Catalog:
+    """The built-in catalog, extended (and where a name stands in both, replaced) by a file's types.
+
+    Raises ConfigError for a file that cannot be read or does not hold a catalog.
+    """
+    if path is None:
+        return built_in()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the catalog {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    return built_in().extended_by(Catalog.from_toml(text, source=str(path)))
+
+
+def refreshed(catalog: Catalog, region: str, *, names: list[str], client: Any = None) -> Catalog:
+    """The catalog with AWS's on-demand training prices of ``region`` for these types, as the price list has them now.
+
+    ``client`` is a boto3 client of the service "pricing"; one is made from the environment's credentials by default.
+    Raises ConfigError where boto3 or credentials are missing, or a type is not offered there.
+    """
+    client = client or _pricing_client()
+    prices = {name: _training_price(client, region, name) for name in names}
+    return catalog.with_prices(prices, region=region, source="AWS price list API")
+
+
+def _pricing_client() -> Any:
+    try:
+        import boto3
+    except ImportError:
+        raise ConfigError("refreshing prices needs boto3: pip install 'offload[sagemaker]'.") from None
+    return boto3.client("pricing", region_name=PRICE_API_REGION)
+
+
+def _training_price(client: Any, region: str, name: str) -> float:
+    wanted = {"regionCode": region, "instanceName": name, "component": "Training"}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    try:
+        listed = client.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
+    except Exception as error:  # botocore makes its classes at run time, and without credentials others come
+        raise ConfigError(
+            f"AWS's price list cannot be asked ({type(error).__name__}: {error}). Set credentials that allow "
+            "pricing:GetProducts, or plan with the catalog's prices."
+        ) from None
+    for product in listed:
+        terms = json.loads(product) if isinstance(product, str) else product
+        for term in terms["terms"].get("OnDemand", {}).values():
+            for dimension in term["priceDimensions"].values():
+                if float(dimension["pricePerUnit"]["USD"]) > 0:
+                    return float(dimension["pricePerUnit"]["USD"])
+    raise ConfigError(f"AWS's price list has no on-demand training price of {name} in {region}.")

@@ -1,0 +1,184 @@
+"""The context that a probed script's function gets: its batches are replayed from memory, and its steps measured.
+
+The loop runs as it was written, with nothing to wait for. Where it stops: what follows from the measurements is
+:mod:`offload.measure.findings`'s.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from offload.errors import RunError
+from offload.measure.sizes import STEPS, WARM_STEPS, Measured, next_size
+from offload.train.context import TRAIN, Context, StopRun, WorkerSetup, tuple_of
+
+NOISE_GROUPS = 4
+NOISE_GRADIENTS = 4  # compared within a group, at equal parameters
+
+
+class ProbeContext(Context):
+    """Replays ``cached`` rows at several local batch sizes, then as small batches whose gradients are compared.
+
+    ``budget_s`` is what the sizes may take together; ``told`` hears the share of the work that is done.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        self.cached: dict[str, Any] = {}
+        self.budget_s = 20.0
+        self.told: Callable[[float], None] = lambda share: None
+        self.measured: list[Measured] = []
+        self.gradients: list[tuple[float, float]] = []  # per group: mean of squared norms, squared norm of the mean
+        self.samples_each = 0
+        self._comparing = False
+        self._group: list[float] = []
+        self._sum: list[torch.Tensor] | None = None
+        self._began = 0.0
+        self._open = False
+
+    def epochs(self, n: int) -> Iterator[int]:
+        """One epoch, in which everything is measured."""
+        yield 0
+        raise StopRun
+
+    def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
+        """Replayed batches of the training data; none of others."""
+        if name != TRAIN:
+            return
+        for batch in self._replayed():
+            self._open = True
+            yield tuple_of(batch, columns) if columns else batch
+            if self._open:
+                raise RunError(
+                    "a batch went by without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch of "
+                    "ctx.batches('train')."
+                )
+        raise StopRun
+
+    def _replayed(self) -> Iterator[dict[str, Any]]:
+        began, wanted = time.monotonic(), self._setup.split.local_batch_size
+        memory = self._device_memory()
+        while (
+            size := next_size(
+                self.measured, wanted=wanted, left_s=self.budget_s - (time.monotonic() - began), memory_bytes=memory
+            )
+        ) is not None:
+            yield from self._steps_of(size)
+            self.told(min((time.monotonic() - began) / self.budget_s, 0.9))
+        self._comparing = True
+        small = self.samples_each = max(1, min(self.measured[-1].size, wanted) // 2)
+        for number in range(NOISE_GROUPS * NOISE_GRADIENTS):
+            yield self._rows(small, number * small)
+        self.told(1.0)
+
+    def _steps_of(self, size: int) -> Iterator[dict[str, Any]]:
+        times = []
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        for number in range(WARM_STEPS + STEPS):
+            batch = self._rows(size, 0)
+            self._synchronize()
+            began = time.monotonic()
+            yield batch
+            self._synchronize()
+            if number >= WARM_STEPS:
+                times.append(time.monotonic() - began)
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        self.measured.append(Measured(size=size, step_s=float(np.median(times)), peak_bytes=float(peak)))
+
+    def _rows(self, size: int, first: int) -> dict[str, Any]:
+        """``size`` of the cached rows from ``first`` on, from the beginning again where they end."""
+        rows = len(next(iter(self.cached.values())))
+        chosen = [(first + i) % rows for i in range(size)]
+        index = torch.tensor(chosen, device=self.device)
+        return {
+            name: column[index] if isinstance(column, torch.Tensor) else [column[i] for i in chosen]
+            for name, column in self.cached.items()
+        }
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradient of the loss; where gradients are compared, note its norm."""
+        scaler = self._state.scaler
+        scaled = loss if scaler is None else scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]
+        if self._comparing:
+            self._note_gradient(1.0 if scaler is None else float(scaler.get_scale()))
+
+    def step(self, *, clip_norm: float | None = None) -> bool:
+        """Step the optimizers."""
+        self._open = False
+        if self._comparing and self._group:
+            return False  # the next gradient is taken at equal parameters
+        scaler = self._state.scaler
+        for optimizer in self._state.optimizers:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            if clip_norm is not None:
+                parameters = [p for group in optimizer.param_groups for p in group["params"]]
+                torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+            if scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if scaler is not None:
+            scaler.update()
+        return True
+
+    def _note_gradient(self, scale: float) -> None:
+        parameters = [p for o in self._state.optimizers for g in o.param_groups for p in g["params"]]
+        reached = [p for p in parameters if p.grad is not None]
+        gradients = [p.grad / scale for p in reached if p.grad is not None]
+        for parameter in reached:
+            parameter.grad = None
+        if not gradients:
+            raise RunError("the probed loss reaches no parameter of the prepared optimizers.")
+        self._group.append(float(sum(g.double().square().sum() for g in gradients)))
+        if self._sum is None:
+            self._sum = gradients
+        else:
+            torch._foreach_add_(self._sum, gradients)
+        if len(self._group) == NOISE_GRADIENTS:
+            mean = [total / NOISE_GRADIENTS for total in self._sum]
+            square = float(sum(m.double().square().sum() for m in mean))
+            self.gradients.append((float(np.mean(self._group)), square))
+            # One optimizer step between groups: the noise is that of a short run, not of the first weights alone.
+            for parameter, value in zip(reached, mean, strict=True):
+                parameter.grad = value * scale
+            self._group, self._sum = [], None
+
+    def sum(self, value: Any) -> float:
+        """The value: the probe runs one worker."""
+        return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+    def report(self, **metrics: Any) -> None:
+        """Nothing is recorded."""
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _device_memory(self) -> float | None:
+        if self.device.type != "cuda":
+            return None
+        gc.collect()
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return float(free + torch.cuda.memory_allocated(self.device))
+
+
+def keep_rows(cached: dict[str, Any], batch: Mapping[str, Any], most: int) -> None:
+    """Add copies of a batch's rows, up to ``most`` in all."""
+    have = len(next(iter(cached.values()))) if cached else 0
+    for name, column in batch.items():
+        rows = column[: most - have]
+        if isinstance(column, torch.Tensor):
+            cached[name] = torch.cat([cached[name], rows]) if name in cached else rows.clone()
+        else:
+            cached[name] = [*cached.get(name, []), *rows]

@@ -1,0 +1,136 @@
+"""The driver's side of a probe: a run of one worker that measures instead of training, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ray
+import ray.train
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from offload.measure.findings import Findings, findings_of
+from offload.model.placement import WorkerResources
+from offload.probe.context import NOISE_GRADIENTS
+from offload.probe.worker import Budget, run_probe
+from offload.report.live import LiveLine
+from offload.report.run_dir import RunDirectory
+from offload.train.cluster import connected, usable_cores
+from offload.train.context import TRAIN
+from offload.train.journal import Journal
+from offload.train.monitor import News
+from offload.train.run import TOKEN_CPUS, Run, describe_failure
+from offload.train.storage import Storage
+from offload.train.trainer import Trainer
+
+STAGE_ROWS = 64
+
+
+def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str, Any]) -> Findings | None:
+    """Measure a script's trainer; None where the user interrupted it. ``known``: what is known of it already.
+
+    Raises ConfigError or RunError as ``Trainer.fit`` does.
+    """
+    began = time.monotonic()
+    single = _single_worker(trainer)
+    with tempfile.TemporaryDirectory(prefix="offload-probe-") as folder, LiveLine(quiet=True) as silent:
+        directory = RunDirectory(Path(folder) / "probe")
+        listed = {TRAIN: single.listed(TRAIN)}
+        with connected(address) as cluster:
+            run = ProbeRun(single, directory, silent, listed, cluster)
+            directory.begin()
+            with _bar(quiet) as progress:
+                run.shows(progress)
+                run.go("probe", Storage(path=str(directory.path)))
+    if run.found is None:
+        return None
+    reserved = _reserved(trainer)
+    cores = max(round(usable_cores() - reserved), 1)
+    measured = {**known["measured"], "seconds": round(time.monotonic() - began, 1)}
+    return findings_of(
+        run.found,
+        workload=known["workload"],
+        measured=measured,
+        batch_size=trainer.batch_size.initial,
+        local_batch_size=single.batch_size.split(1).local_batch_size,
+        noise_count=NOISE_GRADIENTS,
+        cores=cores,
+        host_cpus_per_worker=reserved,
+    )
+
+
+class ProbeRun(Run):
+    """A run whose worker measures. ``found`` is what it sent at the end."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.journal = _NoJournal(self.directory, self.live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
+        self.found: dict[str, Any] | None = None
+        stream = self.listed[TRAIN].stream(self.trainer.seed)
+        self.budget = Budget(
+            stage=stream.stage if stream.table is not None else None,
+            rows=None if stream.table is None else stream.table.slice(0, STAGE_ROWS),
+        )
+
+    def shows(self, progress: Progress) -> None:
+        """Where the bar is."""
+        self._progress, self._task = progress, progress.add_task("starting", total=1.0)
+
+    def _worker_resources(self) -> WorkerResources:
+        # The pool and the worker are measured one after the other, each with the whole machine.
+        return replace(super()._worker_resources(), cpus=TOKEN_CPUS)
+
+    def worker_main(self, user_function: Any, setup: Any) -> Any:
+        budget = self.budget
+        return lambda: run_probe(user_function, setup, budget)
+
+    def _announce(self) -> None: ...
+
+    def _failed(self, error: BaseException) -> NoReturn:
+        remedy = "offload run shows the same error with its whole traceback."
+        text, kind = describe_failure(error, "the probed script failed", remedy)
+        raise kind(text) from None
+
+    def _read(self, hub: Any) -> None:
+        news: News = ray.get(hub.read.remote(self.journal.news.cursor))
+        self.journal.news = replace(news, totals={})  # nothing is trained that would have to be committed
+        for event in news.events:
+            if event["event"] == "probing":
+                self._progress.update(self._task, description=event["phase"], completed=event["share"])
+            elif event["event"] == "probed":
+                self.found = dict(event)
+            elif event["event"] == "print":
+                self._progress.console.print(event["text"], soft_wrap=True, markup=False)
+
+
+class _NoJournal(Journal):
+    """Nothing of a probe is written down."""
+
+    def finish(self, status: str, checkpoint: str | None, error: str | None = None) -> dict[str, Any]:
+        return {}
+
+
+def _single_worker(trainer: Trainer) -> Trainer:
+    """The same training by one worker, on the training data alone."""
+    single = copy.copy(trainer)
+    single.workers = (1, 1)
+    single.datasets = {TRAIN: trainer.datasets[TRAIN]}
+    return single
+
+
+def _reserved(trainer: Trainer) -> float:
+    """Cores that each worker of the script keeps for itself."""
+    config = trainer.scaling_config
+    per_worker: Any = config.resources_per_worker if config is not None else None
+    return float((per_worker or {}).get("CPU", 1))
+
+
+def _bar(quiet: bool) -> Progress:
+    console = Console(stderr=True, quiet=quiet)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)

@@ -1,0 +1,179 @@
+"""What each stage of preprocessing costs: the data set and the transform are run on one core with their steps timed.
+
+Steps are those of a Compose (torchvision's and timm's) that is the transform itself or an attribute of the data set;
+anything else is one stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from offload.pipeline.stage import Stage, process
+from offload.pipeline.wire import POSITION, SAMPLE_ID
+
+PACK = "pack"
+ROWS = 4  # at a time: some samples take seconds
+
+
+@dataclass
+class Spent:
+    """CPU seconds of one thread and bytes that came out, over ``calls`` calls of a step."""
+
+    cpu_s: float = 0.0
+    bytes_out: float = 0.0
+    calls: int = 0
+
+
+@dataclass
+class StageCosts:
+    """Per stage what ``samples`` samples took. ``raw_bytes``: read from files meanwhile."""
+
+    samples: int = 0
+    cpu_s: float = 0.0
+    raw_bytes: float = 0.0
+    spent: dict[str, Spent] = field(default_factory=dict)
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[list[Any]]:
+        """Count what happens within as one call of step ``name``, less what other steps counted meanwhile. What it put
+        out is to be appended, and behind it the bytes of a row, where that is something else."""
+        inside, began = self._counted(), time.thread_time()
+        out: list[Any] = []
+        yield out
+        each = self.spent.setdefault(name, Spent())
+        each.cpu_s += time.thread_time() - began - (self._counted() - inside)
+        each.bytes_out += _size(out[-1])
+        each.calls += 1
+
+    def _counted(self) -> float:
+        return sum(each.cpu_s for each in self.spent.values())
+
+    def shares(self) -> Iterator[tuple[str, float, float | None]]:
+        """(name, share of the CPU time, bytes that a sample leaves it with) for each stage, the rest as ``pack``."""
+        known = sum(each.cpu_s for each in self.spent.values())
+        for name, each in self.spent.items():
+            yield name, each.cpu_s / self.cpu_s, each.bytes_out / each.calls if each.calls and each.bytes_out else None
+        yield PACK, max(self.cpu_s - known, 0.0) / self.cpu_s, None
+
+
+def measure_stages(stage: Stage, rows: pa.Table, *, seconds: float) -> StageCosts:
+    """Run ``stage`` over index rows, again and again for about ``seconds``, with its steps timed. ``stage`` is changed: it
+    must be of no further use."""
+    costs = StageCosts()
+    reader: Any = stage.reader
+    _wrap_attributes(getattr(reader, "dataset", None), costs)
+    _wrap_steps(stage.transform, costs)
+    stage = dataclasses.replace(stage, reader=_TimedReader(reader, costs), transform=_timed_transform(stage, costs))
+    until = time.monotonic() + seconds
+    start = 0
+    _once(stage, rows, start)  # imports, caches
+    costs.spent.clear()
+    while time.monotonic() < until:
+        began, read = time.thread_time(), _bytes_read()
+        done = _once(stage, rows, start)
+        costs.cpu_s += time.thread_time() - began
+        costs.raw_bytes += _bytes_read() - read
+        costs.samples += done
+        start = (start + done) % rows.num_rows
+    return costs
+
+
+def _once(stage: Stage, rows: pa.Table, start: int) -> int:
+    part = rows.slice(start, ROWS)
+    ids = pa.array(np.arange(start, start + part.num_rows, dtype=np.int64))
+    process(stage, part.append_column(SAMPLE_ID, ids).append_column(POSITION, ids), epoch=0)
+    return int(part.num_rows)
+
+
+def _wrap_attributes(owner: Any, costs: StageCosts) -> None:
+    """Time the steps of every Compose among an object's attributes."""
+    for value in list(getattr(owner, "__dict__", {}).values()):
+        _wrap_steps(value, costs)
+
+
+def _wrap_steps(transform: Any, costs: StageCosts) -> None:
+    """Time the steps of a Compose, or of an image transform's CPU part."""
+    for attribute in ("steps", "transforms"):
+        steps = getattr(transform, attribute, None)
+        if isinstance(steps, list | tuple) and all(callable(step) for step in steps):
+            setattr(transform, attribute, type(steps)(_timed_step(step, costs) for step in steps))
+
+
+def _timed_step(step: Any, costs: StageCosts) -> Callable[..., Any]:
+    name = getattr(step, "__name__", type(step).__name__)
+
+    def timed(*values: Any) -> Any:
+        with costs.timing(name) as out:
+            out.append(step(*values))
+        return out[0]
+
+    return timed
+
+
+def _timed_transform(stage: Stage, costs: StageCosts) -> Any:
+    if stage.kind == "none":
+        return stage.transform
+    inner = stage.transform
+    name = getattr(inner, "__name__", type(inner).__name__)
+
+    def timed(given: Any) -> Any:
+        with costs.timing(name) as out:
+            out.append(inner(given))
+            out[1:] = [_per_row(out[0], stage.kind == "batch")]
+        return out[0]
+
+    return timed
+
+
+class _TimedReader:
+    """A reader that tells what reading took, the steps within it apart."""
+
+    def __init__(self, inner: Any, costs: StageCosts) -> None:
+        self._inner, self._costs = inner, costs
+        self._name = type(inner.dataset).__name__ if hasattr(inner, "dataset") else "read and decode"
+
+    def read(self, rows: pa.Table) -> Any:
+        with self._costs.timing(self._name) as out:
+            out.append(self._inner.read(rows))
+            out[1:] = [_per_row(out[0].columns, True)]
+        return out[0]
+
+    def describe(self, rows: pa.Table, row: int) -> str:
+        return str(self._inner.describe(rows, row))
+
+
+def _per_row(columns: Any, batched: bool) -> float:
+    rows = max((len(column) for column in columns.values()), default=1) if batched and isinstance(columns, dict) else 1
+    return _size(columns) / max(rows, 1)
+
+
+def _size(value: Any) -> float:
+    """Bytes of an array, a tensor, an image, or what holds some."""
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, dict):
+        return sum(_size(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_size(each) for each in value if not isinstance(each, int | float))
+    if hasattr(value, "nbytes"):
+        return float(value.nbytes)
+    if hasattr(value, "size") and hasattr(value, "getbands"):  # an image of Pillow
+        return float(value.size[0] * value.size[1] * len(value.getbands()))
+    return 0.0
+
+
+def _bytes_read() -> float:
+    """Bytes that this process has read from files."""
+    try:
+        with open("/proc/self/io", encoding="ascii") as file:
+            return float(next(line.split()[1] for line in file if line.startswith("rchar")))
+    except (OSError, StopIteration):
+        return 0.0

@@ -1,0 +1,182 @@
+"""What the one worker of a probe runs: the input side alone, then the script's loop on replayed batches.
+
+One after the other, since on a small machine each would slow the other down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+import torch
+
+from offload.errors import RunError
+from offload.pipeline.passes import PassKey, Slice
+from offload.pipeline.pool import PackedStage
+from offload.probe.context import ProbeContext, keep_rows
+from offload.probe.stages import measure_stages
+from offload.train.batches import ActorFeed, Batches, NoPeers, open_pass
+from offload.train.context import TRAIN, StopRun, WorkerSetup, first_pass
+
+KEPT_BLOCKS = 4  # replayed to see how fast a worker takes batches in
+KEPT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Seconds for each part, and what the stages of preprocessing are measured on (None: a ``ray.data.Dataset``)."""
+
+    drain_s: float = 12.0
+    ingest_s: float = 2.0
+    stages_s: float = 6.0
+    replay_s: float = 24.0
+    stage: PackedStage | None = None
+    rows: pa.Table | None = None
+
+
+def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
+    """Measure, and send what was found as an event ``probed``."""
+    torch.manual_seed(setup.seed)
+    np.random.seed(setup.seed & 0xFFFFFFFF)
+    context = ProbeContext(setup)
+    tell = _Teller(context, budget)
+    try:
+        tell.phase("draining the input", 0.0)
+        drained = _drain(context, setup, budget, tell)
+        tell.phase("timing the stages", 0.45)
+        stages = _stages(budget)
+        tell.phase("replaying batches", 0.6)
+        context.budget_s = budget.replay_s
+        context.told = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
+        if not context.cached:
+            raise RunError("the training data set delivered no batch to replay. Are there samples in it?")
+        with contextlib.suppress(StopRun), contextlib.redirect_stdout(context.printing()):
+            user_function(context)
+        if not context.measured:
+            raise RunError(
+                "the script's function asked for no batch of ctx.batches('train'), so that no step could be measured."
+            )
+        context._reporter.event(
+            "probed",
+            **drained,
+            stages=stages,
+            steps=[dataclasses.asdict(each) for each in context.measured],
+            gradients=context.gradients,
+            samples_each=context.samples_each,
+            device=torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu",
+            device_memory_bytes=context._device_memory(),
+        )
+    finally:
+        context.finish()
+
+
+class _Teller:
+    """Sends how far the probe is, at once."""
+
+    def __init__(self, context: ProbeContext, budget: Budget) -> None:
+        self._reporter = context._reporter
+
+    def phase(self, name: str, share: float) -> None:
+        self._reporter.event("probing", phase=name, share=share)
+        self._reporter.flush()
+
+
+def _drain(context: ProbeContext, setup: WorkerSetup, budget: Budget, tell: _Teller) -> dict[str, Any]:
+    """Take batches as fast as they come, and keep some."""
+    feed = _Recording(setup.hub)
+    key = PassKey(attempt=context._attempt, name=TRAIN, number=0)
+    open_pass(setup.hub, key, first_pass(setup.split), 0)
+    batches = _batches(context, setup, feed, key)
+    began = time.monotonic()
+    samples, until = 0, None
+    while (batch := batches.get()) is not None:
+        if until is None:  # what comes before the first batch is start-up
+            began = time.monotonic()
+            until = began + budget.drain_s
+        samples += batch.rows
+        row_bytes = sum(t[:1].nbytes for t in batch.tensors.values() if isinstance(t, torch.Tensor)) or 1
+        keep_rows(context.cached, batch.tensors, max(setup.split.local_batch_size, min(1024, KEPT_BYTES // row_bytes)))
+        tell.phase("draining the input", min(0.4, 0.4 * (time.monotonic() - began) / budget.drain_s))
+        if time.monotonic() >= until:
+            break
+    batches.close()
+    drained_s = time.monotonic() - began
+    costs = ray.get(setup.hub.costs.remote(TRAIN))
+    ingest = _ingest(context, setup, feed.kept, budget.ingest_s) if feed.kept else None
+    return {"costs": costs, "ingest_samples_per_s": ingest, "drained_samples": samples, "drained_s": drained_s}
+
+
+def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey) -> Batches:
+    return Batches(
+        feed,
+        key,
+        peers=NoPeers(),
+        local_batch_size=setup.split.local_batch_size,
+        device=context.device,
+        on_device=setup.on_device[TRAIN],
+        padded=False,
+        stop=threading.Event(),
+        template={},
+    )
+
+
+def _ingest(context: ProbeContext, setup: WorkerSetup, kept: list[Slice], seconds: float) -> float:
+    """Samples/s that this worker takes in, cuts, joins and copies to its device, when blocks are there already."""
+    feed = _Replaying(kept)
+    batches = _batches(context, setup, feed, PassKey(attempt=0, name=TRAIN, number=0))
+    batches.get()
+    began, samples = time.monotonic(), 0
+    while time.monotonic() - began < seconds and (batch := batches.get()) is not None:
+        samples += batch.rows
+    context._synchronize()
+    rate = samples / (time.monotonic() - began)
+    batches.close()
+    return rate
+
+
+def _stages(budget: Budget) -> dict[str, Any] | None:
+    if budget.stage is None or budget.rows is None:
+        return None
+    threads = torch.get_num_threads()
+    stage = budget.stage.ready()  # holds this process to one thread, as it does each preprocessing process
+    try:
+        costs = measure_stages(stage, budget.rows, seconds=budget.stages_s)
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        "shares": [list(each) for each in costs.shares()],
+        "raw_bytes_per_sample": costs.raw_bytes / max(costs.samples, 1),
+    }
+
+
+class _Recording(ActorFeed):
+    """The feed, of which the first blocks are kept."""
+
+    def __init__(self, actor: Any) -> None:
+        super().__init__(actor)
+        self.kept: list[Slice] = []
+
+    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
+        slices, over = super().take(key, rank, want)
+        self.kept += slices[: KEPT_BLOCKS - len(self.kept)]
+        return slices, over
+
+
+class _Replaying:
+    """A feed that hands out the same blocks again and again."""
+
+    def __init__(self, kept: list[Slice]) -> None:
+        self._kept, self._next = kept, 0
+
+    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
+        self._next += 1
+        return [self._kept[self._next % len(self._kept)]], False
+
+    def leave(self, key: PassKey, rank: int) -> None: ...

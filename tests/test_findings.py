@@ -1,0 +1,151 @@
+"""From what a probe measured to a profile that can be planned with, and to a verdict that one can act on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.errors import ConfigError, RunError
+from offload.measure.findings import Findings, findings_of, profile_document, verdict
+from offload.measure.sizes import MEMORY_SHARE, Measured, largest_that_fits, next_size
+from offload.model import Profile, StepTime
+from offload.report.probe_text import format_probe
+
+STEP = StepTime(0.01, 0.0016)
+FOUND = Findings(
+    workload="train.py",
+    core_seconds=[0.029, 0.030, 0.028, 0.029],
+    wire_bytes=150528.0,
+    raw_bytes=110_000.0,
+    ingest_samples_per_s=9000.0,
+    stages=[("GaussianBlur", 0.82, 150528.0), ("decode", 0.15, 562500.0), ("pack", 0.03, None)],
+    steps=[Measured(size=m, step_s=STEP.predict(1, 1, m), peak_bytes=1e9 + 2e7 * m) for m in (8, 16, 32, 64)],
+    gradients=[(6.0, 3.0), (8.0, 4.0)],
+    samples_each=32,
+    noise_count=4,
+    batch_size=64,
+    local_batch_size=64,
+    device="NVIDIA A10G",
+    device_memory_bytes=24e9,
+    cores=3,
+    host_cpus_per_worker=1.0,
+    measured={"cores": 4, "cpu_model": "x", "core_speed": 1.0},
+)
+
+
+def test_a_profile_is_what_was_measured() -> None:
+    document = json.loads(json.dumps(profile_document(FOUND), allow_nan=False))
+    profile = Profile.from_document(document)
+    assert profile.input.core_seconds_per_sample == pytest.approx(0.029)
+    assert profile.input.raw_bytes_per_sample == 110_000
+    assert profile.input.ingest_samples_per_s_per_worker == 9000
+    assert profile.step_time.predict(1, 1, 64) == pytest.approx(STEP.predict(1, 1, 64), rel=0.01)
+    assert profile.batch_size == 64
+    assert profile.noise is not None
+    # sqr = (4·3.5 − 7)/3, var of a gradient of 32 = (7 − 3.5)·4/3, halved at 64.
+    assert profile.noise.sqr == pytest.approx(7 / 3)
+    assert profile.noise.var == pytest.approx(14 / 3 / 2)
+    assert profile.max_local_batch_size == int((MEMORY_SHARE * 24e9 - 1e9) / 2e7)
+    assert profile.uncertainty.core_seconds_per_sample >= 0.01
+    assert sum(stage.core_seconds_per_sample for stage in profile.stages) == pytest.approx(0.029)
+
+
+def test_an_input_bound_script_is_told_how_many_cores_would_help() -> None:
+    ceiling, binds, cores, *rest = verdict(FOUND)
+    assert "Input ceiling 103 samples/s on 3 cores" in ceiling
+    assert "ceiling of the NVIDIA A10G 569 samples/s at a local batch of 64" in ceiling
+    assert binds == "The input binds: a step will wait for data 82% of its time."
+    assert cores.startswith("17 cores like these would keep the NVIDIA A10G busy, 14 more than preprocess here")
+    assert rest[0].startswith("GaussianBlur: 82% of core-seconds; OpenCV's blur")
+    assert rest[1] == "decode: 15% of core-seconds."
+    assert len(rest) == 2  # what is next to nothing is not named
+
+
+def test_a_gpu_bound_script_is_told_that_offloading_will_not_help() -> None:
+    said = " ".join(verdict(dataclasses.replace(FOUND, core_seconds=[0.0005])))
+    assert "The NVIDIA A10G binds (stall 0%): preprocessing on more CPUs will not speed this up." in said
+
+
+def test_where_the_worker_itself_is_slow_cores_do_not_help() -> None:
+    said = " ".join(verdict(dataclasses.replace(FOUND, ingest_samples_per_s=300.0)))
+    assert "More cores lift it to 300 samples/s at most" in said
+
+
+def test_what_was_assumed_is_said() -> None:
+    said = " ".join(verdict(dataclasses.replace(FOUND, device="cpu", steps=FOUND.steps[:2])))
+    assert "There is no GPU here" in said
+    assert "local batches of 8, 16 and extrapolated to 64" in said
+
+
+def test_a_probe_as_people_read_it() -> None:
+    text = format_probe(profile_document(FOUND))
+    assert "GaussianBlur" in text
+    assert "82%" in text
+    assert "The input binds" in text
+    assert max(len(line) for line in text.split("\n\n")[0].splitlines()) <= 110
+
+
+def test_gradients_that_are_not_finite_give_no_noise() -> None:
+    assert profile_document(dataclasses.replace(FOUND, gradients=[(float("inf"), 1.0)]))["noise"] is None
+    assert profile_document(dataclasses.replace(FOUND, gradients=[]))["noise"] is None
+
+
+def test_nothing_measured_is_said() -> None:
+    with pytest.raises(RunError, match="no step was measured"):
+        profile_document(dataclasses.replace(FOUND, steps=[]))
+    event: dict[str, Any] = {"costs": []}
+    with pytest.raises(ConfigError, match="no preprocessing task finished"):
+        findings_of(event)
+
+
+# --- which sizes ------------------------------------------------------------------------------------------------------
+
+
+def run(step: StepTime, *, wanted: int, left_s: float, memory: float | None, bytes_each: float = 2e7) -> list[Measured]:
+    measured: list[Measured] = []
+    while (size := next_size(measured, wanted=wanted, left_s=left_s, memory_bytes=memory)) is not None:
+        step_s = float(step.predict(1, 1, size))
+        left_s -= 7 * step_s
+        measured.append(Measured(size=size, step_s=step_s, peak_bytes=1e9 + bytes_each * size if memory else 0.0))
+        assert len(measured) < 40
+    return measured
+
+
+@given(
+    wanted=st.integers(1, 1024),
+    memory=st.floats(3e9, 100e9),
+    bytes_each=st.floats(1e4, 1e9),
+)
+def test_memory_is_never_overrun_and_found(wanted: int, memory: float, bytes_each: float) -> None:
+    first = max(1, wanted // 8)
+    if 1e9 + bytes_each * 2 * first > MEMORY_SHARE * memory:
+        return  # already the first sizes are too large; that is the script's own trouble
+    measured = run(StepTime(1e-3, 1e-5), wanted=wanted, left_s=1e6, memory=memory, bytes_each=bytes_each)
+    assert all(each.peak_bytes <= memory for each in measured)
+    largest = largest_that_fits(measured, memory)
+    assert largest is not None
+    assert 1e9 + bytes_each * largest <= memory * (1 + 1e-9)
+    assert largest >= measured[-1].size
+
+
+@given(wanted=st.integers(1, 512), seconds=st.floats(1e-4, 2.0))
+def test_without_a_gpu_the_wanted_size_is_the_largest(wanted: int, seconds: float) -> None:
+    measured = run(StepTime(1e-3, seconds), wanted=wanted, left_s=20.0, memory=None)
+    sizes = [each.size for each in measured]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] <= max(wanted, 1)
+    if 7 * seconds * 4 * wanted < 10:
+        assert sizes[-1] == wanted
+    if wanted > 1:
+        assert len(sizes) >= 2  # one size tells nothing of another
+
+
+def test_nothing_is_said_of_memory_that_was_not_measured() -> None:
+    assert largest_that_fits([Measured(size=8, step_s=1.0)], 1e9) is None
+    assert largest_that_fits([], 1e9) is None
+    assert largest_that_fits(FOUND.steps, None) is None

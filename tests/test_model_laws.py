@@ -1,0 +1,268 @@
+"""What must hold of the joint model whatever its parameters are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.errors import ConfigError
+from offload.model import GradientNoise, InputRate, JointGoodput, NodeType, Shape, StepTime
+from offload.model.noise import noise_from_gradients
+from offload.model.overlap import overlapped
+from tests.strategies import cpu_types, gpu_types, input_rates, noises, step_times
+
+NODES, WORKERS = st.integers(1, 16), st.integers(1, 8)
+
+
+# --- accelerators -----------------------------------------------------------------------------------------------------
+
+
+@given(step_times, NODES, WORKERS, st.integers(1, 512), st.integers(0, 8))
+def test_a_step_lies_between_perfect_overlap_and_none(
+    model: StepTime, nodes: int, per_node: int, local: int, accum: int
+) -> None:
+    workers = nodes * per_node
+    compute, sync = model.compute_time_s(local), model.sync_time_s(nodes, workers)
+    step = model.predict(nodes, workers, local, accum)
+    assert accum * compute + max(compute, sync) <= step * (1 + 1e-9)
+    assert step <= (accum + 1) * compute + sync + 1e-9
+
+
+@given(step_times, NODES, st.integers(1, 512))
+def test_one_worker_has_nobody_to_wait_for(model: StepTime, accum: int, local: int) -> None:
+    assert model.predict(1, 1, local, accum) == pytest.approx((accum + 1) * model.compute_time_s(local))
+
+
+@given(step_times, NODES, WORKERS, st.integers(1, 512), st.integers(0, 8))
+def test_a_step_takes_longer_with_more_samples_workers_and_micro_batches(
+    model: StepTime, nodes: int, per_node: int, local: int, accum: int
+) -> None:
+    at = model.predict(nodes, nodes * per_node, local, accum)
+    assert model.predict(nodes, nodes * per_node, local + 1, accum) >= at
+    assert model.predict(nodes, nodes * per_node, local, accum + 1) >= at
+    if nodes * per_node > 1:
+        assert model.predict(nodes, nodes * per_node + 1, local, accum) >= at * (1 - 1e-12)
+
+
+@given(step_times, st.floats(0.1, 100))
+def test_a_faster_device_computes_faster_and_synchronises_as_before(model: StepTime, speed: float) -> None:
+    faster = model.on_faster_device(speed)
+    assert faster.compute_time_s(64) == pytest.approx(model.compute_time_s(64) / speed)
+    assert faster.sync_time_s(2, 4) == model.sync_time_s(2, 4)
+
+
+@given(step_times)
+def test_predictions_broadcast(model: StepTime) -> None:
+    nodes, workers, local = np.array([1, 1, 4]), np.array([1, 4, 16]), np.array([[8], [64]])
+    many = model.predict(nodes, workers, local, 1)
+    assert many.shape == (2, 3)
+    one = [[model.predict(int(n), int(k), int(m), 1) for n, k in zip(nodes, workers, strict=True)] for m in local[:, 0]]
+    np.testing.assert_allclose(many, one)
+
+
+@given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(1, 1e6))
+def test_overlap_never_hides_more_than_the_shorter_of_two(a: float, b: float, power: float) -> None:
+    together = float(overlapped(a, b, power))
+    assert max(a, b) <= together * (1 + 1e-12) + 1e-300
+    assert together <= (a + b) * (1 + 1e-12)
+    assert together >= float(overlapped(a, b, power + 1)) * (1 - 1e-12)
+
+
+# --- statistical efficiency -------------------------------------------------------------------------------------------
+
+
+@given(noises, st.floats(1, 1e4), st.floats(1, 10))
+def test_efficiency_falls_with_the_batch_and_gain_rises(noise: GradientNoise, scale: float, more: float) -> None:
+    small, large = noise.batch_size * scale, noise.batch_size * scale * more
+    assert 0 < noise.efficiency(large) <= noise.efficiency(small) * (1 + 1e-12)
+    assert noise.efficiency(small) <= 1 + 1e-12
+    assert 1 - 1e-12 <= noise.gain(small) <= noise.gain(large) * (1 + 1e-12)
+    assert noise.gain(large) <= scale * more * (1 + 1e-9)
+
+
+def test_efficiency_at_the_initial_batch_is_one_and_below_it_undefined() -> None:
+    noise = GradientNoise(sqr=0.00136, var=0.000502, batch_size=64)
+    assert noise.efficiency(64) == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match=r"at least the initial 64, found 63"):
+        noise.gain(np.array([128, 63]))
+
+
+def test_noise_is_estimated_without_bias() -> None:
+    # Gradients of 16 samples each: mean of norm 2, and a variance of 5 per gradient.
+    rng = np.random.default_rng(0)
+    mean = np.full(100, 0.2)
+    estimates = []
+    for _ in range(400):
+        gradients = mean + rng.normal(0, math.sqrt(5 / 100), size=(4, 100))
+        estimates.append(
+            noise_from_gradients(
+                float(np.mean(np.sum(gradients**2, axis=1))),
+                float(np.sum(np.mean(gradients, axis=0) ** 2)),
+                count=4,
+                samples_each=16,
+                batch_size=64,
+            )
+        )
+    assert np.mean([e.sqr for e in estimates]) == pytest.approx(4.0, rel=0.03)
+    assert np.mean([e.var for e in estimates]) == pytest.approx(5 * 16 / 64, rel=0.03)
+    with pytest.raises(ConfigError, match="at least two gradients"):
+        noise_from_gradients(1.0, 1.0, count=1, samples_each=16, batch_size=64)
+
+
+# --- input side -------------------------------------------------------------------------------------------------------
+
+
+@given(input_rates, gpu_types, cpu_types, st.integers(1, 4), st.integers(0, 32))
+def test_a_cpu_more_never_slows_the_input(
+    rate: InputRate, gpu: NodeType, cpu: NodeType, gpu_nodes: int, cpu_nodes: int
+) -> None:
+    workers = gpu_nodes * gpu.gpus
+    at = rate.samples_per_s(Shape({gpu: gpu_nodes, cpu: cpu_nodes}), workers)
+    assert rate.samples_per_s(Shape({gpu: gpu_nodes, cpu: cpu_nodes + 1}), workers) >= at * (1 - 1e-12)
+    wider = dataclasses.replace(gpu, vcpus=gpu.vcpus + 1)
+    assert rate.samples_per_s(Shape({wider: gpu_nodes, cpu: cpu_nodes}), workers) >= at * (1 - 1e-12)
+
+
+@given(input_rates, gpu_types, cpu_types, st.integers(1, 4), st.integers(0, 32))
+def test_the_bottleneck_is_what_lifts_the_rate_when_it_is_lifted(
+    rate: InputRate, gpu: NodeType, cpu: NodeType, gpu_nodes: int, cpu_nodes: int
+) -> None:
+    workers = gpu_nodes * gpu.gpus
+    shape = Shape({gpu: gpu_nodes, cpu: cpu_nodes})
+    at = rate.samples_per_s(shape, workers)
+    lift = {
+        "cpu": dataclasses.replace(rate, core_seconds_per_sample=rate.core_seconds_per_sample / 2),
+        "network": dataclasses.replace(rate, wire_bytes_per_sample=rate.wire_bytes_per_sample / 2),
+        "ingest": dataclasses.replace(rate, ingest_samples_per_s_per_worker=rate.ingest_samples_per_s_per_worker * 2),
+        "storage": dataclasses.replace(rate, storage_bytes_per_s=rate.storage_bytes_per_s * 2),
+    }
+    limits = dict(zip(("cpu", "network", "ingest", "storage"), rate._limits(shape, workers).tolist(), strict=True))
+    bound = rate.bottleneck(shape, workers)
+    if at > 0 and sum(limit <= at * (1 + 1e-9) for limit in limits.values()) == 1:
+        assert lift[bound].samples_per_s(shape, workers) > at
+
+
+def test_the_input_rate_by_hand() -> None:
+    gpu = NodeType(name="g", vcpus=4, memory_gib=16, gpus=1, gpu_model="G", network_gbps=10, usd_per_hour=1)
+    cpu = NodeType(name="c", vcpus=16, memory_gib=32, network_gbps=10, usd_per_hour=1, core_speed=1.5)
+    rate = InputRate(core_seconds_per_sample=0.01, wire_bytes_per_sample=602_112, contention=0.01)
+    here = 3 / (0.01 * 1.02)
+    there = 1.5 * 16 / (0.01 * 1.15)
+    assert rate.samples_per_s(Shape({gpu: 1}), 1) == pytest.approx(here)
+    # 0.8 × 10 Gb/s carry 1,661 samples of 602 kB, less than two nodes make.
+    assert rate.samples_per_s(Shape({gpu: 1, cpu: 2}), 1) == pytest.approx(here + 1e9 / 602_112)
+    assert rate.bottleneck(Shape({gpu: 1, cpu: 2}), 1) == "network"
+    small = dataclasses.replace(rate, wire_bytes_per_sample=150_528)
+    assert small.samples_per_s(Shape({gpu: 1, cpu: 2}), 1) == pytest.approx(here + 2 * there)
+    assert small.bottleneck(Shape({gpu: 1, cpu: 2}), 1) == "cpu"
+    many = small.samples_per_s(Shape({gpu: 1, cpu: np.array([0, 2])}), 1)
+    np.testing.assert_allclose(many, [here, here + 2 * there])
+
+
+def test_workers_that_do_not_divide_evenly_take_cores_where_they_are() -> None:
+    gpu = NodeType(name="g", vcpus=4, memory_gib=16, gpus=4, gpu_model="G", network_gbps=10, usd_per_hour=1)
+    rate = InputRate(core_seconds_per_sample=0.01, wire_bytes_per_sample=1)
+    assert rate.samples_per_s(Shape({gpu: 2}), 3) == pytest.approx((3 + 2) / 0.01)  # 1 and 2 workers
+    assert rate.samples_per_s(Shape({gpu: 2}), 8) == 0.0  # no core left: nothing is delivered
+
+
+def test_a_shape_without_gpus_is_refused() -> None:
+    cpu = NodeType(name="c5", vcpus=16, memory_gib=32, network_gbps=10, usd_per_hour=1)
+    with pytest.raises(ConfigError, match="needs nodes with GPUs for its workers, found c5"):
+        Shape({cpu: 2})
+
+
+# --- both sides -------------------------------------------------------------------------------------------------------
+
+
+@given(step_times, noises, st.floats(1, 1e5), st.floats(1, 64), NODES, WORKERS, st.integers(1, 64))
+def test_throughput_is_below_both_ceilings_and_rises_with_either(
+    step: StepTime, noise: GradientNoise, rate: float, overlap: float, nodes: int, per_node: int, more: int
+) -> None:
+    workers, local = nodes * per_node, math.ceil(noise.batch_size) * more
+    joint = JointGoodput(step, noise, rate, overlap=overlap)
+    at = joint.throughput(nodes, workers, local, 0)
+    alone = JointGoodput(step, noise).throughput(nodes, workers, local, 0)
+    assert at <= min(alone, rate) * (1 + 1e-9)
+    assert JointGoodput(step, noise, rate * 1.5, overlap=overlap).throughput(nodes, workers, local, 0) >= at * (
+        1 - 1e-12
+    )
+    assert 0 < joint.goodput(nodes, workers, local, 0) <= at * (1 + 1e-12)
+
+
+@given(step_times, noises, st.integers(2, 64))
+def test_an_infinitely_fast_input_changes_nothing(step: StepTime, noise: GradientNoise, more: int) -> None:
+    local = math.ceil(noise.batch_size) * more
+    alone = JointGoodput(step, noise)
+    for rate in (float("inf"), 1e15, lambda workers: 1e15):
+        fed = JointGoodput(step, noise, rate)
+        assert fed.goodput(2, 4, local, 1) == pytest.approx(alone.goodput(2, 4, local, 1), rel=1e-9)
+        assert fed.optimize(2, 4, 16 * local, (1, 512), True) == pytest.approx(
+            alone.optimize(2, 4, 16 * local, (1, 512), True)
+        )
+
+
+@given(step_times, noises)
+def test_where_the_input_binds_larger_batches_and_more_workers_only_cost(step: StepTime, noise: GradientNoise) -> None:
+    # A hundredth of what the accelerators could take.
+    size = math.ceil(noise.batch_size)
+    alone = JointGoodput(step, noise)
+    rate = min(alone.throughput(1, k, size, 0) for k in (1, 2)) / 100
+    starved = JointGoodput(step, noise, rate)
+    flat = [starved.throughput(1, k, size * more, 0) for k in (1, 2) for more in (1, 4, 16)]
+    assert max(flat) <= min(flat) * 1.02  # up to the p-norm
+    _, local, accum = starved.optimize(1, 2, 64 * size, None, True)
+    _, freely, freely_accum = alone.optimize(1, 2, 64 * size, None, True)
+    assert 2 * local * (accum + 1) <= max(2 * freely * (freely_accum + 1), 2 * math.ceil(size / 2))
+
+
+@given(step_times, noises, st.floats(10, 1e4))
+def test_optimize_returns_what_it_says(step: StepTime, noise: GradientNoise, rate: float) -> None:
+    size = math.ceil(noise.batch_size)
+    joint = JointGoodput(step, noise, lambda workers: rate * workers)
+    goodput, local, accum = joint.optimize(np.array([1, 2, 4]), np.array([1, 4, 16]), 64 * size, (1, 4 * size), True)
+    assert goodput.shape == local.shape == accum.shape == (3,)
+    for n, k, g, m, s in zip((1, 2, 4), (1, 4, 16), goodput, local, accum, strict=True):
+        if g > 0:
+            assert joint.goodput(n, k, int(m), int(s)) == pytest.approx(g)
+        one = joint.optimize(n, k, 64 * size, (1, 4 * size), True)
+        assert one == pytest.approx((g, m, s))
+        assert isinstance(one[0], float)
+
+
+def test_optimize_needs_noise_and_a_range_that_is_not_empty() -> None:
+    step = StepTime(0.01, 0.001)
+    with pytest.raises(ConfigError, match="without gradient noise"):
+        JointGoodput(step, None).optimize(1, 1)
+    noise = GradientNoise(1.0, 1.0, 64)
+    with pytest.raises(ConfigError, match="at least the initial batch 64, found 32"):
+        JointGoodput(step, noise).optimize(1, 1, 32)
+    with pytest.raises(ConfigError, match=r"1 ≤ least ≤ most, found \(16, 8\)"):
+        JointGoodput(step, noise).optimize(1, 1, 128, (16, 8))
+    with pytest.raises(ConfigError, match="each node needs a worker"):
+        JointGoodput(step, noise).optimize(2, 1, 128)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: StepTime(-0.1, 0.1), "alpha_compute must be at least 0, found -0.1"),
+        (lambda: StepTime(0.1, float("nan")), "beta_compute must be a number, found NaN"),
+        (lambda: StepTime(0.1, 0.1, gamma=11), "gamma must be at most 10, found 11"),
+        (lambda: StepTime(0.0, 0.0), "a step that takes no time"),
+        (lambda: GradientNoise(1.0, -1.0, 64), "noise.var must be at least 0"),
+        (lambda: InputRate(0.0, 1), "core_seconds_per_sample must be greater than 0"),
+        (lambda: InputRate(0.1, 1, contention=1.5), "contention must be at most 1"),
+        (lambda: JointGoodput(StepTime(0.1, 0.1), None, -3.0), "input_samples_per_s must be greater than 0"),
+        (lambda: JointGoodput(StepTime(0.1, 0.1), None, overlap=0.5), "overlap must be at least 1"),
+        (lambda: JointGoodput(StepTime(0.1, 0.1), None, "fast"), "input_samples_per_s must be a number, found 'fast'"),
+    ],
+)
+def test_parameters_out_of_their_range_are_named(make: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()  # type: ignore[operator]

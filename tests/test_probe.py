@@ -1,0 +1,200 @@
+"""``offload probe`` on real scripts: a profile that a plan takes, and bad scripts named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from offload.model import Profile
+
+DEADLINE_S = 170.0
+
+SCRIPT = '''
+import argparse
+import sys
+
+import numpy as np
+import torch
+from torchvision.transforms import v2
+
+import offload
+
+
+class Noise(torch.utils.data.Dataset):
+    """Images whose transform costs a known share of the work."""
+
+    def __init__(self, samples):
+        self.samples = samples
+        self.transform = v2.Compose([v2.GaussianBlur(11), v2.RandomHorizontalFlip()])
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, i):
+        image = torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8)
+        return self.transform(image), np.int64(i % 10)
+
+
+def train(ctx):
+    print("printed while probing")
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64 * 64, 10))
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in ctx.epochs(3):
+        for images, labels in ctx.batches("train", "image", "label"):
+            if ctx.config["raises"]:
+                raise ValueError("no such colour")
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            ctx.backward(loss)
+            ctx.step()
+        for batch in ctx.batches("val"):
+            raise AssertionError("a probe validates nothing")
+        ctx.report(loss=loss)
+
+
+def build():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--raises", action="store_true")
+    arguments = parser.parse_args()
+    normalize = offload.Normalize(0.5, 0.25)
+    return offload.Trainer(
+        train,
+        datasets={"train": offload.from_torch(Noise(20_000), on_device=normalize), "val": offload.from_torch(Noise(64))},
+        batch_size=32,
+        train_loop_config={"raises": arguments.raises},
+    )
+'''
+
+
+def probe(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"RAY_TMPDIR": "/tmp"}
+    return subprocess.run(
+        [Path(sys.executable).with_name("offload"), "probe", *arguments],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=cwd, env=environment,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "noise.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_script_is_probed_and_planned_with(script: Path) -> None:
+    written = script.with_name("profile.json")
+    done = probe(script.name, "--json", "-o", written, cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert json.loads(written.read_text()) == document
+    assert "printed while probing" in done.stderr
+    assert sorted(path.name for path in script.parent.iterdir() if path.suffix) == ["noise.py", "profile.json"]
+
+    profile = Profile.from_document(document)
+    assert profile.workload == "noise.py"
+    assert profile.device == "cpu"
+    assert profile.batch_size == 32
+    assert profile.noise is not None
+    assert 3 * 64 * 64 <= profile.input.wire_bytes_per_sample <= 3 * 64 * 64 + 64
+    stages = {stage.name: stage for stage in profile.stages}
+    assert {"GaussianBlur", "RandomHorizontalFlip", "Noise", "pack"} <= set(stages)
+    most = max(profile.stages, key=lambda stage: stage.core_seconds_per_sample)
+    assert most.name == "GaussianBlur"
+    assert stages["GaussianBlur"].bytes_out == 3 * 64 * 64
+    assert document["measured"]["seconds"] > 0
+    assert any("There is no GPU here" in line for line in document["verdict"])
+
+    offload = Path(sys.executable).with_name("offload")
+    asked = ["--profile", str(written), "--gpu-type", "ml.g5.xlarge", "--cpu-type", "ml.c5.4xlarge", "--json"]
+    refused = subprocess.run(
+        [offload, "plan", *asked], capture_output=True, text=True, cwd=script.parent, timeout=60, check=False
+    )
+    assert refused.returncode == 2
+    assert "measured on cpu, and ml.g5.xlarge has NVIDIA A10G" in refused.stderr
+    planned = subprocess.run(
+        [offload, "plan", *asked, "--gpu-speed", "40"],
+        capture_output=True,
+        text=True,
+        cwd=script.parent,
+        timeout=60,
+        check=True,
+    )
+    plan = json.loads(planned.stdout)
+    assert plan["warnings"] == [w for w in plan["warnings"] if "stale" not in w]
+    script.write_text(SCRIPT + "\n# changed\n")
+    again = subprocess.run(
+        [offload, "plan", *asked, "--gpu-speed", "40"],
+        capture_output=True,
+        text=True,
+        cwd=script.parent,
+        timeout=60,
+        check=True,
+    )
+    assert any("noise.py has changed since" in w for w in json.loads(again.stdout)["warnings"])
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_script_that_raises_is_named_and_leaves_nothing(script: Path) -> None:
+    done = probe(script.name, "-o", "profile.json", "--", "--raises", cwd=script.parent)
+    assert done.returncode == 1
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("offload: ")]
+    assert "the probed script failed: ValueError: no such colour" in said
+    assert "Traceback" not in done.stderr
+    assert not script.with_name("profile.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_an_interrupted_probe_writes_nothing(script: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"RAY_TMPDIR": "/tmp"}
+    command = [Path(sys.executable).with_name("offload"), "probe", script.name, "-o", "profile.json"]
+    with subprocess.Popen(
+        command, cwd=script.parent, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "printed while probing" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert time.monotonic() - began < 40
+    assert "the probe was interrupted; nothing is written" in error
+    assert out == ""
+    assert [path.name for path in script.parent.iterdir() if path.suffix] == ["noise.py"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1\n", "defines no build()"),
+        ("def build():\n    return 3\n", "returned int; it must return an offload.Trainer"),
+        ("raise ImportError('no such module')\n", "cannot be loaded: ImportError: no such module"),
+    ],
+)
+def test_a_script_without_a_trainer_is_refused(tmp_path: Path, source: str, said: str) -> None:
+    (tmp_path / "bad.py").write_text(source)
+    done = probe("bad.py", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
+def test_where_the_profile_goes_is_checked_first(script: Path) -> None:
+    done = probe(script.name, "-o", "no/such/profile.json", cwd=script.parent)
+    assert done.returncode == 2
+    assert "no/such/profile.json cannot be written" in done.stderr
+    done = probe(script.name, "--core-speed", "0", cwd=script.parent)
+    assert done.returncode == 2
+    assert "--core-speed must be greater than 0" in done.stderr
