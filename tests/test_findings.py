@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
 from offload.measure.findings import Findings, findings_of, profile_document, verdict
-from offload.measure.sizes import MEMORY_SHARE, Measured, largest_that_fits, next_size
+from offload.measure.sizes import MEMORY_SHARE, Measured, at_whole_depth, largest_that_fits, next_size
 from offload.model import Profile, StepTime
 from offload.report.probe_text import format_probe
 
@@ -25,6 +25,7 @@ FOUND = Findings(
     ingest_samples_per_s=9000.0,
     stages=[("GaussianBlur", 0.82, 150528.0), ("decode", 0.15, 562500.0), ("pack", 0.03, None)],
     steps=[Measured(size=m, step_s=STEP.predict(1, 1, m), peak_bytes=1e9 + 2e7 * m) for m in (8, 16, 32, 64)],
+    blocks=0,
     gradients=[(6.0, 3.0), (8.0, 4.0)],
     samples_each=32,
     noise_count=4,
@@ -101,6 +102,18 @@ def test_nothing_measured_is_said() -> None:
     event: dict[str, Any] = {"costs": []}
     with pytest.raises(ConfigError, match="no preprocessing task finished"):
         findings_of(event)
+
+
+def test_a_smaller_depth_tells_of_the_whole_model() -> None:
+    # A step of 0.1 s a sample outside the blocks and 0.05 s within each.
+    measured = [Measured(size=m, step_s=m * (0.1 + 0.05 * d), depth=d) for d in (2, 1) for m in (1, 2, 4)]
+    whole = at_whole_depth(measured, 12)
+    assert [each.size for each in whole] == [1, 2, 4]
+    assert [each.step_s for each in whole] == pytest.approx([0.7, 1.4, 2.8])
+    plain = [Measured(size=1, step_s=1.0)]
+    assert at_whole_depth(plain, 0) == plain
+    said = " ".join(verdict(dataclasses.replace(FOUND, blocks=12)))
+    assert "one and with two of the model's 12 equal blocks" in said
 
 
 # --- which sizes ------------------------------------------------------------------------------------------------------

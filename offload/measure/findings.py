@@ -11,7 +11,7 @@ import numpy as np
 
 from offload.errors import ConfigError, RunError
 from offload.measure.equivalents import faster_equivalent
-from offload.measure.sizes import Measured, largest_that_fits
+from offload.measure.sizes import Measured, at_whole_depth, largest_that_fits
 from offload.model.fit import StepTimeFit, fit_step_time
 from offload.model.goodput import OVERLAP, JointGoodput
 from offload.model.noise import GradientNoise, noise_from_gradients
@@ -33,7 +33,8 @@ class Findings:
         raw_bytes: read from files per sample; 0 where it is not known.
         ingest_samples_per_s: what the worker takes in.
         stages: (name, share of the core-seconds, bytes that come out or None).
-        steps: the local batch sizes measured.
+        steps: the local batch sizes measured, at the model's whole depth.
+        blocks: of the model's repeated blocks, where a smaller depth was measured; else 0.
         gradients, samples_each, noise_count: per group of ``noise_count`` gradients of ``samples_each`` samples, the mean of
             their squared norms and the squared norm of their mean.
         batch_size: the script's initial global batch.
@@ -52,6 +53,7 @@ class Findings:
     ingest_samples_per_s: float | None
     stages: Sequence[tuple[str, float, float | None]]
     steps: Sequence[Measured]
+    blocks: int
     gradients: Sequence[tuple[float, float]]
     samples_each: int
     noise_count: int
@@ -195,6 +197,11 @@ def verdict(found: Findings) -> list[str]:
             "There is no GPU here: the step was measured on one CPU core. Say how much faster the planned GPU is "
             "(offload plan --gpu-speed), or probe on one."
         )
+    if found.blocks:
+        said.append(
+            f"To save time the step was measured with one and with two of the model's {found.blocks} equal blocks, and the gradient "
+            "noise with one."
+        )
     small = [each.size for each in found.steps]
     if max(small) < found.local_batch_size:
         said.append(
@@ -220,7 +227,8 @@ def findings_of(event: Mapping[str, Any], **known: Any) -> Findings:
         raw_bytes=stages["raw_bytes_per_sample"],
         ingest_samples_per_s=event["ingest_samples_per_s"],
         stages=[(name, share, size) for name, share, size in stages["shares"]],
-        steps=[Measured(**each) for each in event["steps"]],
+        steps=at_whole_depth([Measured(**each) for each in event["steps"]], event["blocks"]),
+        blocks=event["blocks"],
         gradients=[(a, b) for a, b in event["gradients"]],
         samples_each=event["samples_each"],
         device=event["device"],

@@ -10,20 +10,30 @@ from dataclasses import dataclass
 
 WARM_STEPS = 2
 STEPS = 5
+FEW_WARM_STEPS, FEW_STEPS = 1, 3  # without a GPU, where a step takes long and launches nothing
 MEMORY_SHARE = 0.9  # of the device's memory that may be used
 LEAST_SIZES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Steps of one local batch size: seconds of the typical one, and the device's peak memory (0: not known)."""
+    """Steps of one local batch size: seconds of the typical one, and the device's peak memory (0: not known). ``depth``:
+    how many of the model's repeated blocks took part (0: all)."""
 
     size: int
     step_s: float
     peak_bytes: float = 0.0
+    depth: int = 0
 
 
-def next_size(measured: Sequence[Measured], *, wanted: int, left_s: float, memory_bytes: float | None) -> int | None:
+def next_size(
+    measured: Sequence[Measured],
+    *,
+    wanted: int,
+    left_s: float,
+    memory_bytes: float | None,
+    steps: int = WARM_STEPS + STEPS,
+) -> int | None:
     """The next local batch size to measure; None when enough is known.
 
     Args:
@@ -31,6 +41,7 @@ def next_size(measured: Sequence[Measured], *, wanted: int, left_s: float, memor
         wanted: what the script trains with. Without a memory to fill nothing larger is measured.
         left_s: seconds that may still be spent.
         memory_bytes: of the device; None where it is not to be filled (a CPU).
+        steps: that each size takes.
     """
     if not measured:
         return 1 if memory_bytes is None else max(1, wanted // 8)
@@ -42,8 +53,18 @@ def next_size(measured: Sequence[Measured], *, wanted: int, left_s: float, memor
     if size < 1 or (memory_bytes is not None and predicted_peak(measured, size) > MEMORY_SHARE * memory_bytes):
         return None
     # A step of twice the size takes at most twice as long.
-    affordable = (WARM_STEPS + STEPS) * last.step_s * size / last.size <= left_s
+    affordable = steps * last.step_s * size / last.size <= left_s
     return size if affordable or len(measured) < 2 else None
+
+
+def at_whole_depth(measured: Sequence[Measured], blocks: int) -> list[Measured]:
+    """What steps of the whole model with ``blocks`` blocks take, from those measured with one and with two of them."""
+    whole = [each for each in measured if each.depth == 0]
+    one, two = ({each.size: each.step_s for each in measured if each.depth == depth} for depth in (1, 2))
+    for size in sorted(one.keys() & two.keys()):
+        block_s = max(two[size] - one[size], 0.0)
+        whole.append(Measured(size=size, step_s=one[size] + (blocks - 1) * block_s))
+    return whole
 
 
 def predicted_peak(measured: Sequence[Measured], size: float) -> float:

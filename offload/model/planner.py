@@ -124,9 +124,15 @@ class _Job:
     step: tuple[float, float] | None
 
     def evaluate(
-        self, host: NodeType, gpu_nodes: tuple[int, int], helpers: tuple[NodeType, ...], cpu_nodes: tuple[int, int]
+        self,
+        host: NodeType,
+        gpu_nodes: tuple[int, int],
+        helpers: tuple[NodeType, ...],
+        cpu_nodes: tuple[int, int],
+        *,
+        most: int = MOST_LISTED,
     ) -> _Table:
-        """Every shape with ``host`` nodes (or the best of them, where they are very many)."""
+        """Every shape with ``host`` nodes, or the best of them where there are more than ``most``."""
         profile = self.profile
         rented = _rented(host, self.spot == "all")
         others = tuple(_rented(helper, self.spot != "none") for helper in helpers)
@@ -152,7 +158,7 @@ class _Job:
             )
 
         scores = (lambda rows: table(rows).score(), lambda rows: table(rows).cost())
-        return table(search(space, workload, scores, MOST_LISTED))
+        return table(search(space, workload, scores, most))
 
     def rank(self, candidate: Candidate) -> tuple[float, ...]:
         """Best first; what misses a limit comes last."""
@@ -392,7 +398,7 @@ def _bigger_host(
             continue
         if job.spot == "all" and kind.spot_usd_per_hour is None:
             continue
-        alone = job.evaluate(kind, gpu_nodes, (), (0, 0))
+        alone = job.evaluate(kind, gpu_nodes, (), (0, 0), most=0)
         score = alone.score()
         if np.isfinite(score).any():
             found += alone.candidates([int(np.argmin(score))])

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from offload.errors import RunError
-from offload.measure.sizes import STEPS, WARM_STEPS, Measured, next_size
+from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, Measured, next_size
+from offload.probe.depth import Depth, repeated_blocks
 from offload.train.context import TRAIN, Context, StopRun, WorkerSetup, tuple_of
 
 NOISE_GROUPS = 4
+FEW_GROUPS = 2
 NOISE_GRADIENTS = 4  # compared within a group, at equal parameters
 
 
@@ -30,6 +32,8 @@ class ProbeContext(Context):
 
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(setup)
+        self.depth: Depth | None = None
+        self.may_cut = True
         self.cached: dict[str, Any] = {}
         self.budget_s = 20.0
         self.told: Callable[[float], None] = lambda share: None
@@ -41,6 +45,21 @@ class ProbeContext(Context):
         self._sum: list[torch.Tensor] | None = None
         self._began = 0.0
         self._open = False
+
+    def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
+        """As in training; on a CPU a deep model may be measured at a smaller depth."""
+        self.depth = None
+        if self.device.type == "cpu" and self.may_cut:
+            self.depth = repeated_blocks(getattr(model, "_orig_mod", model))
+        return super().prepare(model, *others)
+
+    def begin_anew(self) -> None:
+        """Forget what was measured: the script's function is to run once more, on the whole model."""
+        self.may_cut = False
+        self._state.model = None
+        self.measured.clear()
+        self.gradients.clear()
+        self._group, self._sum, self._comparing = [], None, False
 
     def epochs(self, n: int) -> Iterator[int]:
         """One epoch, in which everything is measured."""
@@ -63,34 +82,55 @@ class ProbeContext(Context):
 
     def _replayed(self) -> Iterator[dict[str, Any]]:
         began, wanted = time.monotonic(), self._setup.split.local_batch_size
+        share = self.budget_s * (0.5 if self.depth is not None else 0.8)
         memory = self._device_memory()
+        if self.depth is not None:
+            self.depth.cut(2)
         while (
             size := next_size(
-                self.measured, wanted=wanted, left_s=self.budget_s - (time.monotonic() - began), memory_bytes=memory
+                self.measured,
+                wanted=wanted,
+                left_s=share - (time.monotonic() - began),
+                memory_bytes=memory,
+                steps=self._warm + self._steps,
             )
         ) is not None:
-            yield from self._steps_of(size)
-            self.told(min((time.monotonic() - began) / self.budget_s, 0.9))
+            yield from self._steps_of(size, depth=2 if self.depth is not None else 0)
+            self.told(min((time.monotonic() - began) / self.budget_s, 0.8))
+        if self.depth is not None:
+            self.depth.cut(1)
+            for size in [each.size for each in self.measured]:
+                yield from self._steps_of(size, depth=1)
+        self.told(0.8)
         self._comparing = True
         small = self.samples_each = max(1, min(self.measured[-1].size, wanted) // 2)
-        for number in range(NOISE_GROUPS * NOISE_GRADIENTS):
+        groups = NOISE_GROUPS if self.device.type == "cuda" else FEW_GROUPS
+        for number in range(groups * NOISE_GRADIENTS):
             yield self._rows(small, number * small)
         self.told(1.0)
 
-    def _steps_of(self, size: int) -> Iterator[dict[str, Any]]:
+    @property
+    def _warm(self) -> int:
+        return WARM_STEPS if self.device.type == "cuda" else FEW_WARM_STEPS
+
+    @property
+    def _steps(self) -> int:
+        return STEPS if self.device.type == "cuda" else FEW_STEPS
+
+    def _steps_of(self, size: int, *, depth: int) -> Iterator[dict[str, Any]]:
         times = []
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        for number in range(WARM_STEPS + STEPS):
+        for number in range(self._warm + self._steps):
             batch = self._rows(size, 0)
             self._synchronize()
             began = time.monotonic()
             yield batch
             self._synchronize()
-            if number >= WARM_STEPS:
+            if number >= self._warm:
                 times.append(time.monotonic() - began)
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-        self.measured.append(Measured(size=size, step_s=float(np.median(times)), peak_bytes=float(peak)))
+        self.measured.append(Measured(size=size, step_s=float(np.median(times)), peak_bytes=float(peak), depth=depth))
 
     def _rows(self, size: int, first: int) -> dict[str, Any]:
         """``size`` of the cached rows from ``first`` on, from the beginning again where they end."""

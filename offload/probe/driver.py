@@ -51,7 +51,11 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
         return None
     reserved = _reserved(trainer)
     cores = max(round(usable_cores() - reserved), 1)
-    measured = {**known["measured"], "seconds": round(time.monotonic() - began, 1)}
+    measured = {
+        **known["measured"],
+        "seconds": round(run.found["measuring_s"], 1),
+        "seconds_with_start": round(time.monotonic() - began, 1),
+    }
     return findings_of(
         run.found,
         workload=known["workload"],

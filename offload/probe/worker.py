@@ -50,6 +50,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
     try:
         tell.phase("draining the input", 0.0)
         drained = _drain(context, setup, budget, tell)
+        measuring = time.monotonic()
         tell.phase("timing the stages", 0.45)
         stages = _stages(budget)
         tell.phase("replaying batches", 0.6)
@@ -57,8 +58,8 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
         context.told = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
         if not context.cached:
             raise RunError("the training data set delivered no batch to replay. Are there samples in it?")
-        with contextlib.suppress(StopRun), contextlib.redirect_stdout(context.printing()):
-            user_function(context)
+        with contextlib.redirect_stdout(context.printing()):
+            _replay(user_function, context)
         if not context.measured:
             raise RunError(
                 "the script's function asked for no batch of ctx.batches('train'), so that no step could be measured."
@@ -70,11 +71,27 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
             steps=[dataclasses.asdict(each) for each in context.measured],
             gradients=context.gradients,
             samples_each=context.samples_each,
+            blocks=0 if context.depth is None else len(context.depth),
+            measuring_s=drained["drained_s"] + time.monotonic() - measuring,
             device=torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu",
             device_memory_bytes=context._device_memory(),
         )
     finally:
         context.finish()
+
+
+def _replay(user_function: Any, context: ProbeContext) -> None:
+    """The script's own loop. Where the smaller depth is what it fails of, it runs once more on the whole model."""
+    try:
+        user_function(context)
+    except StopRun:
+        return
+    except Exception:
+        if context.depth is None:
+            raise
+        context.begin_anew()
+        with contextlib.suppress(StopRun):
+            user_function(context)
 
 
 class _Teller:

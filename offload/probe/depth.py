@@ -1,0 +1,51 @@
+"""A smaller depth of the same model, for machines on which a whole step takes too long to be measured often.
+
+Models of repeated blocks (transformers, residual stages) take ``T(1) + (D − 1)·(T(2) − T(1))`` seconds a step at depth D.
+Where it stops: what was measured at depths 1 and 2 is put together in :mod:`offload.measure.sizes`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+LEAST_BLOCKS = 4
+LEAST_PARAMETERS = 5_000_000  # below, a step is soon measured whole
+SHARE = 0.5  # of the model's parameters that the blocks must hold for depth to matter
+
+
+class Depth:
+    """The longest row of equal blocks of a model, which can be cut short and made whole again."""
+
+    def __init__(self, blocks: torch.nn.Module) -> None:
+        self._blocks = blocks
+        self._all = dict(blocks._modules)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def cut(self, depth: int) -> None:
+        """Leave the first ``depth`` blocks."""
+        self._blocks._modules = dict(list(self._all.items())[:depth])
+
+    def whole(self) -> None:
+        """All blocks again."""
+        self._blocks._modules = dict(self._all)
+
+
+def repeated_blocks(model: torch.nn.Module) -> Depth | None:
+    """The blocks of a model whose step is long because it is deep; None for any other."""
+    total = sum(p.numel() for p in model.parameters())
+    if total < LEAST_PARAMETERS:
+        return None
+    found = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList)
+        and len(module) >= LEAST_BLOCKS
+        and len({type(block) for block in module}) == 1
+    ]
+    size = {id(module): sum(p.numel() for p in module.parameters()) for module in found}
+    deepest = max(found, key=lambda module: size[id(module)], default=None)
+    if deepest is None or size[id(deepest)] < SHARE * total:
+        return None
+    return Depth(deepest)
