@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 RATE, COST = "#2e86ab", "#d1495b"
-KNEE = 0.97  # of the most that more nodes could bring
+KNEE = 0.95  # of the most that more nodes could bring
 
 
 def knee(cpu_nodes: list[int], samples_per_s: list[float]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -14,36 +16,25 @@ MARKS = {"recommended": "→", "baseline": "="}
 
 
 def format_plan(document: dict[str, Any], *, shown: int = SHOWN, width: int = 120) -> str:
-    """The table, the explanation and the warnings as text. At most ``shown`` rows and the two that are marked."""
+    """The table, the explanation and the warnings as text. At most ``shown`` rows and the two that are marked; columns
+    that would say nothing new (goodput where it is samples/s, hours without an amount of work) are left away."""
     candidates = document["candidates"]
     marked = {document["baseline"]: MARKS["baseline"], document["recommended"]: MARKS["recommended"]}
     rows = sorted({*range(min(shown, len(candidates))), *marked})
-    timed = candidates[document["recommended"]]["usd"] is not None
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
+    best = candidates[document["recommended"]]
+    columns = {name: column for name, column in _COLUMNS.items() if column.says_something(best)}
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True, min_width=1)
     table.add_column("nodes", no_wrap=True)
-    for name in ("workers × batch × micro", "samples/s (95 %)", "stall", "binds", "goodput", "$/h", "$/million"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("hours", "$") if timed else ():
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for at in rows:
-        one = candidates[at]
-        nodes = " + ".join(f"{count} × {kind}" for kind, count in one["shape"].items())
         cells = [
             marked.get(at, ""),
-            nodes,
-            f"{one['workers']} × {one['local_batch_size']} × {one['accum_steps'] + 1}",
-            f"{_figure(one['samples_per_s'])} ({_figure(one['samples_per_s_low'])}–{_figure(one['samples_per_s_high'])})",
-            f"{one['stall']:.0%}",
-            one["bottleneck"],
-            _figure(one["goodput"]),
-            f"{one['usd_per_hour']:,.2f}",
-            _usd(one["usd_per_million_samples"]),
+            _nodes(candidates[at]),
+            *(column.cell(candidates[at]) for column in columns.values()),
         ]
-        if timed:
-            cells += [_figure(one["hours"]), _usd(one["usd"])]
-        style = "bold" if at == document["recommended"] else None
-        table.add_row(*(Text(cell) for cell in cells), style=style)
+        table.add_row(*(Text(cell) for cell in cells), style="bold" if at == document["recommended"] else None)
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=False, highlight=False)
     console.print(table)
@@ -58,6 +49,10 @@ def format_plan(document: dict[str, Any], *, shown: int = SHOWN, width: int = 12
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
+def _nodes(candidate: dict[str, Any]) -> str:
+    return " + ".join(f"{count} × {kind}" for kind, count in candidate["shape"].items())
+
+
 def _figure(value: float | None) -> str:
     if value is None:
         return "–"
@@ -66,3 +61,28 @@ def _figure(value: float | None) -> str:
 
 def _usd(value: float | None) -> str:
     return "–" if value is None else f"{value:,.2f}"
+
+
+@dataclass(frozen=True)
+class _Column:
+    """What a column shows of a candidate, and whether that is news where ``best`` is the recommended one."""
+
+    cell: Callable[[dict[str, Any]], str]
+    says_something: Callable[[dict[str, Any]], bool] = lambda best: True
+
+
+_COLUMNS = {
+    "workers ×\nbatch × micro": _Column(lambda c: f"{c['workers']} × {c['local_batch_size']} × {c['accum_steps'] + 1}"),
+    "samples/s\n(95 %)": _Column(
+        lambda c: (
+            f"{_figure(c['samples_per_s'])} ({_figure(c['samples_per_s_low'])}–{_figure(c['samples_per_s_high'])})"
+        )
+    ),
+    "stall": _Column(lambda c: f"{c['stall']:.0%}"),
+    "binds": _Column(lambda c: str(c["bottleneck"])),
+    "goodput": _Column(lambda c: _figure(c["goodput"]), lambda best: best["goodput"] < 0.999 * best["samples_per_s"]),
+    "$/h": _Column(lambda c: f"{c['usd_per_hour']:,.2f}"),
+    "$ per\nmillion": _Column(lambda c: _usd(c["usd_per_million_samples"])),
+    "hours": _Column(lambda c: _figure(c["hours"]), lambda best: best["hours"] is not None),
+    "$": _Column(lambda c: _usd(c["usd"]), lambda best: best["usd"] is not None),
+}
