@@ -37,8 +37,8 @@ def test_a_plan_for_people(profile: Path) -> None:
     done = plan("--profile", profile, *ASKED, "--samples", "1000000", cwd=profile.parent)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    (recommended,) = [line for line in lines if line.startswith("→")]
-    (baseline,) = [line for line in lines if line.startswith("=")]
+    (recommended,) = [line for line in lines if line.startswith("→  1 ×")]
+    (baseline,) = [line for line in lines if line.startswith("=  1 ×")]
     assert "1 × ml.g5.xlarge + " in recommended
     assert "ml.c5" not in baseline
     assert "× the rate of 1 × ml.g5.xlarge alone" in done.stdout

@@ -20,6 +20,7 @@ from offload.pipeline.stage import Stage, process
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 PACK = "pack"
+LEAST_RAW_BYTES = 256  # below, it is what reading this process's own counters takes
 ROWS = 4  # at a time: some samples take seconds
 
 

@@ -21,7 +21,7 @@ from offload.errors import RunError
 from offload.pipeline.passes import PassKey, Slice
 from offload.pipeline.pool import PackedStage
 from offload.probe.context import ProbeContext, keep_rows
-from offload.probe.stages import measure_stages
+from offload.probe.stages import LEAST_RAW_BYTES, measure_stages
 from offload.train.batches import ActorFeed, Batches, NoPeers, open_pass
 from offload.train.context import TRAIN, StopRun, WorkerSetup, first_pass
 
@@ -167,9 +167,10 @@ def _stages(budget: Budget) -> dict[str, Any] | None:
         costs = measure_stages(stage, budget.rows, seconds=budget.stages_s)
     finally:
         torch.set_num_threads(threads)
+    raw_bytes = costs.raw_bytes / max(costs.samples, 1)
     return {
         "shares": [list(each) for each in costs.shares()],
-        "raw_bytes_per_sample": costs.raw_bytes / max(costs.samples, 1),
+        "raw_bytes_per_sample": raw_bytes if raw_bytes >= LEAST_RAW_BYTES else 0.0,
     }
 
 
