@@ -26,6 +26,8 @@ FOUND = Findings(
     stages=[("GaussianBlur", 0.82, 150528.0), ("decode", 0.15, 562500.0), ("pack", 0.03, None)],
     steps=[Measured(size=m, step_s=STEP.predict(1, 1, m), peak_bytes=1e9 + 2e7 * m) for m in (8, 16, 32, 64)],
     blocks=0,
+    nodes=1,
+    workers=1,
     gradients=[(6.0, 3.0), (8.0, 4.0)],
     samples_each=32,
     noise_count=4,
@@ -64,7 +66,7 @@ def test_an_input_bound_script_is_told_how_many_cores_would_help() -> None:
     assert cores.startswith("17 cores like these would keep the NVIDIA A10G busy, 14 more than preprocess here")
     assert rest[0].startswith("GaussianBlur: 82% of core-seconds; OpenCV's blur")
     assert rest[1] == "decode: 15% of core-seconds."
-    assert len(rest) == 2  # what is next to nothing is not named
+    assert not any(line.startswith("pack") for line in rest)  # what is next to nothing is not named
 
 
 def test_a_gpu_bound_script_is_told_that_offloading_will_not_help() -> None:
@@ -102,6 +104,16 @@ def test_nothing_measured_is_said() -> None:
     event: dict[str, Any] = {"costs": []}
     with pytest.raises(ConfigError, match="no preprocessing task finished"):
         findings_of(event)
+
+
+def test_synchronisation_is_learned_from_two_workers_or_said_to_be_unknown() -> None:
+    truth = StepTime(0.01, 0.0016, alpha_intra=0.03, gamma=2.0)
+    steps = [Measured(size=m, step_s=truth.compute_time_s(m), synced_s=truth.predict(1, 2, m)) for m in (8, 16, 32, 64)]
+    found = dataclasses.replace(FOUND, steps=steps, workers=2)
+    profile = Profile.from_document(profile_document(found))
+    assert profile.step_time.predict(1, 2, 32) == pytest.approx(truth.predict(1, 2, 32), rel=0.02)
+    assert "was not measured" not in " ".join(verdict(found))
+    assert "Synchronisation between workers was not measured" in " ".join(verdict(FOUND))
 
 
 def test_a_smaller_depth_tells_of_the_whole_model() -> None:

@@ -18,9 +18,10 @@ DEADLINE_S = 170.0
 
 SCRIPT = '''
 import argparse
-import sys
+import time
 
 import numpy as np
+import ray.train
 import torch
 from torchvision.transforms import v2
 
@@ -48,6 +49,7 @@ def train(ctx):
     model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     for _ in ctx.epochs(3):
         for images, labels in ctx.batches("train", "image", "label"):
+            time.sleep(ctx.config["slow_s"])
             if ctx.config["raises"]:
                 raise ValueError("no such colour")
             loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -61,13 +63,17 @@ def train(ctx):
 def build():
     parser = argparse.ArgumentParser()
     parser.add_argument("--raises", action="store_true")
+    parser.add_argument("--slow-s", type=float, default=0.0)
+    parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     normalize = offload.Normalize(0.5, 0.25)
     return offload.Trainer(
         train,
         datasets={"train": offload.from_torch(Noise(20_000), on_device=normalize), "val": offload.from_torch(Noise(64))},
         batch_size=32,
-        train_loop_config={"raises": arguments.raises},
+        workers=arguments.workers,
+        scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}),
+        train_loop_config={"raises": arguments.raises, "slow_s": arguments.slow_s},
     )
 '''
 
@@ -143,6 +149,19 @@ def test_a_script_is_probed_and_planned_with(script: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
+def test_two_workers_tell_what_synchronisation_costs(script: Path) -> None:
+    done = probe(script.name, "--json", "--", "--workers", "2", cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    profile = Profile.from_document(document)
+    assert profile.step_time.alpha_intra > 0
+    assert profile.step_time.predict(1, 2, 16) > profile.step_time.predict(1, 1, 16)
+    assert profile.input.host_cpus_per_worker == 0.5
+    assert not any("Synchronisation" in line for line in document["verdict"])
+
+
+@pytest.mark.slow
+@pytest.mark.ray
 def test_a_script_that_raises_is_named_and_leaves_nothing(script: Path) -> None:
     done = probe(script.name, "-o", "profile.json", "--", "--raises", cwd=script.parent)
     assert done.returncode == 1
@@ -157,6 +176,7 @@ def test_a_script_that_raises_is_named_and_leaves_nothing(script: Path) -> None:
 def test_an_interrupted_probe_writes_nothing(script: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"RAY_TMPDIR": "/tmp"}
     command = [Path(sys.executable).with_name("offload"), "probe", script.name, "-o", "profile.json"]
+    command += ["--", "--slow-s", "1"]
     with subprocess.Popen(
         command, cwd=script.parent, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

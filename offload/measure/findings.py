@@ -35,6 +35,7 @@ class Findings:
         stages: (name, share of the core-seconds, bytes that come out or None).
         steps: the local batch sizes measured, at the model's whole depth.
         blocks: of the model's repeated blocks, where a smaller depth was measured; else 0.
+        nodes, workers: that took part in the steps with synchronisation; 1 and 1 where there was none.
         gradients, samples_each, noise_count: per group of ``noise_count`` gradients of ``samples_each`` samples, the mean of
             their squared norms and the squared norm of their mean.
         batch_size: the script's initial global batch.
@@ -54,6 +55,8 @@ class Findings:
     stages: Sequence[tuple[str, float, float | None]]
     steps: Sequence[Measured]
     blocks: int
+    nodes: int
+    workers: int
     gradients: Sequence[tuple[float, float]]
     samples_each: int
     noise_count: int
@@ -72,10 +75,12 @@ class Findings:
 
     @property
     def fit(self) -> StepTimeFit:
-        """The step time of one worker, from the sizes measured."""
-        ones = np.ones(len(self.steps))
-        seconds = [each.step_s for each in self.steps]
-        return fit_step_time(ones, ones, [each.size for each in self.steps], seconds, seconds)
+        """The step time, from the sizes measured."""
+        count = len(self.steps)
+        alone = [each.step_s for each in self.steps]
+        together = [each.synced_s or each.step_s for each in self.steps]
+        sizes = [each.size for each in self.steps]
+        return fit_step_time([self.nodes] * count, [self.workers] * count, sizes, alone, together)
 
     @property
     def noise(self) -> GradientNoise | None:
@@ -140,11 +145,11 @@ def profile_document(found: Findings) -> dict[str, Any]:
             "device": found.device,
             "alpha_compute": step.alpha_compute,
             "beta_compute": step.beta_compute,
-            "alpha_intra": 0.0,
-            "beta_intra": 0.0,
-            "alpha_inter": 0.0,
-            "beta_inter": 0.0,
-            "gamma": 1.0,
+            "alpha_intra": step.alpha_intra,
+            "beta_intra": step.beta_intra,
+            "alpha_inter": step.alpha_inter,
+            "beta_inter": step.beta_inter,
+            "gamma": step.gamma,
             "max_local_batch_size": largest_that_fits(found.steps, found.device_memory_bytes),
         },
         "overlap": OVERLAP,
@@ -192,10 +197,25 @@ def verdict(found: Findings) -> list[str]:
             f"The {kind} binds (stall {found.stall:.0%}): preprocessing on more CPUs will not speed this up. "
             f"{wanted:,} core{'s' if wanted != 1 else ''} would be enough for it."
         )
+    for name, share, _ in sorted(found.stages, key=lambda stage: -stage[1]):
+        if share >= 0.05:
+            better = faster_equivalent(name)
+            said.append(f"{name}: {share:.0%} of core-seconds{f'; {better}' if better else ''}.")
+    return said + _caveats(found)
+
+
+def _caveats(found: Findings) -> list[str]:
+    """What was assumed, or measured on something smaller."""
+    said = []
     if found.device == "cpu":
         said.append(
             "There is no GPU here: the step was measured on one CPU core. Say how much faster the planned GPU is "
             "(offload plan --gpu-speed), or probe on one."
+        )
+    if found.workers == 1:
+        said.append(
+            "Synchronisation between workers was not measured, with one of them: a plan takes it for free. Probe where two fit "
+            "(workers=2) to know."
         )
     if found.blocks:
         said.append(
@@ -208,10 +228,6 @@ def verdict(found: Findings) -> list[str]:
             f"To save time the step was measured with local batches of {', '.join(map(str, small))} and extrapolated to "
             f"{found.local_batch_size}."
         )
-    for name, share, _ in sorted(found.stages, key=lambda stage: -stage[1]):
-        if share >= 0.05:
-            better = faster_equivalent(name)
-            said.append(f"{name}: {share:.0%} of core-seconds{f'; {better}' if better else ''}.")
     return said
 
 
@@ -229,6 +245,8 @@ def findings_of(event: Mapping[str, Any], **known: Any) -> Findings:
         stages=[(name, share, size) for name, share, size in stages["shares"]],
         steps=at_whole_depth([Measured(**each) for each in event["steps"]], event["blocks"]),
         blocks=event["blocks"],
+        nodes=event["nodes"],
+        workers=event["workers"],
         gradients=[(a, b) for a, b in event["gradients"]],
         samples_each=event["samples_each"],
         device=event["device"],

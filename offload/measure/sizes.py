@@ -18,12 +18,14 @@ LEAST_SIZES = 3
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """Steps of one local batch size: seconds of the typical one, and the device's peak memory (0: not known). ``depth``:
-    how many of the model's repeated blocks took part (0: all)."""
+    how many of the model's repeated blocks took part (0: all). ``synced_s``: the same with the gradients of several workers
+    exchanged (0: not measured)."""
 
     size: int
     step_s: float
     peak_bytes: float = 0.0
     depth: int = 0
+    synced_s: float = 0.0
 
 
 def next_size(

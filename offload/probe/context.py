@@ -6,6 +6,7 @@ The loop runs as it was written, with nothing to wait for. Where it stops: what 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,7 @@ class ProbeContext(Context):
         self.measured: list[Measured] = []
         self.gradients: list[tuple[float, float]] = []  # per group: mean of squared norms, squared norm of the mean
         self.samples_each = 0
-        self._comparing = False
+        self._comparing = self._syncing = False
         self._group: list[float] = []
         self._sum: list[torch.Tensor] | None = None
         self._began = 0.0
@@ -49,7 +50,8 @@ class ProbeContext(Context):
     def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
         """As in training; on a CPU a deep model may be measured at a smaller depth."""
         self.depth = None
-        if self.device.type == "cpu" and self.may_cut:
+        # Joined workers expect gradients of all that they were built with.
+        if self.device.type == "cpu" and self.may_cut and self.world_size == 1:
             self.depth = repeated_blocks(getattr(model, "_orig_mod", model))
         return super().prepare(model, *others)
 
@@ -87,12 +89,14 @@ class ProbeContext(Context):
         if self.depth is not None:
             self.depth.cut(2)
         while (
-            size := next_size(
-                self.measured,
-                wanted=wanted,
-                left_s=share - (time.monotonic() - began),
-                memory_bytes=memory,
-                steps=self._warm + self._steps,
+            size := self._agreed(
+                next_size(
+                    self.measured,
+                    wanted=wanted,
+                    left_s=share - (time.monotonic() - began),
+                    memory_bytes=memory,
+                    steps=(self._warm + self._steps) * (2 if self.world_size > 1 else 1),
+                )
             )
         ) is not None:
             yield from self._steps_of(size, depth=2 if self.depth is not None else 0)
@@ -118,9 +122,28 @@ class ProbeContext(Context):
         return STEPS if self.device.type == "cuda" else FEW_STEPS
 
     def _steps_of(self, size: int, *, depth: int) -> Iterator[dict[str, Any]]:
-        times = []
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        seconds: list[float] = []
+        # Alone first, then with the other workers: the difference is what synchronisation costs.
+        for syncing in (False, True)[: min(self.world_size, 2)]:
+            self._syncing = syncing
+            times: list[float] = []
+            yield from self._timed_steps(size, times)
+            seconds.append(float(np.median(times)))
+        self._syncing = False
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        self.measured.append(
+            Measured(
+                size=size,
+                step_s=seconds[0],
+                peak_bytes=float(peak),
+                depth=depth,
+                synced_s=seconds[1] if len(seconds) > 1 else 0.0,
+            )
+        )
+
+    def _timed_steps(self, size: int, times: list[float]) -> Iterator[dict[str, Any]]:
         for number in range(self._warm + self._steps):
             batch = self._rows(size, 0)
             self._synchronize()
@@ -129,8 +152,10 @@ class ProbeContext(Context):
             self._synchronize()
             if number >= self._warm:
                 times.append(time.monotonic() - began)
-        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-        self.measured.append(Measured(size=size, step_s=float(np.median(times)), peak_bytes=float(peak), depth=depth))
+
+    def _agreed(self, value: int | None) -> int | None:
+        """Rank 0's: all ranks measure the same sizes."""
+        return value if self._talk is None else self._talk.broadcast(value, 0)
 
     def _rows(self, size: int, first: int) -> dict[str, Any]:
         """``size`` of the cached rows from ``first`` on, from the beginning again where they end."""
@@ -146,7 +171,10 @@ class ProbeContext(Context):
         """Compute the gradient of the loss; where gradients are compared, note its norm."""
         scaler = self._state.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
-        scaled.backward()  # type: ignore[no-untyped-call]
+        joined = self._wrapped
+        alone = isinstance(joined, torch.nn.parallel.DistributedDataParallel) and not self._syncing
+        with joined.no_sync() if alone else contextlib.nullcontext():  # type: ignore[union-attr,operator]
+            scaled.backward()  # type: ignore[no-untyped-call]
         if self._comparing:
             self._note_gradient(1.0 if scaler is None else float(scaler.get_scale()))
 
@@ -194,7 +222,7 @@ class ProbeContext(Context):
             self._group, self._sum = [], None
 
     def sum(self, value: Any) -> float:
-        """The value: the probe runs one worker."""
+        """The value of this worker: nothing is reported."""
         return float(value.item() if isinstance(value, torch.Tensor) else value)
 
     def report(self, **metrics: Any) -> None:

@@ -1,4 +1,4 @@
-"""The driver's side of a probe: a run of one worker that measures instead of training, and leaves nothing behind."""
+"""The driver's side of a probe: a run of one or two workers that measure instead of training, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offload.probe.context import NOISE_GRADIENTS
 from offload.probe.worker import Budget, run_probe
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
-from offload.train.cluster import connected, usable_cores
+from offload.train.cluster import Cluster, connected, usable_cores
 from offload.train.context import TRAIN
 from offload.train.journal import Journal
 from offload.train.monitor import News
@@ -37,11 +37,14 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
     Raises ConfigError or RunError as ``Trainer.fit`` does.
     """
     began = time.monotonic()
-    single = _single_worker(trainer)
+    single = copy.copy(trainer)  # on the training data alone
+    single.datasets = {TRAIN: trainer.datasets[TRAIN]}
     with tempfile.TemporaryDirectory(prefix="offload-probe-") as folder, LiveLine(quiet=True) as silent:
         directory = RunDirectory(Path(folder) / "probe")
         listed = {TRAIN: single.listed(TRAIN)}
         with connected(address) as cluster:
+            workers = _workers(trainer, cluster)
+            single.workers = (workers, workers)
             run = ProbeRun(single, directory, silent, listed, cluster)
             directory.begin()
             with _bar(quiet) as progress:
@@ -61,7 +64,7 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
         workload=known["workload"],
         measured=measured,
         batch_size=trainer.batch_size.initial,
-        local_batch_size=single.batch_size.split(1).local_batch_size,
+        local_batch_size=single.batch_size.split(workers).local_batch_size,
         noise_count=NOISE_GRADIENTS,
         cores=cores,
         host_cpus_per_worker=reserved,
@@ -119,12 +122,13 @@ class _NoJournal(Journal):
         return {}
 
 
-def _single_worker(trainer: Trainer) -> Trainer:
-    """The same training by one worker, on the training data alone."""
-    single = copy.copy(trainer)
-    single.workers = (1, 1)
-    single.datasets = {TRAIN: trainer.datasets[TRAIN]}
-    return single
+def _workers(trainer: Trainer, cluster: Cluster) -> int:
+    """Two where the script asks for several and two fit, so that their synchronisation is seen; else one."""
+    gpus = sum(node.gpus for node in cluster.nodes)
+    config = trainer.scaling_config
+    on_gpus = bool(config.use_gpu) if config is not None else gpus >= 1
+    asked = trainer.workers[1] if trainer.workers is not None else (gpus if on_gpus else 1)
+    return 2 if asked >= 2 and (gpus >= 2 or not on_gpus) else 1
 
 
 def _reserved(trainer: Trainer) -> float:

@@ -1,4 +1,4 @@
-"""What the one worker of a probe runs: the input side alone, then the script's loop on replayed batches.
+"""What a worker of a probe runs: the input side alone, then the script's loop on replayed batches.
 
 One after the other, since on a small machine each would slow the other down.
 """
@@ -52,7 +52,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
         drained = _drain(context, setup, budget, tell)
         measuring = time.monotonic()
         tell.phase("timing the stages", 0.45)
-        stages = _stages(budget)
+        stages = _stages(budget) if context.rank == 0 else None
         tell.phase("replaying batches", 0.6)
         context.budget_s = budget.replay_s
         context.told = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
@@ -64,8 +64,15 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
             raise RunError(
                 "the script's function asked for no batch of ctx.batches('train'), so that no step could be measured."
             )
+        nodes = [ray.get_runtime_context().get_node_id()]
+        if context._talk is not None:
+            nodes = context._talk.gather_objects(nodes[0])
+        if context.rank:
+            return
         context._reporter.event(
             "probed",
+            workers=context.world_size,
+            nodes=len(set(nodes)),
             **drained,
             stages=stages,
             steps=[dataclasses.asdict(each) for each in context.measured],
@@ -98,9 +105,11 @@ class _Teller:
     """Sends how far the probe is, at once."""
 
     def __init__(self, context: ProbeContext, budget: Budget) -> None:
-        self._reporter = context._reporter
+        self._reporter, self._silent = context._reporter, context.rank > 0
 
     def phase(self, name: str, share: float) -> None:
+        if self._silent:
+            return
         self._reporter.event("probing", phase=name, share=share)
         self._reporter.flush()
 
@@ -109,7 +118,7 @@ def _drain(context: ProbeContext, setup: WorkerSetup, budget: Budget, tell: _Tel
     """Take batches as fast as they come, and keep some."""
     feed = _Recording(setup.hub)
     key = PassKey(attempt=context._attempt, name=TRAIN, number=0)
-    open_pass(setup.hub, key, first_pass(setup.split), 0)
+    open_pass(setup.hub, key, first_pass(setup.split), context.rank)
     batches = _batches(context, setup, feed, key)
     began = time.monotonic()
     samples, until = 0, None
@@ -134,7 +143,7 @@ def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey)
     return Batches(
         feed,
         key,
-        peers=NoPeers(),
+        peers=NoPeers(rank=context.rank),
         local_batch_size=setup.split.local_batch_size,
         device=context.device,
         on_device=setup.on_device[TRAIN],

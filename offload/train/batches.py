@@ -55,10 +55,12 @@ class Peers(Protocol):
 
 
 class NoPeers:
-    """A world of one."""
+    """A rank that agrees with nobody: a world of one, unless it is told another rank."""
 
-    rank = 0
     world_size = 1
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
 
     def gather(self, mine: Sequence[int]) -> list[list[int]]:
         return [list(mine)]
