@@ -176,8 +176,8 @@ def verdict(found: Findings) -> list[str]:
     w = found.core_seconds_per_sample
     cores = f"{found.cores} core{'s' if found.cores != 1 else ''}"
     said = [
-        f"Input ceiling {found.input_ceiling:,.0f} samples/s on {cores} of this machine ({w * 1000:,.3g} core-ms a sample); "
-        f"ceiling of the {kind} {found.gpu_ceiling:,.0f} samples/s at a local batch of {found.local_batch_size}."
+        f"Input ceiling {_rate(found.input_ceiling)} samples/s on {cores} of this machine ({w * 1000:,.3g} core-ms a sample); "
+        f"ceiling of the {kind} {_rate(found.gpu_ceiling)} samples/s at a local batch of {found.local_batch_size}."
     ]
     wanted = math.ceil(found.gpu_ceiling * w)
     ingest = found.ingest_samples_per_s or math.inf
@@ -202,6 +202,10 @@ def verdict(found: Findings) -> list[str]:
             better = faster_equivalent(name)
             said.append(f"{name}: {share:.0%} of core-seconds{f'; {better}' if better else ''}.")
     return said + _caveats(found)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _caveats(found: Findings) -> list[str]:

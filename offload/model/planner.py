@@ -94,6 +94,7 @@ def plan(
     kinds = {kind.name: kind for kind in (*hosts, *helpers)}
     on_spot = [*(hosts if spot == "all" else ()), *(helpers if spot != "none" else ())]
     alternative = _bigger_host(job, catalog, table, gpu_nodes, recommended, gpu_types)
+    compared = [] if alternative is None else [catalog[name] for name in alternative.shape]
     return Plan(
         objective=job.objective,
         candidates=tuple(candidates),
@@ -103,7 +104,7 @@ def plan(
         explanation=explain(recommended, baseline, alternative, candidates),
         warnings=(
             *network_warnings(candidates, kinds),
-            *price_warnings([*kinds.values()]),
+            *price_warnings([*kinds.values(), *compared]),
             *spot_warnings(on_spot, INTERRUPTIONS_PER_HOUR),
         ),
     )
@@ -394,7 +395,8 @@ def _bigger_host(
     """A host of the same GPU, not asked about, that does better without any CPU node."""
     found: list[Candidate] = []
     for kind in catalog.nodes.values():
-        if kind.gpu_model != table.host.gpu_model or kind.name in asked:
+        # With as many GPUs: what more of them on a host do to each other is another question than who feeds them.
+        if (kind.gpu_model, kind.gpus) != (table.host.gpu_model, table.host.gpus) or kind.name in asked:
             continue
         if job.spot == "all" and kind.spot_usd_per_hour is None:
             continue
