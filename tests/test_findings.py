@@ -103,7 +103,7 @@ def test_nothing_measured_is_said() -> None:
         profile_document(dataclasses.replace(FOUND, steps=[]))
     event: dict[str, Any] = {"costs": []}
     with pytest.raises(ConfigError, match="no preprocessing task finished"):
-        findings_of(event)
+        findings_of(event, reserved_cpus=1.0)
 
 
 def test_synchronisation_is_learned_from_two_workers_or_said_to_be_unknown() -> None:

@@ -43,7 +43,7 @@ class Findings:
         device: the accelerator's name; ``cpu`` where there is none.
         device_memory_bytes: of it, where known.
         cores: that preprocess on this machine while the script trains.
-        host_cpus_per_worker: cores that a worker reserves.
+        host_cpus_per_worker: cores that a worker takes from preprocessing.
         measured: what tells a stale profile.
     """
 
@@ -235,14 +235,15 @@ def _caveats(found: Findings) -> list[str]:
     return said
 
 
-def findings_of(event: Mapping[str, Any], **known: Any) -> Findings:
-    """Findings from what the worker sent. Raises ConfigError where it does not add up."""
+def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any) -> Findings:
+    """Findings from what the worker sent. ``reserved_cpus`` are the cores that a worker of the script reserves; what one
+    was seen to use beside preprocessing counts where that is more. Raises ConfigError where nothing was preprocessed."""
     costs = [cost for cost in event["costs"] if cost[0] > 0]
     if not costs:
         raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")
     stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0}
     return Findings(
-        core_seconds=[cpu for cpu, _ in costs],
+        core_seconds=[cpu + event["raylet_s_per_sample"] for cpu, _ in costs],
         wire_bytes=float(np.median([size for _, size in costs])),
         raw_bytes=stages["raw_bytes_per_sample"],
         ingest_samples_per_s=event["ingest_samples_per_s"],
@@ -253,6 +254,7 @@ def findings_of(event: Mapping[str, Any], **known: Any) -> Findings:
         workers=event["workers"],
         gradients=[(a, b) for a, b in event["gradients"]],
         samples_each=event["samples_each"],
+        host_cpus_per_worker=max(reserved_cpus, event["beside_cpus"] / event["workers"]),
         device=event["device"],
         device_memory_bytes=event["device_memory_bytes"],
         **known,

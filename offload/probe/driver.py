@@ -67,7 +67,7 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
         local_batch_size=single.batch_size.split(workers).local_batch_size,
         noise_count=NOISE_GRADIENTS,
         cores=cores,
-        host_cpus_per_worker=reserved,
+        reserved_cpus=reserved,
     )
 
 

@@ -21,12 +21,14 @@ from offload.errors import RunError
 from offload.pipeline.passes import PassKey, Slice
 from offload.pipeline.pool import PackedStage
 from offload.probe.context import ProbeContext, keep_rows
+from offload.probe.processes import cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, measure_stages
 from offload.train.batches import ActorFeed, Batches, NoPeers, open_pass
 from offload.train.context import TRAIN, StopRun, WorkerSetup, first_pass
 
 KEPT_BLOCKS = 4  # replayed to see how fast a worker takes batches in
 KEPT_BYTES = 256 << 20
+TELL_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,23 +122,31 @@ def _drain(context: ProbeContext, setup: WorkerSetup, budget: Budget, tell: _Tel
     key = PassKey(attempt=context._attempt, name=TRAIN, number=0)
     open_pass(setup.hub, key, first_pass(setup.split), context.rank)
     batches = _batches(context, setup, feed, key)
-    began = time.monotonic()
-    samples, until = 0, None
+    began, before, told, samples, first = time.monotonic(), cpu_seconds(), 0.0, 0, True
     while (batch := batches.get()) is not None:
-        if until is None:  # what comes before the first batch is start-up
-            began = time.monotonic()
-            until = began + budget.drain_s
-        samples += batch.rows
         row_bytes = sum(t[:1].nbytes for t in batch.tensors.values() if isinstance(t, torch.Tensor)) or 1
         keep_rows(context.cached, batch.tensors, max(setup.split.local_batch_size, min(1024, KEPT_BYTES // row_bytes)))
-        tell.phase("draining the input", min(0.4, 0.4 * (time.monotonic() - began) / budget.drain_s))
-        if time.monotonic() >= until:
+        if first:  # what came before it is start-up
+            began, before, first = time.monotonic(), cpu_seconds(), False
+            continue
+        samples += batch.rows * context.world_size
+        spent_s = time.monotonic() - began
+        if spent_s - told >= TELL_S:
+            told = spent_s
+            tell.phase("draining the input", min(0.4, 0.4 * spent_s / budget.drain_s))
+        if spent_s >= budget.drain_s:
             break
+    drained_s, spent = time.monotonic() - began, cpu_seconds().since(before)
     batches.close()
-    drained_s = time.monotonic() - began
     costs = ray.get(setup.hub.costs.remote(TRAIN))
     ingest = _ingest(context, setup, feed.kept, budget.ingest_s) if feed.kept else None
-    return {"costs": costs, "ingest_samples_per_s": ingest, "drained_samples": samples, "drained_s": drained_s}
+    return {
+        "costs": costs,
+        "ingest_samples_per_s": ingest,
+        "drained_s": drained_s,
+        "raylet_s_per_sample": spent.raylet_s / max(samples, 1),
+        "beside_cpus": spent.beside_s / drained_s,
+    }
 
 
 def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey) -> Batches:

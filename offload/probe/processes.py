@@ -1,0 +1,52 @@
+"""CPU time of what runs beside this worker on its host: Ray's raylet, the preprocessing, and the rest of the run.
+
+What the raylet spends comes with every sample wherever it is preprocessed; what the worker and the run's actors spend
+leaves so much less of their host's cores for preprocessing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+PREPROCESSING = "ray::Preprocessor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuSeconds:
+    """Since the processes started; 0 where it cannot be read."""
+
+    raylet_s: float = 0.0
+    beside_s: float = 0.0
+
+    def since(self, before: CpuSeconds) -> CpuSeconds:
+        """What came since ``before``."""
+        return CpuSeconds(raylet_s=self.raylet_s - before.raylet_s, beside_s=self.beside_s - before.beside_s)
+
+
+def cpu_seconds() -> CpuSeconds:
+    """Of the raylet that started this process, and of its other processes that do not preprocess, this one included."""
+    try:
+        raylet = psutil.Process().parent()
+        if raylet is None or "raylet" not in raylet.name():
+            return CpuSeconds()
+        beside = [p for p in raylet.children() if not _title(p).startswith(PREPROCESSING)]
+        return CpuSeconds(raylet_s=_spent(raylet), beside_s=sum(map(_spent, beside)))
+    except psutil.Error:
+        return CpuSeconds()
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return "".join(process.cmdline()[:1])
+    except psutil.Error:
+        return ""
+
+
+def _spent(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # it has ended
+        return 0.0
+    return float(times.user + times.system)
