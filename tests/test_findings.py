@@ -19,6 +19,7 @@ from offload.report.probe_text import format_probe
 STEP = StepTime(0.01, 0.0016)
 FOUND = Findings(
     workload="train.py",
+    buffered_blocks=2,
     core_seconds=[0.029, 0.030, 0.028, 0.029],
     wire_bytes=150528.0,
     raw_bytes=110_000.0,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from offload.errors import ConfigError
 from offload.model import GradientNoise, InputRate, JointGoodput, NodeType, Shape, StepTime
 from offload.model.noise import noise_from_gradients
-from offload.model.overlap import overlapped
+from offload.model.overlap import overlap_of_queue, overlapped
 from tests.strategies import cpu_types, gpu_types, input_rates, noises, step_times
 
 NODES, WORKERS = st.integers(1, 16), st.integers(1, 8)
@@ -71,6 +71,35 @@ def test_overlap_never_hides_more_than_the_shorter_of_two(a: float, b: float, po
     assert max(a, b) <= together * (1 + 1e-12) + 1e-300
     assert together <= (a + b) * (1 + 1e-12)
     assert together >= float(overlapped(a, b, power + 1)) * (1 - 1e-12)
+
+
+def simulated_rate(buffer: int, variation: float, slower: float, items: int = 20_000) -> float:
+    """Items per second through a station of 1 s each, a buffer, and one of ``slower`` seconds, by simulation."""
+    rng = np.random.default_rng(0)
+    first, second = (rng.gamma(variation**-2, mean * variation**2, items) for mean in (1.0, slower))
+    made = done = 0.0
+    taken: list[float] = []
+    for i in range(items):
+        # The first station goes on only when there is room behind it.
+        made = max(made, taken[i - buffer - 1] if i > buffer else 0.0) + first[i]
+        taken.append(max(made, done))
+        done = taken[-1] + second[i]
+    return items / done
+
+
+@pytest.mark.parametrize("buffer", [1, 2, 8])
+@pytest.mark.parametrize("variation", [0.1, 0.3, 1.0])
+def test_a_queue_overlaps_as_it_does_in_simulation(buffer: int, variation: float) -> None:
+    power = overlap_of_queue(buffer, variation)
+    for slower in (0.7, 0.9, 1.0, 1.1, 1.4):
+        predicted = 1 / float(overlapped(1.0, slower, power))
+        assert predicted == pytest.approx(simulated_rate(buffer, variation, slower), rel=0.035)
+
+
+def test_the_overlap_of_a_queue_has_its_limits() -> None:
+    assert overlap_of_queue(2, 0.0) == 64.0
+    assert overlap_of_queue(0, 10.0) == 1.0
+    assert overlap_of_queue(8, 0.5) > overlap_of_queue(2, 0.5)
 
 
 # --- statistical efficiency -------------------------------------------------------------------------------------------

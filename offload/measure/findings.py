@@ -13,11 +13,13 @@ from offload.errors import ConfigError, RunError
 from offload.measure.equivalents import faster_equivalent
 from offload.measure.sizes import Measured, at_whole_depth, largest_that_fits
 from offload.model.fit import StepTimeFit, fit_step_time
-from offload.model.goodput import OVERLAP, JointGoodput
+from offload.model.goodput import JointGoodput
 from offload.model.noise import GradientNoise, noise_from_gradients
+from offload.model.overlap import overlap_of_queue
 from offload.model.profile import SCHEMA
 
 LEAST_UNCERTAINTY = 0.01
+LEAST_VARIATION = 0.1  # a machine that others use varies at least so much from task to task
 Z95 = 1.96
 BALANCED = 0.05  # stall below which the accelerator counts as fed
 
@@ -28,6 +30,7 @@ class Findings:
 
     Args:
         workload: the script.
+        buffered_blocks: that a worker fetches ahead.
         core_seconds: of each preprocessing task, per sample: busy CPU time with all cores busy.
         wire_bytes: shipped per sample.
         raw_bytes: read from files per sample; 0 where it is not known.
@@ -48,6 +51,7 @@ class Findings:
     """
 
     workload: str
+    buffered_blocks: int
     core_seconds: Sequence[float]
     wire_bytes: float
     raw_bytes: float
@@ -100,6 +104,16 @@ class Findings:
         return self.local_batch_size / float(self.fit.step_time.predict(1, 1, self.local_batch_size))
 
     @property
+    def overlap(self) -> float:
+        """How well fetching hides behind computing, by the blocks that wait for a worker and how much tasks vary."""
+        return overlap_of_queue(self.buffered_blocks, max(self.variation, LEAST_VARIATION))
+
+    @property
+    def variation(self) -> float:
+        """Coefficient of variation of the tasks' core-seconds per sample."""
+        return float(np.std(self.core_seconds) / np.mean(self.core_seconds))
+
+    @property
     def input_ceiling(self) -> float:
         """Samples/s of this machine's cores with the accelerator taken away."""
         rate = self.cores / self.core_seconds_per_sample
@@ -108,7 +122,7 @@ class Findings:
     @property
     def stall(self) -> float:
         """The share of a step that the script will wait for data on this machine."""
-        joint = JointGoodput(self.fit.step_time, None, self.input_ceiling)
+        joint = JointGoodput(self.fit.step_time, None, self.input_ceiling, overlap=self.overlap)
         step = float(joint.step_time_s(1, 1, self.local_batch_size, 0))
         return 1 - float(self.fit.step_time.predict(1, 1, self.local_batch_size)) / step
 
@@ -152,7 +166,7 @@ def profile_document(found: Findings) -> dict[str, Any]:
             "gamma": step.gamma,
             "max_local_batch_size": largest_that_fits(found.steps, found.device_memory_bytes),
         },
-        "overlap": OVERLAP,
+        "overlap": found.overlap,
         "host_cpus_per_worker": found.host_cpus_per_worker,
         "batch_size": found.batch_size,
         "noise": None if noise is None else {"sqr": noise.sqr, "var": noise.var, "batch_size": found.batch_size},

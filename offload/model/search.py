@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from offload.model.catalog import NodeType, Shape
 from offload.model.input_rate import BOTTLENECKS, InputRate
 from offload.model.noise import GradientNoise
-from offload.model.overlap import Floats, overlapped
+from offload.model.overlap import MOST_OVERLAP, Floats, overlapped
 from offload.model.step_time import StepTime
 
 Ints = NDArray[np.int64]
@@ -30,7 +30,6 @@ FULL_BATCHES = 20  # and those at which every micro-batch is as large as memory 
 WORK_NS, BATCH_NS, COLUMN_NS = 4e8, 150.0, 4.0
 GRID = 24  # points per axis of a large space
 CLOSER = 9  # points per axis between the neighbours of a good one
-MOST_OVERLAP = 64.0  # beyond it the p-norm is the maximum, to one percent
 ROUNDING = 1e-9
 BOTTLENECK_NAMES = ("gpu", *BOTTLENECKS)
 

@@ -20,6 +20,7 @@ from offload.probe.context import NOISE_GRADIENTS
 from offload.probe.worker import Budget, run_probe
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
+from offload.train.batches import PREFETCH_BLOCKS
 from offload.train.cluster import Cluster, connected, usable_cores
 from offload.train.context import TRAIN
 from offload.train.journal import Journal
@@ -62,6 +63,7 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
     return findings_of(
         run.found,
         workload=known["workload"],
+        buffered_blocks=PREFETCH_BLOCKS,
         measured=measured,
         batch_size=trainer.batch_size.initial,
         local_batch_size=single.batch_size.split(workers).local_batch_size,
