@@ -66,7 +66,6 @@ def test_each_type_has_its_place() -> None:
         (OWN.replace("0.5", "nan"), r"usd_per_hour of my.box must be a number .*found NaN"),
         (OWN.replace("0.5", '"cheap"'), r"usd_per_hour of my.box must be a number .*found 'cheap'"),
         (OWN.replace("vcpus = 8", "vcpus = 0"), r"vcpus of my.box must be at least 1"),
-        (OWN + "gpus = 1\n", r"my.box has 1 GPUs but no gpu_model"),
         (OWN + "burst = 1\n", r"burst of my.box must be true or false"),
         (OWN + "usd_per_hours = 1\n", r"unknown field 'usd_per_hours'. Is usd_per_hour meant"),
         (OWN + "color = 1\n", r"unknown field 'color'. Known are vcpus"),

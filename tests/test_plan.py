@@ -332,6 +332,17 @@ def test_a_host_without_a_core_to_preprocess_is_said() -> None:
         planned(greedy, cpu_types=[])
 
 
+def test_a_gpu_of_unknown_model_will_do_where_its_step_is_known() -> None:
+    import dataclasses
+
+    bare = NodeType(name="box", vcpus=8, memory_gib=32, gpus=1, network_gbps=10, usd_per_hour=1.0)
+    catalog = Catalog({"box": bare})
+    with pytest.raises(ConfigError, match=r"box has a GPU of unknown model: give its speed"):
+        planned(catalog=catalog, gpu_types=["box"], cpu_types=[])
+    measured_there = dataclasses.replace(PROFILE, device=None)
+    assert planned(measured_there, catalog, gpu_types=["box"], cpu_types=[]).best.workers == 1
+
+
 def test_another_gpu_needs_its_speed_or_step() -> None:
     as_fast = planned(gpu_types=["ml.p3.2xlarge"], gpu_speed=2.0, cpu_nodes=(4, 4)).best
     stepped = planned(gpu_types=["ml.p3.2xlarge"], step=(0.005, 0.0008), cpu_nodes=(4, 4)).best

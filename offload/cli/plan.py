@@ -124,9 +124,9 @@ def plan(
         offload plan --profile profile.json --gpu-type ml.g5.xlarge \\
             --cpu-type ml.c5.4xlarge --cpu-nodes 0..8
 
-    Every combination of the given types and ranges is evaluated with the joint model of GPUs and input pipeline. One GPU
-    type may be given several times over for comparison; a shape has one of them and at most one CPU type. A profile measured on
-    another device than the planned GPU needs --gpu-speed or --step.
+    Every combination of the given types and ranges is evaluated with the joint model of GPUs and input pipeline: nodes of one
+    GPU type, and nodes of at most one CPU type beside them. A profile measured on another device than the planned GPU needs
+    --gpu-speed or --step.
     """
     with stdout_for_json(as_json) as emit:
         if chart is not None and chart.suffix not in CHARTS:

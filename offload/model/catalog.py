@@ -41,7 +41,7 @@ class NodeType:
         vcpus: cores as the provider counts them.
         memory_gib: main memory.
         gpus: GPUs; 0 for a CPU node.
-        gpu_model: the GPU's name: ``NVIDIA A10G``.
+        gpu_model: the GPU's name: ``NVIDIA A10G``; None where it is not known.
         gpu_speed: speed of one relative to the device that the profile was measured on; None: known only where that is
             the same model.
         network_gbps: gigabits per second, sustained unless ``burst``.
@@ -90,8 +90,6 @@ class NodeType:
         for name in ("gpu_model", "region", "price_source"):
             if not isinstance(getattr(self, name), str | None):
                 raise ConfigError(f"{self._of(name)} must be text, found {getattr(self, name)!r}.")
-        if self.gpus and not self.gpu_model:
-            raise ConfigError(f"{self.name} has {self.gpus} GPUs but no gpu_model (such as NVIDIA A10G).")
 
     def _of(self, field: str) -> str:
         return f"{field} of {self.name}"
