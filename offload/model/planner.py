@@ -179,10 +179,11 @@ class _Job:
             return measured
         if host.gpu_speed not in (None, 1.0):
             return measured.on_faster_device(host.gpu_speed)
+        gpu = host.gpu_model or "a GPU of unknown model"
         raise ConfigError(
-            f"the profile's step was measured on {device}, and {host.name} has {host.gpu_model or 'a GPU of unknown model'}: give its speed relative to "
-            f"{device} (--gpu-speed 40: 40 times as fast) or its own step (--step ALPHA,BETA: seconds per micro-batch and "
-            "per sample), or probe there."
+            f"the profile's step was measured on {device}, and {host.name} has {gpu}: give its speed relative to {device} "
+            "(--gpu-speed 40: 40 times as fast) or its own step (--step ALPHA,BETA: seconds per micro-batch and per sample), or "
+            "probe there."
         )
 
 
