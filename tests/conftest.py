@@ -6,11 +6,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.helpers import write_jpegs
 
 LOGICAL_CPUS = 4
+
+# A test does not fail because the machine is slow.
+hypothesis.settings.register_profile("offload", deadline=None)
+hypothesis.settings.load_profile("offload")
 
 
 @pytest.fixture(scope="session")
