@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -156,8 +157,6 @@ def test_memory_limits_the_local_batch() -> None:
 
 
 def test_uncertainty_widens_the_range() -> None:
-    import dataclasses
-
     sure = planned(dataclasses.replace(PROFILE, uncertainty=Uncertainty())).best
     assert sure.samples_per_s_low == pytest.approx(sure.samples_per_s) == pytest.approx(sure.samples_per_s_high)
     unsure = dataclasses.replace(PROFILE, uncertainty=Uncertainty(core_seconds_per_sample=0.2, step=0.0))
@@ -325,16 +324,12 @@ def test_a_batch_size_must_come_from_somewhere() -> None:
 
 
 def test_a_host_without_a_core_to_preprocess_is_said() -> None:
-    import dataclasses
-
     greedy = dataclasses.replace(PROFILE, input=dataclasses.replace(PROFILE.input, host_cpus_per_worker=8.0))
     with pytest.raises(ConfigError, match=r"has a core left to preprocess: each worker keeps 8"):
         planned(greedy, cpu_types=[])
 
 
 def test_a_gpu_of_unknown_model_will_do_where_its_step_is_known() -> None:
-    import dataclasses
-
     bare = NodeType(name="box", vcpus=8, memory_gib=32, gpus=1, network_gbps=10, usd_per_hour=1.0)
     catalog = Catalog({"box": bare})
     with pytest.raises(ConfigError, match=r"box has a GPU of unknown model: give its speed"):

@@ -5,7 +5,6 @@
 Each worker occupies a paced accelerator per batch and writes down when its batches were in hand.
 """
 
-import argparse
 import json
 import time
 from dataclasses import asdict, dataclass
@@ -56,13 +55,7 @@ def train(ctx: offload.Context) -> None:
 
 
 def build() -> offload.Trainer:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--workload", required=True)
-    parser.add_argument("--samples", type=int, required=True)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--data")
-    parser.add_argument("--alpha", type=float, default=0.0, dest="alpha_s")
-    parser.add_argument("--beta", type=float, default=0.0, dest="beta_s")
+    parser = protocol.parser()
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--answers", default=".")
     parser.add_argument("--on-hosts", action="store_true", help="the workers' hosts are marked; they keep no core")

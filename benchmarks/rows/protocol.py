@@ -78,7 +78,8 @@ class Result:
     extra: Mapping[str, float]
 
 
-def parse(argv: list[str] | None = None) -> Task:
+def parser() -> argparse.ArgumentParser:
+    """Of the arguments that make a task."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", required=True)
     parser.add_argument("--samples", type=int, required=True)
@@ -87,7 +88,11 @@ def parse(argv: list[str] | None = None) -> Task:
     parser.add_argument("--alpha", type=float, default=0.0, dest="alpha_s")
     parser.add_argument("--beta", type=float, default=0.0, dest="beta_s")
     parser.add_argument("--events")
-    return Task(**vars(parser.parse_args(argv)))
+    return parser
+
+
+def parse(argv: list[str] | None = None) -> Task:
+    return Task(**vars(parser().parse_args(argv)))
 
 
 def consume(

@@ -12,7 +12,6 @@ WARM_STEPS = 2
 STEPS = 5
 FEW_WARM_STEPS, FEW_STEPS = 1, 3  # without a GPU, where a step takes long and launches nothing
 MEMORY_SHARE = 0.9  # of the device's memory that may be used
-LEAST_SIZES = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -242,8 +242,3 @@ def _readable(error: tomllib.TOMLDecodeError, text: str) -> str:
     line = text.splitlines()[int(found[1]) - 1].strip() if found else ""
     twice = "Cannot declare" in str(error) or "Cannot overwrite" in str(error)
     return f"{error}{f': {line}' if line else ''}{' (a type must stand there once)' if twice else ''}"
-
-
-def names_of(kinds: Iterable[NodeType]) -> str:
-    """Their names, for a sentence."""
-    return ", ".join(kind.name for kind in kinds)

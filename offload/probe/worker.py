@@ -48,7 +48,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
     torch.manual_seed(setup.seed)
     np.random.seed(setup.seed & 0xFFFFFFFF)
     context = ProbeContext(setup)
-    tell = _Teller(context, budget)
+    tell = _Teller(context)
     try:
         tell.phase("draining the input", 0.0)
         drained = _drain(context, setup, budget, tell)
@@ -106,7 +106,7 @@ def _replay(user_function: Any, context: ProbeContext) -> None:
 class _Teller:
     """Sends how far the probe is, at once."""
 
-    def __init__(self, context: ProbeContext, budget: Budget) -> None:
+    def __init__(self, context: ProbeContext) -> None:
         self._reporter, self._silent = context._reporter, context.rank > 0
 
     def phase(self, name: str, share: float) -> None:
