@@ -6,8 +6,8 @@ Each workload is probed once, by `offload probe` on one emulated host with a *pa
 is predicted before it is run: one to three hosts with a CPU quota each, one or two workers, two batch sizes, accelerators from
 starved to the bottleneck. Beside it stands what AdaptDL's model says of the same case: it knows the step alone.
 
-A machine's speed drifts by a fifth within minutes. So a plain loop on each host, for some seconds before the probe and before
-each case, tells how fast its core is now; the prediction takes that as the node's `core_speed`.
+A machine's speed drifts by a fifth within minutes. So a plain loop on each host, for some seconds before and after the probe and
+before each case, tells how fast its core is now; the prediction takes that as the node's `core_speed`.
 """
 
 import json
@@ -34,7 +34,7 @@ ALPHA_S = 0.01  # of the paced accelerator, per step
 # What is preprocessed while a slow host still starts its worker is a lead that 40 % of the samples must work off.
 RUN_S = 90.0
 LEAST_BATCHES = 40
-SPEED_S = 8.0
+SPEED_S = 10.0
 BRIDGE_GBPS = 20.0  # the emulated hosts' network; nothing here comes near it
 TRAIN_RESOURCE = '{"train_host": 1}'
 TIMEOUT_S = 400.0
@@ -111,7 +111,7 @@ def _document(rows: list[dict[str, Any]], profiles: dict[str, dict[str, Any]]) -
     return {
         "cases": rows,
         "error": {"median": statistics.median(errors), "worst": max(errors)},
-        "profiles": {name: probed["document"] for name, probed in profiles.items()},
+        "profiles": profiles,
         "accelerator": "paced accelerator",
         "machine": machine(),
         "versions": versions(),
@@ -147,14 +147,16 @@ def _probe(workload: str, data: Path | None) -> dict[str, Any]:
     """The profile of a workload on one host, the speed of its core at the time, and the accelerator it was probed with."""
     with Hosts({"gpu-1": HostSpec(core=0, shm_bytes=SHM_BYTES)}) as hosts:
         host = hosts["gpu-1"]
-        rate = _speeds(hosts, workload, data)["gpu-1"]
-        beta = 0.25 / rate
+        before = _speeds(hosts, workload, data)["gpu-1"]
+        beta = 0.25 / before
         argv = [*_arguments(workload, data, 1_000_000, 64), f"--alpha={ALPHA_S}", f"--beta={beta}"]
         done = host.run(
             [sys.executable, "-m", "offload", "probe", SCRIPT, "--json", "--quiet", "--", *argv],
             env={**ENVIRONMENT, "RAY_AUTH_MODE": "disabled"}, cwd=ROOT, timeout=TIMEOUT_S, check=True,
         )  # fmt: skip
-        return {"document": json.loads(done.stdout), "plain": rate, "alpha_s": ALPHA_S, "beta_s": beta}
+        after = _speeds(hosts, workload, data)["gpu-1"]
+    plain = statistics.mean((before, after))
+    return {"document": json.loads(done.stdout), "plain": plain, "alpha_s": ALPHA_S, "beta_s": beta}
 
 
 def _predict_and_run(case: Case, probed: dict[str, Any], data: Path | None) -> dict[str, Any]:
