@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.pipeline.device import Normalize
     from offload.pipeline.spec import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
-    from offload.train.config import BatchSize, Checkpoints
+    from offload.train.config import Adaptation, BatchSize, Checkpoints
     from offload.train.context import Context
     from offload.train.trainer import Result, Trainer
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Adaptation": "offload.train.config",
     "BatchSize": "offload.train.config",
     "Checkpoints": "offload.train.config",
     "ConfigError": "offload.errors",
@@ -38,6 +39,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Adaptation",
     "BatchSize",
     "Checkpoints",
     "ConfigError",

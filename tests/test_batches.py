@@ -15,6 +15,8 @@ from offload.pipeline.passes import PassKey, Slice
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.train import batches as batches_module
 from offload.train.batches import Batches
+from offload.train.config import BatchSplit
+from offload.train.voice import Heard, Silent, Voice
 
 BLOCK, LOCAL = 10, 4
 
@@ -59,30 +61,52 @@ class Blocks:
         mine = self.waiting[rank]
         return [mine.pop(0)] if mine else [], not mine
 
+    def start_fetching(self, slices: Sequence[Slice]) -> None: ...
+
+    def columns(self, piece: Slice) -> Columns:
+        ids = np.arange(piece.start, piece.stop)
+        return {"x": ids.astype(np.float32), SAMPLE_ID: ids, POSITION: ids}
+
+    def again(self, key: PassKey, rank: int, piece: Slice) -> None:
+        raise AssertionError("nothing was lost")
+
     def leave(self, key: PassKey, rank: int) -> None:
         self.left.add(rank)
 
 
-def columns_of(piece: Slice) -> Columns:
-    ids = np.arange(piece.start, piece.stop)
-    return {"x": ids.astype(np.float32), SAMPLE_ID: ids, POSITION: ids}
+class Stopping(Silent):
+    """Says to stop once ``stop`` is set."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def says(self) -> list[int]:
+        return [int(self._stop.is_set())]
+
+    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
+        return Heard(end="stop" if any(each[0] for each in told) else "")
 
 
-@pytest.fixture(autouse=True)
-def blocks_are_what_they_refer_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches_module, "_columns", columns_of)
+TWO = BatchSplit(local_batch_size=LOCAL, accum_steps=0, workers=2)
 
 
-def make(feed: Blocks, peer: Any, stop: threading.Event | None = None) -> Batches:
+def make(
+    feed: Blocks,
+    peer: Any,
+    stop: threading.Event | None = None,
+    *,
+    voice: Voice | None = None,
+    split: BatchSplit = TWO,
+) -> Batches:
     return Batches(
         feed,
         PassKey(attempt=1, name="train", number=0),
         peers=peer,
-        local_batch_size=LOCAL,
+        split=split,
         device=torch.device("cpu"),
         on_device=(),
         padded=True,
-        stop=stop or threading.Event(),
+        voice=voice or Stopping(stop or threading.Event()),
         template={},
     )
 
@@ -151,7 +175,7 @@ def test_a_stop_reaches_both_ranks_at_the_same_batch() -> None:
     def work(rank: int) -> int:
         batches = make(feed, peers.rank(rank), stop if rank == 1 else None)
         count = 0
-        while (batch := batches.get()) is not None and not batch.stop:
+        while (batch := batches.get()) is not None and not batch.heard.end:
             count += 1
             if count == 3:
                 stop.set()
@@ -160,3 +184,46 @@ def test_a_stop_reaches_both_ranks_at_the_same_batch() -> None:
 
     one, other = both(work)
     assert one == other
+
+
+class Ordering(Silent):
+    """Rank 0 asks for another split once it has said ``after`` batches."""
+
+    def __init__(self, rank: int, after: int, split: tuple[int, int]) -> None:
+        self._rank, self._after, self._split, self._said = rank, after, split, 0
+
+    def says(self) -> list[int]:
+        self._said += 1
+        return list(self._split) if self._rank == 0 and self._said > self._after else [0, 0]
+
+    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
+        local, accum = told[0]
+        return Heard(split=BatchSplit(local_batch_size=local, accum_steps=accum, workers=2) if local else None)
+
+
+@pytest.mark.parametrize(("first", "second"), [((4, 0), (7, 2)), ((4, 2), (3, 0)), ((2, 1), (20, 0))])
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4])
+def test_a_new_batch_size_begins_with_a_global_batch_on_both_ranks(
+    first: tuple[int, int], second: tuple[int, int], after: int
+) -> None:
+    peers, feed = TwoPeers(), Blocks((80, 71))
+    cut = [BatchSplit(local_batch_size=m, accum_steps=s, workers=2) for m, s in (first, second)]
+
+    def work(rank: int) -> tuple[list[int], list[BatchSplit]]:
+        batches = make(feed, peers.rank(rank), voice=Ordering(rank, after, second), split=cut[0])
+        ids: list[int] = []
+        splits: list[BatchSplit] = []
+        while (batch := batches.get()) is not None:
+            ids += batch.tensors["sample_id"][: batch.rows].tolist()
+            splits.append(batch.split)
+            assert batch.rows <= batch.split.local_batch_size
+        batches.close()
+        return ids, splits
+
+    (ids_0, splits_0), (ids_1, splits_1) = both(work)
+    assert (ids_0, ids_1) == (list(range(80)), list(range(71)))
+    assert splits_0 == splits_1
+    changed = splits_0.index(cut[1])
+    assert changed % (first[1] + 1) == 0  # whole global batches before it
+    assert after < changed <= after + 1 + first[1] + 1
+    assert set(splits_0[changed:]) == {cut[1]}

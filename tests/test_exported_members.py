@@ -11,6 +11,7 @@ import pytest
 import offload
 
 PUBLIC = [
+    "Adaptation",
     "BatchSize",
     "Checkpoints",
     "ConfigError",

@@ -31,7 +31,6 @@ class HandPool:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
-    monkeypatch.setattr(feeds, "Pool", HandPool)
     monkeypatch.setattr(feeds, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
     monkeypatch.setattr(passes, "TAKE_TIMEOUT_S", 0.01)
 
@@ -39,7 +38,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
         table = list_torch_dataset([{"x": 0.0}] * SAMPLES).table
         stage: Any = None
         streams = {n: Stream(stage=stage, table=table) for n in ("train", "val")}
-        return Feed(streams, Cores(nodes=("a", "b"), task_cpus=1.0, store_bytes=store_bytes))
+        return Feed(streams, Cores(nodes=("a", "b"), task_cpus=1.0, store_bytes=store_bytes), pool=HandPool)
 
     return made
 
@@ -52,9 +51,16 @@ def key(number: int = 0, name: str = "train") -> PassKey:
     return PassKey(attempt=1, name=name, number=number)
 
 
+class Ref:
+    """A reference to nothing, with a name."""
+
+    def hex(self) -> str:
+        return str(id(self))
+
+
 def block(task: Task) -> Block:
     rows = task.rows.num_rows
-    return Block(ref=None, cost=Cost(rows=rows, size_bytes=rows * ROW_BYTES, cpu_s=0.1, wall_s=0.1))  # type: ignore[arg-type]
+    return Block(ref=Ref(), cost=Cost(rows=rows, size_bytes=rows * ROW_BYTES, cpu_s=0.1, wall_s=0.1))  # type: ignore[arg-type]
 
 
 def start(feed: Feed) -> tuple[Task, Done]:
@@ -141,3 +147,24 @@ def test_a_pool_that_fails_is_told_to_who_waits(make: Callable[..., Feed]) -> No
     feed.failed(RuntimeError("out of memory"))
     with pytest.raises(RunError, match="preprocessing failed: RuntimeError: out of memory"):
         feed.take(key(), 0, 1)
+
+
+def test_a_lost_block_is_made_again_for_the_rank_that_was_given_it(make: Callable[..., Feed]) -> None:
+    feed = make()
+    for rank in (0, 1):
+        feed.open(key(), request(2), rank)
+    work_all(feed)
+    slices, over = feed.take(key(), 1, 99)
+    assert over
+    gone = slices[3]
+    feed.again(key(), 1, gone)
+    assert feed.take(key(), 1, 99) == ([], False)  # not over: one is still to come
+    again, done = start(feed)
+    assert again.rows.num_rows >= gone.stop
+    done(block(again))
+    (piece,), over = feed.take(key(), 1, 99)
+    assert over
+    assert piece._replace(ref=gone.ref) == gone
+    assert piece.ref is not gone.ref
+    feed.again(key(), 1, piece)  # and once more
+    assert feed.next_task() is not None

@@ -19,6 +19,7 @@ LAYERS = [
     {"offload.probe"},
     {"offload.train"},
     {"offload.pipeline"},
+    {"offload.adapt"},
     {"offload.report"},  # on plain data: it reads files, not objects of the layers that write them
     {"offload.measure", "offload.prices"},
     {"offload.model"},
@@ -92,7 +93,8 @@ def test_testing_uses_only_what_is_public() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", ["offload.model", "offload.report", "offload.errors", "offload.versions", "offload.measure"]
+    "layer",
+    ["offload.model", "offload.report", "offload.errors", "offload.versions", "offload.measure", "offload.adapt"],
 )
 def test_plain_layers_name_neither_torch_nor_ray(layer: str) -> None:
     checked = [path for path in MODULES if layer_of(module_of(path)) == layer]
@@ -102,9 +104,9 @@ def test_plain_layers_name_neither_torch_nor_ray(layer: str) -> None:
         assert heavy == [], f"{module_of(path)} imports {heavy}"
 
 
-def test_model_does_no_io_and_reads_no_clock() -> None:
+def test_model_and_decisions_do_no_io_and_read_no_clock() -> None:
     for path in MODULES:
-        if layer_of(module_of(path)) == "offload.model":
+        if layer_of(module_of(path)) in ("offload.model", "offload.adapt"):
             assert not {i.split(".")[0] for i in imports(path)} & {
                 "os",
                 "io",

@@ -111,7 +111,7 @@ def test_a_large_host_beside_a_small_one_is_not_crowded() -> None:
 
 def test_without_a_free_core_there_is_nothing_to_count() -> None:
     with pytest.raises(ValueError, match="no node has a core free"):
-        _ = Placement(workers=1, free_cpus=(0.0, 0.2)).task_cpus
+        _ = Placement(workers=1, held=(1, 0), free_cpus=(0.0, 0.2)).task_cpus
 
 
 # --- what a user is told ----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_an_empty_cluster() -> None:
 def test_custom_resources_say_on_which_nodes_workers_fit() -> None:
     nodes = (NodeResources(name="a", cpus=4), NodeResources(name="b", cpus=4, others={"slot": 1.0}))
     worker = WorkerResources(cpus=2, others={"slot": 1.0})
-    assert place_workers(nodes, worker, (1, 4)) == Placement(workers=1, free_cpus=(4.0, 2.0))
+    assert place_workers(nodes, worker, (1, 4)) == Placement(workers=1, held=(0, 1), free_cpus=(4.0, 2.0))
     with pytest.raises(
         ConfigError, match=r"2 workers of 2 CPUs and 0 GPUs, 1 slot each cannot fit .*b: 4 CPUs, 0 GPUs, 1 slot"
     ):

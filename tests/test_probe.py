@@ -160,6 +160,46 @@ def test_two_workers_tell_what_synchronisation_costs(script: Path) -> None:
     assert not any("Synchronisation" in line for line in document["verdict"])
 
 
+DATASET_SCRIPT = """
+import numpy as np
+import ray.data
+import torch
+
+import offload
+
+
+def halve(row):
+    return {"x": np.full(1000, row["id"] % 256, dtype=np.uint8)}
+
+
+def train(ctx):
+    model = torch.nn.Linear(1000, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in ctx.epochs(1):
+        for batch in ctx.batches("train"):
+            ctx.backward(model(batch["x"].float()).mean())
+            ctx.step()
+
+
+def build():
+    return offload.Trainer(train, datasets={"train": ray.data.range(200_000).map(halve)}, batch_size=32)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_ray_dataset_is_probed_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(DATASET_SCRIPT)
+    done = probe("rows.py", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout, parse_constant=pytest.fail)
+    profile = Profile.from_document(document)
+    assert 1000 <= profile.input.wire_bytes_per_sample <= 1064
+    assert profile.input.core_seconds_per_sample > 0
+    assert profile.stages == ()  # Ray Data's operators are its own; they are not taken apart
+    assert document["verdict"]
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_script_that_raises_is_named_and_leaves_nothing(script: Path) -> None:

@@ -22,6 +22,7 @@ import ray.train.torch
 import torch
 from ray.train.v2._internal import constants
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
 import offload
 from offload.errors import ConfigError, RunError, find_offload_error
@@ -129,7 +130,7 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
         ),
         logging_config=ray.train.LoggingConfig(log_level="ERROR"),
     )
-    ours = TorchTrainer(lambda: None, beside_ray_data=False, scaling_config=scaling, run_config=run)
+    ours = TorchTrainer(lambda: None, monitor=None, beside_ray_data=False, scaling_config=scaling, run_config=run)
     assert (run.name, run.storage_path) == ("checkpoints", str(tmp_path)), relies(
         file, "RunConfig keeps what it is given"
     )
@@ -141,13 +142,24 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
     missing = set(ray_train.UNUSED_CALLBACKS) - set(names)
     assert not missing, relies(file, f"TorchTrainer's callbacks that start an actor each: no {missing} in {names}")
     left = [type(each).__name__ for each in ours._create_default_callbacks()]
-    assert left == [name for name in names if name not in ray_train.UNUSED_CALLBACKS]
+    assert left == ["LastLook", *(name for name in names if name not in ray_train.UNUSED_CALLBACKS)]
     assert ray_train.PREEMPTION_WATCHER in constants.ENV_VARS_TO_PROPAGATE, relies(file, "the variable's name")
     for method in ("_send_resource_request", "_maybe_send_resource_request", "_cancel_resource_request"):
         assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
-    assert hasattr(theirs, "_initialize_and_run_controller"), relies(
-        file, "TorchTrainer._initialize_and_run_controller"
+    source = inspect.getsource(theirs._initialize_and_run_controller) + inspect.getsource(type(theirs).fit)
+    for name in ("scaling_policy=", "failure_policy=", "_initialize_and_run_controller"):
+        assert name in source, relies(file, f"TorchTrainer._initialize_and_run_controller, called with {name}")
+    shutdown = inspect.getsource(WorkerGroup.shutdown)
+    order = [
+        shutdown.index(name)
+        for name in ("on_worker_group_shutdown", "before_worker_group_shutdown", "_worker_group_state.shutdown()")
+    ]
+    assert order == sorted(order), relies(file, "on_worker_group_shutdown is entered while reports are still taken in")
+    assert "after_worker_group_poll_status" in inspect.getsource(WorkerGroup.poll_status), relies(
+        file, "poll_status takes in what workers reported"
     )
+    for method in ("make_decision_for_non_running_worker_group", "make_decision_for_running_worker_group"):
+        assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
 
 
 def running_ray_processes() -> set[str]:

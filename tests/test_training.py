@@ -21,6 +21,7 @@ from offload.pipeline.ranges import Ranges
 from offload.report.run_dir import read_lines
 from offload.train import checkpoint
 from offload.train.checkpoint import MODEL_FILE, Progress
+from offload.train.monitor import Orders
 from offload.train.state import TrainingState
 from tests.helpers import write_jpegs
 
@@ -178,7 +179,8 @@ def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_p
             see(ctx, batch)
             if ctx.epoch == 1 and ctx._state.progress.step == 9 and not marker.exists():
                 marker.touch()
-                ctx._reporter.stop.set()
+                ray.get(ctx._setup.hub.order.remote(Orders(stop=True)))
+                ctx._reporter.flush()
 
         fit_linear(ctx, stop_at_third_batch)
 

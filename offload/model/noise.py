@@ -67,7 +67,16 @@ class GradientNoise:
 def noise_from_gradients(
     mean_square_norm: float, square_norm_of_mean: float, count: int, samples_each: float, batch_size: float
 ) -> GradientNoise:
-    """Unbiased noise from ``count`` gradients of ``samples_each`` samples each, at equal parameters.
+    """:func:`gradient_moments` as noise; what is below 0 by chance is 0."""
+    sqr, var = gradient_moments(mean_square_norm, square_norm_of_mean, count, samples_each, batch_size)
+    return GradientNoise(sqr=max(sqr, 0.0), var=max(var, 0.0), batch_size=batch_size)
+
+
+def gradient_moments(
+    mean_square_norm: float, square_norm_of_mean: float, count: int, samples_each: float, batch_size: float
+) -> tuple[float, float]:
+    """Unbiased ``(|G|², tr(Σ))`` from ``count`` gradients of ``samples_each`` samples each, at equal parameters. Either may
+    come out negative; so means are to be taken of these, not of what is cut at 0.
 
     Args:
         mean_square_norm: mean of the gradients' squared norms.
@@ -83,8 +92,4 @@ def noise_from_gradients(
     # The mean of `count` gradients has 1/count of one gradient's variance.
     sqr = (count * square_norm_of_mean - mean_square_norm) / (count - 1)
     var_of_one = (mean_square_norm - square_norm_of_mean) * count / (count - 1)
-    return GradientNoise(
-        sqr=max(float(sqr), 0.0),
-        var=max(float(var_of_one) * samples_each / batch_size, 0.0),
-        batch_size=batch_size,
-    )
+    return float(sqr), float(var_of_one) * samples_each / batch_size

@@ -36,10 +36,16 @@ class WorkerResources:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A number of workers and the CPUs that each node then has left for preprocessing."""
+    """A number of workers, how many of them each node holds, and the CPUs that it then has left for preprocessing."""
 
     workers: int
+    held: tuple[int, ...]
     free_cpus: tuple[float, ...]
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that hold workers."""
+        return sum(1 for held in self.held if held)
 
     @property
     def cores(self) -> int:
@@ -81,9 +87,10 @@ def place_workers(
     """
     least, most = workers
     for count in range(most, least - 1, -1):
-        free = _fill(nodes, worker, count)
-        if free is not None:
-            placement = Placement(workers=count, free_cpus=tuple(free))
+        filled = _fill(nodes, worker, count)
+        if filled is not None:
+            held, free = filled
+            placement = Placement(workers=count, held=tuple(held), free_cpus=tuple(free))
             if placement.cores >= cpu_floor:
                 return placement
     total_cpus, total_gpus = sum(n.cpus for n in nodes), sum(n.gpus for n in nodes)
@@ -111,9 +118,10 @@ def place_workers(
     )
 
 
-def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -> list[float] | None:
-    """CPUs left per node after ``count`` workers, packed as Ray packs them (fullest GPU nodes first), or None."""
-    free = [n.cpus for n in nodes]
+def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -> tuple[list[int], list[float]] | None:
+    """Workers held and CPUs left per node with ``count`` workers, packed as Ray packs them (fullest GPU nodes first), or
+    None."""
+    free, held = [n.cpus for n in nodes], [0] * len(nodes)
     left = count
     order = sorted(range(len(nodes)), key=lambda i: (-nodes[i].gpus, -nodes[i].cpus))
     for i in order:
@@ -126,8 +134,9 @@ def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -
             if amount > 0:
                 fits = min(fits, int((nodes[i].others.get(name, 0.0) + 1e-9) // amount))
         free[i] -= fits * worker.cpus
+        held[i] = fits
         left -= fits
-    return None if left else free
+    return None if left else (held, free)
 
 
 def _describe(nodes: Sequence[NodeResources]) -> str:

@@ -10,6 +10,7 @@ Where it stops: blocks are not opened here, and batches are cut in the workers (
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import pyarrow as pa
 import ray
 from numpy.typing import NDArray
 
+from offload.errors import RunError
 from offload.pipeline.order import epoch_order
 from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
 from offload.pipeline.pool import Block, PackedStage, Pool, Task
@@ -71,9 +73,9 @@ class Cores:
 class Meter:
     """What preprocessing costs, from the tasks that finished last."""
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: Callable[[], int]) -> None:
         self._cores = cores
-        self._recent: deque[tuple[float, float, float]] = deque(maxlen=max(16, 4 * cores))
+        self._recent: deque[tuple[float, float, float]] = deque(maxlen=max(16, 4 * cores()))
         self._lock = threading.Lock()
 
     def add(self, block: Block) -> None:
@@ -93,21 +95,27 @@ class Meter:
         return Rates(core_seconds_per_sample=measured[0], bytes_per_sample=measured[2])
 
     def summary(self) -> dict[str, float]:
-        """``core_seconds_per_sample``, ``wire_bytes_per_sample`` and ``input_ceiling_samples_per_s``; empty at first."""
+        """``core_seconds_per_sample``, its coefficient of ``variation`` over the tasks, ``wire_bytes_per_sample`` and
+        ``input_ceiling_samples_per_s``; empty at first."""
         measured = self._medians()
         if measured is None:
             return {}
         _, cpu, size = measured
         return {
             "core_seconds_per_sample": cpu,
+            "variation": self._variation(),
             "wire_bytes_per_sample": size,
-            "input_ceiling_samples_per_s": self._cores / cpu if cpu > 0 else 0.0,
+            "input_ceiling_samples_per_s": self._cores() / cpu if cpu > 0 else 0.0,
         }
 
     def costs(self) -> list[tuple[float, float]]:
         """(core-seconds, bytes) per sample of each recent task."""
         with self._lock:
             return [(cpu, size) for _, cpu, size in self._recent]
+
+    def _variation(self) -> float:
+        spent = np.array([cpu for cpu, _ in self.costs()])
+        return float(np.std(spent) / np.mean(spent)) if spent.mean() > 0 else 0.0
 
     def _medians(self) -> tuple[float, float, float] | None:
         with self._lock:
@@ -120,7 +128,9 @@ class Meter:
 class _Tasks:
     """The tasks of a pass over an indexed source, sized as they are asked for."""
 
-    def __init__(self, stream: Stream, table: pa.Table, current: Pass, meter: Meter, cores: Cores) -> None:
+    def __init__(
+        self, stream: Stream, table: pa.Table, current: Pass, meter: Meter, cores: Callable[[], Cores]
+    ) -> None:
         self._table, self._pass, self._packed, self._meter, self._cores = table, current, stream.stage, meter, cores
         self._order = epoch_order(
             len(table), seed=stream.seed, epoch=current.request.epoch, shuffle=stream.shuffle, groups=stream.groups
@@ -131,6 +141,8 @@ class _Tasks:
         self._rows = [0] * current.request.world_size
         self._local_batch_size = current.request.first_rows // current.request.world_size
         self._issued = self._unfinished = 0
+        # By the block's name, not its reference: that would keep every block of the pass in the object store.
+        self._made_by: dict[str, Task] = {}
         if not len(self._positions):
             current.end()
 
@@ -161,27 +173,37 @@ class _Tasks:
         ids = self._order[places]
         rows = self._table.take(pa.array(ids)).combine_chunks()
         rows = rows.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(places))
-        return Task(stage=self._packed, rows=rows, epoch=self._pass.request.epoch), lambda made: self._made(
-            number, made
-        )
+        task = Task(stage=self._packed, rows=rows, epoch=self._pass.request.epoch)
+        return task, lambda made: self._made(number, task, made)
+
+    def again(self, piece: Slice) -> tuple[Task, Callable[[Block], Slice]]:
+        """The task that makes a lost slice's block once more, and how the slice is found in it."""
+        task = self._made_by[piece.ref.hex()]
+
+        def found(block: Block) -> Slice:
+            self._made_by[block.ref.hex()] = task
+            return piece._replace(ref=block.ref)
+
+        return task, found
 
     def _plan(self) -> None:
         sizes = plan_tasks(
             len(self._positions) - self._cursor,
-            cores=self._cores.cores,
+            cores=self._cores().cores,
             first_rows=self._pass.request.first_rows,
             rates=self._meter.rates(),
-            block_bytes=block_bytes(self._cores.store_bytes, self._cores.cores),
+            block_bytes=block_bytes(self._cores().store_bytes, self._cores().cores),
             local_batch_size=self._local_batch_size,
         )
         self._planned.extend(sizes)
 
-    def _made(self, number: int, made: Block | BaseException) -> None:
+    def _made(self, number: int, task: Task, made: Block | BaseException) -> None:
         self._unfinished -= 1
         if isinstance(made, BaseException):
             self._pass.fail(made)
             return
         self._meter.add(made)
+        self._made_by[made.ref.hex()] = task
         if not self._pass.closed:
             self._pass.put(number, made)
         if self.exhausted() and not self._unfinished:
@@ -189,21 +211,22 @@ class _Tasks:
 
 
 class Feed:
-    """The part of the run's actor that feeds. Its methods block; they run on many threads."""
+    """The part of the run's actor that feeds. Its methods block; they run on many threads. ``pool`` makes what runs the
+    tasks."""
 
-    def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
+    def __init__(self, streams: dict[str, Stream], cores: Cores, pool: Callable[..., Any] = Pool) -> None:
         self._streams, self._cores = streams, cores
-        self._meters = {name: Meter(cores.cores) for name in streams}
+        self._meters = {name: Meter(lambda: self._cores.cores) for name in streams}
         self._lock = threading.RLock()
         self._passes: dict[PassKey, Pass] = {}
         self._tasks: dict[PassKey, _Tasks] = {}
+        self._redo: deque[tuple[Task, Callable[[Block | BaseException], None]]] = deque()
+        self._failure: BaseException | None = None
         self._attempt = 0
         indexed = [name for name, stream in streams.items() if stream.table is not None]
         self._pool: Pool | None = None
         if indexed:
-            # A Ray Data pipeline in the same run needs cores of its own, which actors would never give back.
-            nodes = cores.nodes[:: 2 if len(indexed) < len(streams) else 1]
-            self._pool = Pool(nodes, cores.task_cpus, self)
+            self._pool = pool(self._pool_nodes(), cores.task_cpus, self)
             for name in indexed:
                 self._pool.warm(streams[name].stage)
 
@@ -225,8 +248,8 @@ class Feed:
         """Join a pass; the first rank to ask starts it. Returns how many rows it will deliver, None if unknown."""
         with self._lock:
             current = self._passes.get(key)
-            if current is not None and current.request.done != request.done:
-                self._drop(key)  # it was started ahead for an epoch that turned out to be partly trained
+            if current is not None and not current.suits(request):
+                self._drop(key)  # started ahead: the epoch turned out to be partly trained, or the workers others
                 current = None
             if current is None:
                 self._start(key, request)
@@ -253,6 +276,32 @@ class Feed:
         self._look()
         return answer
 
+    def again(self, key: PassKey, rank: int, piece: Slice) -> None:
+        """This rank was given a slice that it cannot fetch: the node that held it is gone. It is made once more."""
+        with self._lock:
+            current, tasks = self._passes.get(key), self._tasks.get(key)
+            if current is None:
+                return
+            if tasks is None:
+                current.fail(
+                    RunError(
+                        "a node was lost with blocks of a ray.data.Dataset that no worker had fetched yet, and those cannot be "
+                        "made again alone. The same command resumes from the last checkpoint."
+                    )
+                )
+                return
+            task, found = tasks.again(piece)
+            current.owe(rank)
+
+        def made(block: Block | BaseException) -> None:
+            if isinstance(block, BaseException):
+                current.fail(block)
+            else:
+                current.repay(rank, found(block))
+
+        self._redo.append((task, made))
+        self._look()
+
     def leave(self, key: PassKey, rank: int) -> None:
         """This rank takes no more of a pass, at its end or before. When none does, what is left of it is dropped."""
         with self._lock:
@@ -262,10 +311,29 @@ class Feed:
         self._look()
 
     def failed(self, error: BaseException) -> None:
-        """The pool cannot go on: whoever waits for a block is told."""
+        """The pool cannot go on: whoever waits for a block is told, now and later."""
         with self._lock:
+            self._failure = error
             for current in self._passes.values():
                 current.fail(error)
+
+    def lost(self, node: str, error: BaseException) -> None:
+        """The pool: a core's process died."""
+
+    def reshape(self, nodes: tuple[str, ...], timeout_s: float) -> bool:
+        """Preprocess on these nodes from now on, one core for each mention. Returns whether the cores left over were free
+        in time: their last tasks come first."""
+        with self._lock:
+            self._cores, self._failure = dataclasses.replace(self._cores, nodes=nodes), None
+            if self._pool is None:
+                return True
+            left = self._pool.reshape(self._pool_nodes())
+        return left.wait(timeout_s)
+
+    def _pool_nodes(self) -> tuple[str, ...]:
+        # A Ray Data pipeline in the same run needs cores of its own, which actors would never give back.
+        mixed = any(stream.table is None for stream in self._streams.values())
+        return self._cores.nodes[:: 2 if mixed else 1]
 
     def rates(self) -> dict[str, dict[str, float]]:
         """What each data set's preprocessing was measured at, so far."""
@@ -278,6 +346,8 @@ class Feed:
     def next_task(self) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
         """The pool asks: a task of the pass that was opened first and may go on, None if none may."""
         with self._lock:
+            if self._redo:
+                return self._redo.popleft()
             limit = HELD_SHARE * self._cores.store_bytes
             held = sum(p.held_bytes for p in self._passes.values())
             for key, tasks in list(self._tasks.items()):
@@ -297,8 +367,10 @@ class Feed:
         stream = self._streams[key.name]
         total = None if stream.table is None else len(stream.table) - len(Ranges(request.done))
         started = self._passes[key] = Pass(key, request, total)
+        if self._failure is not None:
+            started.fail(self._failure)
         if stream.table is not None:
-            self._tasks[key] = _Tasks(stream, stream.table, started, self._meters[key.name], self._cores)
+            self._tasks[key] = _Tasks(stream, stream.table, started, self._meters[key.name], lambda: self._cores)
             self._look()
         else:
             threading.Thread(target=self._run_dataset, args=(stream, started), daemon=True).start()

@@ -64,6 +64,7 @@ class Pass:
         self._done: dict[int, Block] = {}
         self._delivered = self._first_row = 0
         self._firsts: dict[int, tuple[Block, int]] = {}
+        self._owed = [0] * request.world_size  # slices that were lost, and are being made again
         self._joined: set[int] = set()
         self._left: set[int] = set()
 
@@ -103,6 +104,10 @@ class Pass:
             self.held_bytes = 0
             self.changed.notify_all()
 
+    def suits(self, request: PassRequest) -> bool:
+        """Whether it is the pass asked for, having been started ahead."""
+        return (self.request.done, self.request.world_size) == (request.done, request.world_size)
+
     def join(self, rank: int) -> None:
         """This rank will take its share."""
         self._joined.add(rank)
@@ -120,13 +125,28 @@ class Pass:
         """See :meth:`Feed.take`."""
         mine = self.queues[rank]
         with self.changed:
-            self.changed.wait_for(lambda: mine or self.finished or self.closed or self.error, timeout=TAKE_TIMEOUT_S)
+            self.changed.wait_for(lambda: mine or self._over(rank) or self.error, timeout=TAKE_TIMEOUT_S)
             if self.error is not None:
                 raise self.error
             taken = [mine.popleft() for _ in range(min(want, len(mine)))]
             self.held_bytes -= sum(size for _, size in taken)
             self.changed.notify_all()
-            return [piece for piece, _ in taken], not mine and (self.finished or self.closed)
+            return [piece for piece, _ in taken], not mine and self._over(rank)
+
+    def owe(self, rank: int) -> None:
+        """A slice of this rank's was lost."""
+        with self.changed:
+            self._owed[rank] += 1
+
+    def repay(self, rank: int, piece: Slice) -> None:
+        """It was made again."""
+        with self.changed:
+            self._owed[rank] -= 1
+            self.queues[rank].append((piece, 0))
+            self.changed.notify_all()
+
+    def _over(self, rank: int) -> bool:
+        return self.closed or (self.finished and not self._owed[rank])
 
     def wait_for_room(self, limit: float) -> bool:
         """Wait until less than ``limit`` bytes are held, or some rank has nothing to take. False: nobody wants more."""

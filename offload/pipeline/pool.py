@@ -16,9 +16,10 @@ import hashlib
 import queue
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,7 +34,10 @@ from offload.pipeline.stage import Stage
 
 IN_FLIGHT = 2  # tasks per actor: the one that runs, and the next
 AT_ONCE_S = 0.25  # between two tasks: longer, and the core was idle or set something up
-RESTARTS = 3  # of one actor, should its process or its node die; its tasks are then run again
+REPLACEMENTS = 3  # of one core's process, should it die
+NODE_GONE = ray.exceptions.ActorUnschedulableError
+DEAD = (ray.exceptions.RayActorError, NODE_GONE)
+RETRIES = 3  # of one task, should the process that runs it die: it may be what kills it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,74 +124,172 @@ class Work(Protocol):
     def failed(self, error: BaseException) -> None:
         """Preprocessing cannot go on."""
 
+    def lost(self, node: str, error: BaseException) -> None:
+        """A core's process died, on this node."""
+
+
+@dataclass(eq=False, kw_only=True)
+class _Given:
+    """A task under way. ``tries``: processes that died of it, or beside it."""
+
+    task: Task
+    done: Done
+    tries: int = 0
+
+
+@dataclass(eq=False, kw_only=True)
+class _Core:
+    """One core's actor. ``ready``: it runs, and has set up what it was told to; ``leaving``: it gets no more tasks."""
+
+    node: str
+    actor: Any
+    replaced: int = 0
+    ready: bool = False
+    leaving: bool = False
+    dead: bool = False
+    given: set[_Given] = field(default_factory=set)
+
 
 class Pool:
     """An actor per core, and the thread that feeds them with what ``work`` has.
 
     ``nodes``: per core the node to run on. They are told apart, not spread as Ray likes: where Ray put one too many, the
     worker that is to start there would wait for its CPU without an end.
+
+    Should a process die, its tasks are run by others, and it is replaced. All state belongs to the pool's thread; other
+    threads send it news.
     """
 
     def __init__(self, nodes: Sequence[str], task_cpus: float, work: Work) -> None:
-        actor: Any = ray.remote(Preprocessor)
-        self._actors: list[Any] = [
-            actor.options(
-                num_cpus=task_cpus,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-                max_restarts=RESTARTS,
-                max_task_retries=RESTARTS,
-            ).remote()
-            for node in nodes
-        ]
-        self._work = work
-        # Tasks in flight, of the actors that run: one that has no room yet must not keep a block that others wait for.
-        self._load: dict[int, int] = {}
-        self._lost: set[int] = set()
+        self._actor: Any = ray.remote(Preprocessor)
+        self._task_cpus, self._work = task_cpus, work
+        self._stages: list[PackedStage] = []
+        self._cores = [self._new_core(node) for node in nodes]
+        self._again: deque[_Given] = deque()
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: list[threading.Event] = []
         threading.Thread(target=self._run, daemon=True, name="pool").start()
 
     def warm(self, stage: PackedStage) -> None:
         """Let every core import and set up a stage now."""
-        for at, actor in enumerate(self._actors):
-            warmed: Future[None] = actor.warm.remote(stage).future()
-            warmed.add_done_callback(lambda made, at=at: self._news.put(lambda: self._joined(at, made)))  # type: ignore[misc]
+        self._news.put(lambda: self._warm_all(stage))
 
     def look(self) -> None:
         """There may be work that there was not before."""
         self._news.put(None)
 
+    def reshape(self, nodes: Sequence[str]) -> threading.Event:
+        """Run on these nodes from now on, one core for each mention. The event is set when the cores that are left over have
+        finished their tasks and are free."""
+        left = threading.Event()
+        self._news.put(lambda: self._reshape(Counter(nodes), left))
+        return left
+
     def _run(self) -> None:
         try:
             while True:
-                while self._idle() and (found := self._work.next_task()) is not None:
-                    self._start(*found)
+                while (core := self._idle()) is not None and (given := self._next()) is not None:
+                    self._start(core, given)
                 if (news := self._news.get()) is not None:
                     news()
         except BaseException as error:  # whoever waits for blocks would do so forever
             self._work.failed(error)
             raise
 
-    def _idle(self) -> bool:
-        return bool(self._load) and min(self._load.values()) < IN_FLIGHT
+    def _new_core(self, node: str, replaced: int = 0) -> _Core:
+        actor = self._actor.options(
+            num_cpus=self._task_cpus, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote()
+        core = _Core(node=node, actor=actor, replaced=replaced)
+        for stage in self._stages:
+            self._warm(core, stage)
+        return core
 
-    def _joined(self, at: int, warmed: Future[None]) -> None:
+    def _warm_all(self, stage: PackedStage) -> None:
+        self._stages.append(stage)
+        for core in self._cores:
+            self._warm(core, stage)
+
+    def _warm(self, core: _Core, stage: PackedStage) -> None:
+        warmed: Future[None] = core.actor.warm.remote(stage).future()
+        warmed.add_done_callback(lambda made: self._news.put(lambda: self._warmed(core, made)))
+
+    def _warmed(self, core: _Core, warmed: Future[None]) -> None:
         error = warmed.exception()
-        if not isinstance(error, ray.exceptions.RayActorError):
+        if isinstance(error, DEAD):
+            self._died(core, error)
+        else:
             # A transform that cannot be set up raises here, and again in the first task, which tells the user.
-            self._load.setdefault(at, 0)
+            core.ready = True
+
+    def _idle(self) -> _Core | None:
+        """The core with the least to do, None where all have enough. One that has no process yet must not keep a task whose
+        block others wait for."""
+        able = [core for core in self._cores if core.ready and not core.leaving and len(core.given) < IN_FLIGHT]
+        return min(able, key=lambda core: len(core.given), default=None)
+
+    def _next(self) -> _Given | None:
+        if self._again:
+            return self._again.popleft()
+        found = self._work.next_task()
+        return None if found is None else _Given(task=found[0], done=found[1])
+
+    def _start(self, core: _Core, given: _Given) -> None:
+        core.given.add(given)
+        task = given.task
+        ref, cost = core.actor.process.options(num_returns=2).remote(task.rows, task.stage, task.epoch)
+        # Not ray.wait in a loop: that wakes ten times a second for nothing, on a core that has samples to make.
+        cost.future().add_done_callback(lambda made: self._news.put(lambda: self._finished(core, given, ref, made)))
+
+    def _finished(self, core: _Core, given: _Given, ref: Any, cost: Future[Cost]) -> None:
+        core.given.discard(given)
+        error = cost.exception()
+        if isinstance(error, DEAD):
+            self._died(core, error)
+            given.tries += not isinstance(error, NODE_GONE)
+            if given.tries <= RETRIES:
+                self._again.append(given)
+            else:
+                given.done(error)
+        else:
+            given.done(Block(ref=ref, cost=cost.result()) if error is None else error)
+        self._let_go(core)
+
+    def _died(self, core: _Core, error: BaseException) -> None:
+        if core.dead:
             return
-        self._lost.add(at)
-        if len(self._lost) == len(self._actors):
+        core.dead = True
+        self._cores.remove(core)
+        self._work.lost(core.node, error)
+        gone = isinstance(error, NODE_GONE)
+        if not core.leaving and not gone and core.replaced < REPLACEMENTS:
+            self._cores.append(self._new_core(core.node, core.replaced + 1))
+        self._tell_free()
+        # Where a node is gone others will be named, or the run ends for want of any.
+        if not self._cores and not gone:
             self._work.failed(error)
 
-    def _start(self, task: Task, done: Done) -> None:
-        at = min(self._load, key=self._load.__getitem__)
-        self._load[at] += 1
-        ref, cost = self._actors[at].process.options(num_returns=2).remote(task.rows, task.stage, task.epoch)
-        # Not ray.wait in a loop: that wakes ten times a second for nothing, on a core that has samples to make.
-        cost.future().add_done_callback(lambda made: self._news.put(lambda: self._finished(at, ref, made, done)))
+    def _reshape(self, wanted: Counter[str], left: threading.Event) -> None:
+        staying = [core for core in self._cores if not core.leaving]
+        for node in {*wanted, *(core.node for core in staying)}:
+            here = sorted((c for c in staying if c.node == node), key=lambda core: (core.ready, len(core.given)))
+            surplus = max(len(here) - wanted[node], 0)
+            for core in here[:surplus]:
+                core.leaving = True
+                self._let_go(core)
+            self._cores += [self._new_core(node) for _ in range(wanted[node] - len(here))]
+        self._waiting.append(left)
+        self._tell_free()
 
-    def _finished(self, at: int, ref: Any, cost: Future[Cost], done: Done) -> None:
-        self._load[at] -= 1
-        error = cost.exception()
-        done(Block(ref=ref, cost=cost.result()) if error is None else error)
+    def _let_go(self, core: _Core) -> None:
+        if core.leaving and not core.given and not core.dead:
+            core.dead = True
+            self._cores.remove(core)
+            ray.kill(core.actor)
+            self._tell_free()
+
+    def _tell_free(self) -> None:
+        if not any(core.leaving for core in self._cores):
+            for waiting in self._waiting:
+                waiting.set()
+            self._waiting.clear()

@@ -241,12 +241,26 @@ class ProbeContext(Context):
         return float(free + torch.cuda.memory_allocated(self.device))
 
 
-def keep_rows(cached: dict[str, Any], batch: Mapping[str, Any], most: int) -> None:
-    """Add copies of a batch's rows, up to ``most`` in all."""
-    have = len(next(iter(cached.values()))) if cached else 0
-    for name, column in batch.items():
-        rows = column[: most - have]
-        if isinstance(column, torch.Tensor):
-            cached[name] = torch.cat([cached[name], rows]) if name in cached else rows.clone()
-        else:
-            cached[name] = [*cached.get(name, []), *rows]
+class Kept:
+    """Copies of the first ``most`` rows of batches. They are joined at the end: what is copied meanwhile takes time from the
+    cores that are being measured."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._parts: dict[str, list[Any]] = {}
+
+    def add(self, batch: Mapping[str, Any]) -> None:
+        """Keep of this batch what is still wanted."""
+        if not self._left:
+            return
+        for name, column in batch.items():
+            rows = column[: self._left]
+            self._parts.setdefault(name, []).append(rows.clone() if isinstance(rows, torch.Tensor) else list(rows))
+        self._left -= len(rows)
+
+    def joined(self) -> dict[str, Any]:
+        """All that was kept, as one batch; empty where there was none."""
+        return {
+            name: torch.cat(parts) if isinstance(parts[0], torch.Tensor) else [row for part in parts for row in part]
+            for name, parts in self._parts.items()
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 import time
 from dataclasses import replace
@@ -95,7 +96,7 @@ class ProbeRun(Run):
         return replace(super()._worker_resources(), cpus=TOKEN_CPUS)
 
     def worker_main(self, user_function: Any, setup: Any) -> Any:
-        budget = self.budget
+        budget, setup = self.budget, replace(setup, hang_s=math.inf)  # a probe makes no steps of its own
         return lambda: run_probe(user_function, setup, budget)
 
     def _announce(self) -> None: ...
@@ -105,8 +106,8 @@ class ProbeRun(Run):
         text, kind = describe_failure(error, "the probed script failed", remedy)
         raise kind(text) from None
 
-    def _read(self, hub: Any) -> None:
-        news: News = ray.get(hub.read.remote(self.journal.news.cursor))
+    def _read(self, hub: Any, wanted: int) -> None:
+        news: News = ray.get(hub.read.remote(self.journal.news.cursor, wanted))
         self.journal.news = replace(news, totals={})  # nothing is trained that would have to be committed
         for event in news.events:
             if event["event"] == "probing":

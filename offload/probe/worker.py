@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +19,17 @@ import torch
 from offload.errors import RunError
 from offload.pipeline.passes import PassKey, Slice
 from offload.pipeline.pool import PackedStage
-from offload.probe.context import ProbeContext, keep_rows
+from offload.probe.context import Kept, ProbeContext
 from offload.probe.processes import cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, measure_stages
-from offload.train.batches import ActorFeed, Batches, NoPeers, open_pass
+from offload.train.batches import Batches, NoPeers
 from offload.train.context import TRAIN, StopRun, WorkerSetup, first_pass
+from offload.train.feed_client import ActorFeed, open_pass
+from offload.train.voice import Silent
 
 KEPT_BLOCKS = 4  # replayed to see how fast a worker takes batches in
-KEPT_BYTES = 256 << 20
+KEPT_BYTES = 128 << 20
+MOST_KEPT = 1024  # rows
 TELL_S = 1.0
 
 
@@ -35,7 +37,7 @@ TELL_S = 1.0
 class Budget:
     """Seconds for each part, and what the stages of preprocessing are measured on (None: a ``ray.data.Dataset``)."""
 
-    drain_s: float = 12.0
+    drain_s: float = 20.0
     ingest_s: float = 2.0
     stages_s: float = 6.0
     replay_s: float = 24.0
@@ -122,13 +124,16 @@ def _drain(context: ProbeContext, setup: WorkerSetup, budget: Budget, tell: _Tel
     key = PassKey(attempt=context._attempt, name=TRAIN, number=0)
     open_pass(setup.hub, key, first_pass(setup.split), context.rank)
     batches = _batches(context, setup, feed, key)
-    began, before, told, samples, first = time.monotonic(), cpu_seconds(), 0.0, 0, True
+    began, before, told, samples = time.monotonic(), cpu_seconds(), 0.0, 0
+    kept: Kept | None = None
     while (batch := batches.get()) is not None:
-        row_bytes = sum(t[:1].nbytes for t in batch.tensors.values() if isinstance(t, torch.Tensor)) or 1
-        keep_rows(context.cached, batch.tensors, max(setup.split.local_batch_size, min(1024, KEPT_BYTES // row_bytes)))
-        if first:  # what came before it is start-up
-            began, before, first = time.monotonic(), cpu_seconds(), False
+        if kept is None:  # what came before the first batch is start-up
+            row_bytes = sum(t[:1].nbytes for t in batch.tensors.values() if isinstance(t, torch.Tensor)) or 1
+            kept = Kept(max(setup.split.local_batch_size, min(MOST_KEPT, KEPT_BYTES // row_bytes)))
+            kept.add(batch.tensors)
+            began, before = time.monotonic(), cpu_seconds()
             continue
+        kept.add(batch.tensors)
         samples += batch.rows * context.world_size
         spent_s = time.monotonic() - began
         if spent_s - told >= TELL_S:
@@ -138,6 +143,7 @@ def _drain(context: ProbeContext, setup: WorkerSetup, budget: Budget, tell: _Tel
             break
     drained_s, spent = time.monotonic() - began, cpu_seconds().since(before)
     batches.close()
+    context.cached = kept.joined() if kept is not None else {}
     costs = ray.get(setup.hub.costs.remote(TRAIN))
     ingest = _ingest(context, setup, feed.kept, budget.ingest_s) if feed.kept else None
     return {
@@ -154,11 +160,11 @@ def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey)
         feed,
         key,
         peers=NoPeers(rank=context.rank),
-        local_batch_size=setup.split.local_batch_size,
+        split=setup.split,
         device=context.device,
         on_device=setup.on_device[TRAIN],
         padded=False,
-        stop=threading.Event(),
+        voice=Silent(),
         template={},
     )
 
@@ -206,10 +212,11 @@ class _Recording(ActorFeed):
         return slices, over
 
 
-class _Replaying:
+class _Replaying(ActorFeed):
     """A feed that hands out the same blocks again and again."""
 
     def __init__(self, kept: list[Slice]) -> None:
+        super().__init__(None)
         self._kept, self._next = kept, 0
 
     def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:

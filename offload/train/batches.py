@@ -2,8 +2,8 @@
 
 One thread fetches blocks, a second cuts them into batches (into pinned memory where there is a GPU), agrees
 with the other ranks on the batch's rows, and moves it to the device on a stream of its own. The ranks' agreement is a
-gather of two numbers on a process group of its own, ahead of training by the prefetch depth: the training thread never
-waits for it unless it waits for data.
+gather of a few numbers on a process group of its own, ahead of training by the prefetch depth: the training thread never
+waits for it unless it waits for data. What else the ranks agree on comes with it (:mod:`offload.train.voice`).
 """
 
 from __future__ import annotations
@@ -17,28 +17,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import ray
 import torch
 
 from offload.errors import RunError
-from offload.pipeline import wire
-from offload.pipeline.passes import PassKey, PassRequest, Slice
+from offload.pipeline.passes import PassKey
 from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns
+from offload.train.config import BatchSplit
+from offload.train.feed_client import BlockLostError, FeedClient
+from offload.train.voice import Heard, Voice
 
 PREFETCH_BATCHES = 2
 PREFETCH_BLOCKS = 2
 CLOSE_S = 10.0
 VIEWED_ROW_BYTES = 4096
-
-
-class FeedClient(Protocol):
-    """What a worker asks of the feed."""
-
-    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
-        """See :meth:`offload.pipeline.feed.Feed.take`."""
-
-    def leave(self, key: PassKey, rank: int) -> None:
-        """See :meth:`offload.pipeline.feed.Feed.leave`."""
 
 
 class Peers(Protocol):
@@ -80,7 +71,8 @@ class Skipped:
 @dataclass(kw_only=True)
 class LocalBatch:
     """One rank's part of a micro-batch. ``rows`` are this rank's samples (0: a filler that must weigh nothing),
-    ``all_rows`` those of all ranks; ``positions`` are what becomes trained with them; ``due``: before it a checkpoint is due."""
+    ``all_rows`` those of all ranks; ``positions`` are what becomes trained with them; ``split`` is how its global batch is
+    cut, and ``heard`` what the ranks agreed on with it."""
 
     tensors: dict[str, Any]
     rows: int
@@ -88,8 +80,8 @@ class LocalBatch:
     positions: np.ndarray[Any, Any]
     skipped: tuple[Skipped, ...]
     own_ready_s: float
-    stop: bool = False
-    due: bool = False
+    split: BatchSplit
+    heard: Heard
     moved: Any = None
 
 
@@ -97,8 +89,8 @@ class Batches:
     """The local batches of one pass on one rank. Iterate once; ``close()`` ends its threads.
 
     ``padded``: every rank takes part in every step of the pass, with a filler that weighs nothing where it has no samples
-    left (a DDP step needs all ranks). Otherwise a rank simply ends when its samples do. ``due``: rank 0's word on whether a
-    checkpoint is due, asked once per batch.
+    left (a DDP step needs all ranks). Otherwise a rank simply ends when its samples do. ``split``: how global batches are
+    cut, until ``voice`` hears of another way.
     """
 
     def __init__(
@@ -107,21 +99,22 @@ class Batches:
         key: PassKey,
         *,
         peers: Peers,
-        local_batch_size: int,
+        split: BatchSplit,
         device: torch.device,
         on_device: Sequence[Callable[[dict[str, Any]], dict[str, Any]]],
         padded: bool,
-        stop: threading.Event,
+        voice: Voice,
         template: dict[str, Columns],
-        due: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._due = due
         self._feed, self._key, self._peers = feed, key, peers
-        self._size, self._device, self._on_device = local_batch_size, device, on_device
-        self._padded, self._stop, self._template = padded, stop, template
+        self._split, self._next_split, self._micro = split, split, 0
+        self._device, self._on_device = device, on_device
+        self._padded, self._voice, self._template = padded, voice, template
         self._pieces: queue.Queue[tuple[Columns, int] | BaseException | None] = queue.Queue(maxsize=PREFETCH_BLOCKS)
         self._batches: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
-        self.leftover: list[Skipped] = []  # skipped behind the last batch, complete when get() has returned None
+        # Skipped and heard behind the last batch, complete when get() has returned None.
+        self.leftover: list[Skipped] = []
+        self.last_heard = Heard()
         self._closed = threading.Event()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._threads = [
@@ -178,13 +171,20 @@ class Batches:
     def _fetch(self) -> None:
         try:
             over = False
-            while not over and not self._closed.is_set():
+            lost: set[tuple[int, int, int]] = set()
+            while (not over or lost) and not self._closed.is_set():
                 slices, over = self._feed.take(self._key, self._peers.rank, 1)
-                refs = list({piece.ref: None for piece in slices})
-                if len(refs) > 1:  # start all transfers before waiting for the first
-                    ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
+                self._feed.start_fetching(slices)
                 for piece in slices:
-                    if not self._put(self._pieces, (_columns(piece), piece.stop - piece.start)):
+                    place = piece.first, piece.start, piece.stop
+                    try:
+                        columns = self._feed.columns(piece)
+                    except BlockLostError:
+                        self._feed.again(self._key, self._peers.rank, piece)
+                        lost.add(place)
+                        continue
+                    lost.discard(place)
+                    if not self._put(self._pieces, (columns, piece.stop - piece.start)):
                         return
             self._put(self._pieces, None)
         except BaseException as error:
@@ -197,7 +197,7 @@ class Batches:
                 if batch is None:
                     break
                 self._put(self._batches, batch)
-                if batch.stop:
+                if batch.heard.end:
                     break
             else:
                 # This rank has no more samples, or was told to close; the others may not. All make the same number of
@@ -207,14 +207,15 @@ class Batches:
                     if batch is None:
                         break
                     self._put(self._batches, batch)
-                    if batch.stop:
+                    if batch.heard.end:
                         break
             self._put(self._batches, None)
         except BaseException as error:
             self._put(self._batches, error)
 
     def _cut(self) -> Iterator[tuple[Columns, int, tuple[Skipped, ...]]]:
-        """Batches of the local size out of pieces as they come; the last one holds what is left."""
+        """Batches of the local size, which may change meanwhile, out of pieces as they come; the last one holds what is
+        left."""
         pieces: list[Columns] = []
         counts: list[int] = []
         skipped: list[Skipped] = []
@@ -226,9 +227,9 @@ class Batches:
                 continue
             pieces.append(columns)
             counts.append(rows)
-            while sum(counts) >= self._size and not self._closed.is_set():
-                head, pieces, counts = _split(pieces, counts, self._size)
-                yield self._joined(head), self._size, tuple(skipped)
+            while sum(counts) >= (size := self._split.local_batch_size) and not self._closed.is_set():
+                head, pieces, counts = _split(pieces, counts, size)
+                yield self._joined(head), size, tuple(skipped)
                 skipped.clear()
         if self._closed.is_set():
             return
@@ -279,16 +280,19 @@ class Batches:
         if rows and columns is not None and self._key.name not in self._template:
             # Copies: views would keep their block as long as the run lasts.
             self._template[self._key.name] = {n: copy.copy(c[:1]) for n, c in columns.items()}
-        stop, due, all_rows = self._stop.is_set(), False, rows
+        all_rows, heard, split = rows, Heard(), self._split
         if self._padded:
             lacking = not rows and self._key.name not in self._template
-            told = self._peers.gather([rows, int(stop), int(lacking), int(self._peers.rank == 0 and self._due())])
-            all_rows, stop, due = sum(t[0] for t in told), any(t[1] for t in told), bool(told[0][3])
-            if any(t[2] for t in told) and all_rows:
-                source = next(rank for rank, t in enumerate(told) if t[0])
+            told = self._peers.gather([rows, int(lacking), *self._voice.says()])
+            all_rows = sum(each[0] for each in told)
+            heard = self._voice.heard([each[2:] for each in told])
+            if any(each[1] for each in told) and all_rows:
+                source = next(rank for rank, each in enumerate(told) if each[0])
                 filler = self._peers.broadcast(self._template.get(self._key.name), source)
                 self._template.setdefault(self._key.name, filler)
-        if not all_rows and not stop:
+            self._advance(heard)
+        if not all_rows and not heard.end:
+            self.last_heard = heard
             return None
         positions = columns[POSITION] if rows and columns is not None else np.zeros(0, dtype=np.int64)
         if moved is None:
@@ -301,10 +305,18 @@ class Batches:
             positions=np.asarray(positions),
             skipped=skipped,
             own_ready_s=own_ready_s,
-            stop=stop,
-            due=due,
+            split=split,
+            heard=heard,
             moved=event,
         )
+
+    def _advance(self, heard: Heard) -> None:
+        """A micro-batch was agreed on. A new way to cut begins with a global batch."""
+        self._next_split = heard.split or self._next_split
+        last = self._micro == self._split.accum_steps
+        self._micro = 0 if last else self._micro + 1
+        if last:
+            self._split = self._next_split
 
     def _move(self, columns: Columns) -> tuple[dict[str, Any], Any]:
         visible = {name: column for name, column in columns.items() if name not in HIDDEN}
@@ -352,14 +364,6 @@ def _is_numeric(column: object) -> bool:
     return isinstance(column, np.ndarray) and column.dtype.kind in "iufb" and column.dtype != np.uint64
 
 
-def _columns(piece: Slice) -> Columns:
-    columns = {name: column[piece.start : piece.stop] for name, column in wire.decode(ray.get(piece.ref)).items()}
-    if POSITION not in columns:
-        columns[POSITION] = np.arange(piece.first + piece.start, piece.first + piece.stop, dtype=np.int64)
-    columns.setdefault(SAMPLE_ID, columns[POSITION])
-    return columns
-
-
 def _without_errors(columns: Columns, rows: int, skipped: list[Skipped]) -> tuple[Columns, int]:
     reasons = columns.pop(ERROR, None)
     if reasons is None or not any(reasons):
@@ -384,29 +388,3 @@ def _split(pieces: list[Columns], counts: list[int], size: int) -> tuple[list[Co
             counts = [counts[0] - take, *counts[1:]]
         size -= take
     return head, pieces, counts
-
-
-def open_pass(feed: Any, key: PassKey, request: PassRequest, rank: int) -> int | None:
-    """Open a pass at the feed actor."""
-    rows: int | None = ray.get(feed.open.remote(key, request, rank))
-    return rows
-
-
-class ActorFeed:
-    """The feed actor as a :class:`FeedClient`. Asks for the next slices while the last ones are being fetched."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-        self._asked: Any = None
-
-    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
-        asked = self._asked if self._asked is not None else self._actor.take.remote(key, rank, want)
-        try:
-            slices, over = ray.get(asked)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, BaseException) else error from None
-        self._asked = None if over else self._actor.take.remote(key, rank, want)
-        return slices, over
-
-    def leave(self, key: PassKey, rank: int) -> None:
-        self._actor.leave.remote(key, rank)

@@ -168,7 +168,13 @@ def usable_cores() -> int:
 
 
 def _describe(*, ours: bool) -> Cluster:
-    alive = [n for n in ray.nodes() if n["Alive"]]  # type: ignore[no-untyped-call]
+    nodes, store_bytes = alive_nodes()
+    return Cluster(nodes=nodes, store_bytes=store_bytes, ours=ours)
+
+
+def alive_nodes() -> tuple[tuple[NodeResources, ...], float]:
+    """The cluster's nodes now, in the order of their ids, and the bytes of their object stores together."""
+    alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: str(n["NodeID"]))  # type: ignore[no-untyped-call]
     nodes = tuple(
         NodeResources(
             name=str(n["NodeManagerAddress"]),
@@ -179,8 +185,7 @@ def _describe(*, ours: bool) -> Cluster:
         )
         for n in alive
     )
-    store = sum(float(n["Resources"].get("object_store_memory", 0)) for n in alive)
-    return Cluster(nodes=nodes, store_bytes=store, ours=ours)
+    return nodes, sum(float(n["Resources"].get("object_store_memory", 0)) for n in alive)
 
 
 def on_this_node(actor_class: Any, **options: Any) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from offload.adapt.rules import RULES, Rule
 from offload.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -29,6 +31,17 @@ class BatchSize:
             )
         if self.local is not None and not 1 <= self.local[0] <= self.local[1]:
             raise ConfigError(f"local batch sizes must be a range ≥ 1, found {self.local}; pass local=(1, 256), say.")
+
+        if self.local is not None and self.initial < self.local[0]:
+            raise ConfigError(
+                f"the initial batch size {self.initial} is below the least local batch of one worker, {self.local[0]}: pass "
+                f"initial={self.local[0]} or more, or local=({self.initial}, {self.local[1]})."
+            )
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether there is a range to choose from."""
+        return self.max is not None and self.max > self.initial
 
     def split(self, workers: int) -> BatchSplit:
         """How the initial batch is cut for so many workers: ``M = K·m·(s + 1)``, rounded up to whole local batches."""
@@ -75,6 +88,43 @@ class Checkpoints:
             raise ConfigError(f"at least one checkpoint must be kept, found keep={self.keep}.")
         if self.mode not in ("max", "min"):
             raise ConfigError(f'mode must be "max" or "min", found {self.mode!r}.')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """How training with a range of batch sizes or of workers adapts while it runs.
+
+    Args:
+        learning_rate: the rule by which learning rates follow the batch: ``"adascale"``, ``"adascale-sqrt"`` (its square root),
+            ``"linear"``, ``"sqrt"``, ``"legw"`` or ``"none"``. ``"auto"``: adascale-sqrt for optimizers of the Adam family,
+            adascale for others.
+        warmup_epochs: of LEGW, at the initial batch.
+        interval_s: seconds between two decisions.
+        schedule: worker counts by the epoch from which on they hold, in place of decisions: ``{0: 2, 30: 4}``.
+    """
+
+    learning_rate: Rule | Literal["auto"] = "auto"
+    warmup_epochs: float = 0.0
+    interval_s: float = 30.0
+    schedule: Mapping[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.learning_rate not in ("auto", *RULES):
+            raise ConfigError(f"learning_rate must be auto or one of {', '.join(RULES)}, found {self.learning_rate!r}.")
+        if not self.warmup_epochs >= 0:
+            raise ConfigError(f"warmup_epochs must be ≥ 0, found {self.warmup_epochs}.")
+        if not self.interval_s > 0:
+            raise ConfigError(f"interval_s must be > 0 seconds, found {self.interval_s}.")
+        for epoch, workers in (self.schedule or {}).items():
+            if epoch < 0 or workers < 1:
+                raise ConfigError(
+                    f"schedule maps epochs ≥ 0 to worker counts ≥ 1, found {{{epoch}: {workers}}}; pass {{0: 2, 30: 4}}, say."
+                )
+
+    def scheduled(self, epoch: int) -> int | None:
+        """The worker count of an epoch; None where decisions are free."""
+        begun = [at for at in self.schedule or {} if at <= epoch]
+        return self.schedule[max(begun)] if self.schedule and begun else None
 
 
 def workers_range(workers: Any) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,18 +21,25 @@ import torch
 import torch.distributed as dist
 
 from offload.errors import RunError
-from offload.measure.steps import Clock, CudaClock, StepMeter, Totals
+from offload.measure.steps import Clock, CudaClock, StepMeter
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.spec import OnDevice
 from offload.pipeline.wire import Columns
-from offload.train.batches import ActorFeed, Batches, LocalBatch, NoPeers, Peers, Skipped, open_pass
-from offload.train.config import BatchSplit, Checkpoints, Precision
-from offload.train.monitor import Forward, Reporter
+from offload.train.adapting import Adapting
+from offload.train.batches import Batches, LocalBatch, NoPeers, Peers, Skipped
+from offload.train.config import Adaptation, BatchSize, BatchSplit, Checkpoints, Precision
+from offload.train.feed_client import ActorFeed, open_pass
+from offload.train.monitor import Adapted, Forward, Orders, Reporter
 from offload.train.peers import DistPeers
 from offload.train.state import TrainingState
+from offload.train.voice import End, Heard, Mailbox, Silent, TrainingVoice
+from offload.train.watchdog import Watchdog
 
 TRAIN = "train"
+ROUNDING = 1e-9  # of an epoch
+RESIZE_DEADLINE_S = 600.0
+WAIT_S = 0.2
 
 
 class StopRun(BaseException):
@@ -46,12 +52,15 @@ class WorkerSetup:
 
     hub: Any
     split: BatchSplit
+    batch_size: BatchSize
+    adaptation: Adaptation
     on_device: dict[str, tuple[OnDevice, ...]]
     sized: dict[str, int | None]
     resumable: dict[str, bool]
     checkpoints: Checkpoints
     precision: Precision
     seed: int
+    hang_s: float
     config: dict[str, Any]
 
 
@@ -76,9 +85,14 @@ class Context:
         names = sorted(setup.sized)
         self._peers = {name: DistPeers() if self.world_size > 1 else NoPeers() for name in names}
         self._talk: DistPeers | None = DistPeers() if self.world_size > 1 else None
-        attempt: Any = ray.get(setup.hub.begin.remote()) if self.rank == 0 else None
-        self._attempt: int = attempt if self._talk is None else self._talk.broadcast(attempt, 0)
-        self._reporter = Reporter(setup.hub, self.rank)
+        first: Any = None
+        if self.rank == 0:
+            first = ray.get([setup.hub.begin.remote(), setup.hub.orders.remote()])
+        self._attempt: int
+        orders: Orders
+        self._attempt, orders = first if self._talk is None else self._talk.broadcast(first, 0)
+        self._watchdog = Watchdog(setup.hang_s)
+        self._reporter = Reporter(setup.hub, self.rank, self._watchdog)
         clock = CudaClock(torch) if self.device.type == "cuda" else Clock()
         self._meter = StepMeter(clock)
         self._state = TrainingState(
@@ -98,7 +112,13 @@ class Context:
         self._micro_rows = 0
         self._pending: list[np.ndarray[Any, Any]] = []
         self._reported: dict[str, float] = {}
-        self._load()
+        self._adapting = self._new_adapting()
+        self._state.load()
+        self._split = self._first_split(orders)
+        self._changes = 0
+        self._pass_rows = 0
+        self._first_step = True
+        self._resume()
 
     # -- model -----------------------------------------------------------------------------------------------------
 
@@ -114,6 +134,8 @@ class Context:
         plain: torch.nn.Module = getattr(model, "_orig_mod", model)
         model = model.to(self.device)
         self._state.adopt(plain, others)
+        if self._adapting is not None:
+            self._adapting.adopt(self._state.optimizers)
         if self.world_size > 1 and any(p.requires_grad for p in plain.parameters()):
             on_gpu = [self.device] if self.device.type == "cuda" else None
             # Buffers are not broadcast before every forward: the ranks' own statistics serve training as well, and
@@ -140,16 +162,51 @@ class Context:
         """The numbers of the epochs still to train, of ``n`` in all. After a restart it goes on with the epoch that was
         under way. At the end of each a checkpoint is committed."""
         self._epochs_total = n
-        for epoch in range(self._state.progress.epoch, n):
+        self._tell_progress()
+        epoch = self._state.progress.epoch
+        while not self._trained_enough(epoch):
             self.epoch = epoch
             self._reporter.epoch = epoch
             self._meter.restart()
             yield epoch
-            self._state.next_epoch(epoch + 1)
-            if (epoch + 1) % self._setup.checkpoints.every_epochs == 0 or epoch + 1 == n:
+            epoch += 1
+            self._state.next_epoch(epoch)
+            ended = self._trained_enough(epoch)
+            if epoch % self._setup.checkpoints.every_epochs == 0 or ended:
                 self._commit("epoch")
-            if self._agreed_stop():
-                raise StopRun
+            if not ended:
+                self._obey(self._agreed_end())
+
+    def _trained_enough(self, epoch: int) -> bool:
+        """Whether the epochs asked for are over. Where batches adapt, an epoch is over when the samples of larger batches,
+        which teach less each, taught what an epoch of initial batches does."""
+        samples = self._setup.sized[TRAIN]
+        if self._adapting is None or samples is None:
+            return epoch >= self._epochs_total
+        return self._state.progress.useful >= (self._epochs_total - ROUNDING) * samples
+
+    def _obey(self, end: End) -> None:
+        """Commit and end, where the driver says so: for good, or until there is another number of workers."""
+        if not end:
+            return
+        if self._state.uncommitted:
+            self._commit(end)
+        if end == "stop":
+            raise StopRun
+        if self.rank == 0:
+            self._reporter.event("ready_to_resize", step=self._state.progress.step)
+            self._reporter.flush()
+            ray.get(self._setup.hub.ready_to_resize.remote())
+        until = time.monotonic() + RESIZE_DEADLINE_S
+        with self._watchdog.waiting():
+            while time.monotonic() < until:  # this process is ended meanwhile, or all are told to stop
+                if self._reporter.orders.stop:
+                    raise StopRun
+                time.sleep(WAIT_S)
+        raise RunError(
+            f"the workers were to be restarted in another number, and {RESIZE_DEADLINE_S:.0f} s later they were not. The same "
+            "command resumes from the checkpoint."
+        )
 
     def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
         """This worker's batches of a data set: dicts of tensors on the device, with ``sample_id``, int64. With ``columns``
@@ -175,26 +232,24 @@ class Context:
         key = PassKey(attempt=self._attempt, name=name, number=visit)
         request = PassRequest(
             world_size=self.world_size,
-            first_rows=self._setup.split.local_batch_size * self.world_size,
+            first_rows=self._split.local_batch_size * self.world_size,
             epoch=self.epoch if training else 0,
             done=done.pairs,
-            followed=training and self.epoch + 1 < self._epochs_total,
+            followed=training and self._followed(),
         )
         open_pass(self._setup.hub, key, request, self.rank)
         if not training:
             self._share_buffers()
-        stop = self._reporter.stop if training else threading.Event()
         batches = Batches(
             ActorFeed(self._setup.hub),
             key,
             peers=self._peers[name],
-            local_batch_size=self._setup.split.local_batch_size,
+            split=self._split,
             device=self.device,
             on_device=self._setup.on_device[name],
             padded=training,
-            stop=stop,
+            voice=self._voice() if training else Silent(),
             template=self._template,
-            due=self._checkpoint_due,
         )
         began = time.monotonic()
         try:
@@ -211,15 +266,19 @@ class Context:
         self._start_batch(following)
         if following[0] is not None:
             self._reporter.event("first_batch", epoch=self.epoch, seconds=round(time.monotonic() - began, 3))
-        due = False
+        due, done = False, len(self._state.progress.trained)
+        self._pass_rows = 0
         while (batch := following[0]) is not None:
-            due = due or batch.due
-            if batch.stop:
-                self._commit("stop")
-                raise StopRun
-            if due and self._micro == 0:  # between global batches, the same one on all ranks
-                self._commit("interval")
-                due = False
+            due = due or batch.heard.due
+            self._obey(batch.heard.end)
+            if self._micro == 0:  # between global batches, the same one on all ranks
+                if due:
+                    self._commit("interval")
+                    due = False
+                if self._adapting is not None and self._trained_enough(self.epoch):
+                    self._tell_untrained(done)
+                    break
+                self._begin_global_batch(batch.split)
             self._batch = batch
             yield dict(batch.tensors)
             if not self._stepped():
@@ -229,13 +288,68 @@ class Context:
                 )
             following = self._ahead.pop() if self._ahead else self._next_batch(batches)
             self._start_batch(following)
-        self._note_skipped(batches.leftover, TRAIN)
+        else:
+            self._note_skipped(batches.leftover, TRAIN)
+            self._heard(batches.last_heard)
+            self._credit_untrainable(done)
+
+    def _credit_untrainable(self, done: int) -> None:
+        """The pass is over. Samples that were skipped count as trained, or another pass would begin for their sake."""
+        samples = self._setup.sized[TRAIN]
+        if samples is not None:
+            self._state.credit(samples - done - self._pass_rows)
+
+    def _tell_untrained(self, done: int) -> None:
+        """The epochs ended in the middle of a pass."""
+        samples = self._setup.sized[TRAIN]
+        if samples is not None and self.rank == 0:
+            self._reporter.event("pass_not_finished", epoch=self.epoch, untrained=samples - done - self._pass_rows)
+
+    def _new_adapting(self) -> Adapting | None:
+        setup = self._setup
+        if not setup.batch_size.adaptive:
+            return None
+        return Adapting(setup.batch_size, setup.adaptation, samples=setup.sized[TRAIN], workers=self.world_size)
+
+    def _voice(self) -> TrainingVoice:
+        mail = self._adapting.mail if self._adapting is not None else Mailbox(0)
+        return TrainingVoice(self.rank, self.world_size, lambda: self._reporter.orders, self._checkpoint_due, mail)
+
+    def _followed(self) -> bool:
+        """Whether another pass will follow this one: its preprocessing may begin early."""
+        samples = self._setup.sized[TRAIN]
+        if self._adapting is None or samples is None:
+            return self.epoch + 1 < self._epochs_total
+        progress, size = self._state.progress, self._split.global_batch_size
+        left = samples - len(progress.trained)
+        after = progress.useful + left * self._adapting.useful(size) / size
+        return after < (self._epochs_total - ROUNDING) * samples
+
+    def _begin_global_batch(self, split: BatchSplit) -> None:
+        if split != self._split:
+            self._split = split
+            self._changes += 1
+            if self.rank == 0:
+                self._reporter.event(
+                    "rebatched",
+                    epoch=self.epoch,
+                    step=self._state.progress.step,
+                    local_batch_size=split.local_batch_size,
+                    accum_steps=split.accum_steps,
+                    global_batch_size=split.global_batch_size,
+                )
+        if self._adapting is not None:
+            self._adapting.begin_step(self._state.progress.step, split, self._state.scaler)
+
+    def _heard(self, heard: Heard) -> None:
+        if self._adapting is not None:
+            self._adapting.heard(heard.measured)
 
     def _stepped(self) -> bool:
         return self._batch is None
 
     def _plain_batches(self, batches: Batches, name: str) -> Iterator[dict[str, Any]]:
-        while (batch := batches.get()) is not None:
+        while (batch := self._get(batches)) is not None:
             self._note_skipped(batch.skipped, name)
             if batch.rows:
                 yield dict(batch.tensors)
@@ -244,16 +358,21 @@ class Context:
     def _next_batch(self, batches: Batches) -> tuple[LocalBatch | None, float, float]:
         """(batch or the end, seconds waited for this rank's own samples, seconds waited for another's)."""
         asked = time.monotonic()
-        batch = batches.get()
+        batch = self._get(batches)
         waited = time.monotonic() - asked
         own = waited if batch is None else min(max(batch.own_ready_s - asked, 0.0), waited)
         return batch, own, waited - own
+
+    def _get(self, batches: Batches) -> LocalBatch | None:
+        with self._watchdog.waiting():
+            return batches.get()
 
     def _start_batch(self, following: tuple[LocalBatch | None, float, float]) -> None:
         batch, own, peer = following
         if batch is not None:
             self._meter.waited(own, peer, batch.rows)
             self._note_skipped(batch.skipped, TRAIN)
+            self._heard(batch.heard)
 
     def _has_another(self) -> bool:
         """Whether the pass has another micro-batch. Only asked while gradients accumulate."""
@@ -261,7 +380,7 @@ class Context:
             with self._meter.paused():
                 self._ahead.append(self._next_batch(self._peek_at))
         batch = self._ahead[0][0]
-        return batch is not None and not batch.stop
+        return batch is not None and not batch.heard.end
 
     def _note_skipped(self, skipped: Sequence[Skipped], dataset: str) -> None:
         for each in skipped:
@@ -288,7 +407,7 @@ class Context:
         batch = self._batch
         if batch is None:
             raise RunError("ctx.backward(loss) belongs into the loop over ctx.batches('train'), once per batch.")
-        split = self._setup.split
+        split = batch.split
         last = self._micro == split.accum_steps or not self._has_another()
         # A lone micro-batch knows the rows of its global batch; one of several assumes full ones and step() corrects.
         goal = batch.all_rows if split.accum_steps == 0 else split.global_batch_size
@@ -305,6 +424,7 @@ class Context:
         with quiet:
             scaled.backward()
         self._meter.backward_done()
+        self._watchdog.alive()
         self._micro_rows += batch.all_rows
         self._last = last
 
@@ -328,24 +448,42 @@ class Context:
         if self._state.scaler is not None:
             for optimizer in self._state.optimizers:
                 self._state.scaler.unscale_(optimizer)
-        if self._setup.split.accum_steps and self._micro_rows != self._setup.split.global_batch_size:
-            torch._foreach_mul_([p.grad for p in parameters], self._setup.split.global_batch_size / self._micro_rows)
+        split = batch.split
+        if split.accum_steps and self._micro_rows != split.global_batch_size:
+            torch._foreach_mul_([p.grad for p in parameters], split.global_batch_size / self._micro_rows)
+        if self._adapting is not None:
+            self._adapting.end_step(self._state.progress.step, split, self._micro_rows)
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-        for optimizer in self._state.optimizers:
-            if self._state.scaler is not None:
-                self._state.scaler.step(optimizer)
-            else:
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        with self._rates():
+            for optimizer in self._state.optimizers:
+                if self._state.scaler is not None:
+                    self._state.scaler.step(optimizer)
+                else:
+                    optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
         if self._state.scaler is not None:
             self._state.scaler.update()
         self._meter.stepped()
-        self._state.stepped(self._pending, self._micro_rows)
+        self._watchdog.alive()
+        useful = float(self._micro_rows) if self._adapting is None else self._adapting.useful(self._micro_rows)
+        self._state.stepped(self._pending, self._micro_rows, useful)
+        self._pass_rows += self._micro_rows
         self._pending, self._micro, self._micro_rows = [], 0, 0
         self._tell_progress()
+        if self._first_step and self.rank == 0:
+            self._reporter.event("first_step", step=self._state.progress.step, workers=self.world_size)
+        self._first_step = False
         self._reporter.totals = self._meter.totals()
         return True
+
+    def _rates(self) -> contextlib.AbstractContextManager[None]:
+        """Within, learning rates are those for the global batch under way."""
+        if self._adapting is None:
+            return contextlib.nullcontext()
+        samples = self._setup.sized[TRAIN]
+        passes = self._state.progress.samples / samples if samples else float(self.epoch)
+        return self._adapting.scaled_rates(self._micro_rows, passes)
 
     def _measured_all_reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """DDP's own all-reduce, with a mark at each bucket that becomes ready."""
@@ -359,7 +497,22 @@ class Context:
     def sum(self, value: Any) -> float:
         """The sum of a number over all workers. All workers must call it."""
         number = float(value.item() if isinstance(value, torch.Tensor) else value)
-        return number if self._talk is None else self._talk.sum([number])[0]
+        return self._sum([number])[0]
+
+    def _sum(self, values: list[float]) -> list[float]:
+        with self._watchdog.waiting():
+            return values if self._talk is None else self._talk.sum(values)
+
+    def accumulate(self, **values: Any) -> None:
+        """Add numbers or tensors to this epoch's sums, for a batch of ``ctx.batches("train")`` behind its ``ctx.step()``:
+        ``ctx.accumulate(loss=loss.detach() * rows, rows=rows)``."""
+        self._state.accumulate({name: float(value) for name, value in values.items()})
+
+    def accumulated(self) -> dict[str, float]:
+        """This epoch's sums over all workers. They count each sample once, however often workers were restarted or their
+        number changed. All workers must call it."""
+        with self._watchdog.waiting():
+            return self._state.accumulated()
 
     def report(self, **metrics: Any) -> None:
         """Record metrics (numbers or tensors; the mean over the workers). All workers must call it equally often."""
@@ -367,8 +520,7 @@ class Context:
         values = [
             float(metrics[n].detach().item() if isinstance(metrics[n], torch.Tensor) else metrics[n]) for n in names
         ]
-        if self._talk is not None:
-            values = [v / self.world_size for v in self._talk.sum(values)]
+        values = [v / self.world_size for v in self._sum(values)]
         self._reported.update(zip(names, values, strict=True))
         self._reporter.metrics(self._reported)
         if self.rank == 0:
@@ -380,40 +532,79 @@ class Context:
             )
         self._meter.restart()
 
-    def _all_agree(self, mine: bool) -> bool:
-        """Rank 0's word: clocks differ."""
-        return mine if self._talk is None else bool(self._talk.broadcast(mine, 0))
-
-    def _agreed_stop(self) -> bool:
-        return self._all_agree(self._reporter.stop.is_set())
+    def _agreed_end(self) -> End:
+        """Rank 0's word: orders reach the ranks at different times."""
+        orders = self._reporter.orders
+        mine: End = "stop" if orders.stop else "resize" if orders.resize else ""
+        agreed: End = mine if self._talk is None else self._talk.broadcast(mine, 0)
+        return agreed
 
     def _commit(self, reason: str) -> None:
         began = time.monotonic()
-        self._state.commit(self._reported)
+        with self._watchdog.waiting():
+            self._state.commit(self._reported, self._adaptation_state())
         if self.rank == 0:
             progress = self._state.progress
             seconds = round(self._state.committed_at - began, 3)
             self._reporter.event("checkpoint", reason=reason, epoch=progress.epoch, step=progress.step, seconds=seconds)
         self._meter.restart()
 
-    def _load(self) -> None:
-        self._state.load()
+    def _adaptation_state(self) -> dict[str, Any]:
+        if self._adapting is None:
+            return {}
+        return {
+            "noise": self._adapting.to_state(),
+            "workers": self.world_size,
+            "batch": [self._split.local_batch_size, self._split.accum_steps],
+            "learned": self._reporter.orders.learned or self._state.adapting.get("learned"),
+        }
+
+    def _first_split(self, orders: Orders) -> BatchSplit:
+        """How global batches are cut at first: as ordered, or as the checkpoint had it, or as the user said."""
+        stored = self._state.adapting
+        if orders.batch is not None:
+            workers, local, accum = orders.batch
+        elif stored:
+            workers, (local, accum) = stored["workers"], stored["batch"]
+        else:
+            return self._setup.batch_size.split(self.world_size)
+        if workers != self.world_size:
+            return self._setup.batch_size.split(self.world_size)
+        return BatchSplit(local_batch_size=local, accum_steps=accum, workers=workers)
+
+    def _resume(self) -> None:
         if not self._state.resumed:
             return
         progress = self._state.progress
+        if self._adapting is not None and self._state.adapting:
+            self._adapting.restore(self._state.adapting["noise"])
         self.epoch = self._reporter.epoch = progress.epoch
         self._tell_progress()
         if self.rank == 0:
             self._reporter.event(
                 "resumed",
+                attempt=self._attempt,
                 epoch=progress.epoch,
                 step=progress.step,
                 trained=len(progress.trained),
                 epoch_starts_again=self._state.changed,
+                damaged=self._state.damaged,
             )
 
     def _tell_progress(self) -> None:
-        self._reporter.step, self._reporter.samples = self._state.progress.step, self._state.progress.samples
+        progress = self._state.progress
+        self._reporter.step, self._reporter.samples = progress.step, progress.samples
+        noise = None if self._adapting is None else self._adapting.noise.whole
+        samples = self._setup.sized[TRAIN]
+        self._reporter.adapted = Adapted(
+            workers=self.world_size,
+            batch=(self._split.local_batch_size, self._split.accum_steps),
+            changes=self._changes,
+            useful=progress.useful,
+            noise=None if noise is None else (noise.sqr, noise.var),
+            goal=None if samples is None else float(self._epochs_total * samples),
+            learned=self._state.adapting.get("learned"),
+        )
 
     def _share_buffers(self) -> None:
         """Rank 0's buffers (running statistics) to all, where validation starts."""
@@ -466,12 +657,4 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
         context.finish()
 
 
-def world_totals(totals: Mapping[int, Totals]) -> Totals:
-    """The ranks' totals together."""
-    together = Totals()
-    for each in totals.values():
-        together = together.plus(each)
-    return together
-
-
-__all__ = ["Context", "Peers", "StopRun", "WorkerSetup", "run_worker", "world_totals"]
+__all__ = ["Context", "Peers", "StopRun", "WorkerSetup", "run_worker"]

@@ -14,6 +14,15 @@ from offload.train.monitor import Monitor
 class Hub(Feed, Monitor):
     """What workers take from and push to, and what the driver reads."""
 
-    def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
+    def __init__(self, streams: dict[str, Stream], cores: Cores, workers: int) -> None:
+        Monitor.__init__(self, self.rates, workers)
         Feed.__init__(self, streams, cores)
-        Monitor.__init__(self, self.rates)
+
+    def begin(self) -> int:
+        """A worker group starts; see :meth:`Feed.begin`. What was ordered of the one before it is done."""
+        self.anew()
+        return super().begin()
+
+    def lost(self, node: str, error: BaseException) -> None:
+        """A preprocessing process died."""
+        self.note("preprocessing_lost", node=node, reason=str(error).strip().splitlines()[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -18,8 +19,8 @@ from offload.report.html import write_report
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
 from offload.train.config import BatchSplit
-from offload.train.context import TRAIN, world_totals
-from offload.train.monitor import News
+from offload.train.context import TRAIN
+from offload.train.monitor import News, sum_of
 
 
 class Journal:
@@ -40,8 +41,9 @@ class Journal:
         before, self.news = self.news, news
         for event in news.events:
             self._take_event(dict(event))
-        if world_totals(news.totals).steps > world_totals(before.totals).steps:
-            values = self._interval(before)
+        then = sum_of(before.totals) if before.attempts == news.attempts else Totals()
+        if sum_of(news.totals).steps > then.steps:
+            values = self._interval(sum_of(news.totals).minus(then))
             self.directory.metrics(values)
             self.live.update(values)
 
@@ -62,6 +64,8 @@ class Journal:
             self.live.note(
                 f"resumed at epoch {event['epoch'] + 1}, step {event['step']:,} ({event['trained']:,} samples of it done)"
             )
+            for damaged in event["damaged"]:
+                self.live.note(f"an older checkpoint was taken: {damaged}")
             if event["epoch_starts_again"]:
                 self.live.note(
                     f"the order of the samples is another than when the run began ({event['epoch_starts_again']}): this epoch "
@@ -70,12 +74,21 @@ class Journal:
         if kind == "report":
             values = "  ".join(f"{k} {v:.4g}" for k, v in event["metrics"].items())
             self.live.note(f"epoch {event['epoch'] + 1}  step {event['step']:,}  {values}")
-        self.directory.event(kind, **event)
+        self.tell(kind, **event)
 
-    def _interval(self, before: News) -> dict[str, Any]:
-        now, then = world_totals(self.news.totals), world_totals(before.totals)
-        since = now.minus(then)
-        workers = self.placement.workers
+    def tell(self, kind: str, **values: Any) -> None:
+        """Write an event, and say it where users would want to know."""
+        self.directory.event(kind, **values)
+        text = sentence(kind, values)
+        if text is not None:
+            self.live.note(text)
+
+    @property
+    def _workers(self) -> int:
+        return self.news.adapted.workers or self.placement.workers
+
+    def _interval(self, since: Totals) -> dict[str, Any]:
+        workers = self._workers
         busy_s = since.compute_s + since.sync_s
         rates = self.news.rates.get(TRAIN, {})
         return {
@@ -89,14 +102,26 @@ class Journal:
             "device": "GPU" if self._on_gpus else "worker",
             **{k: v for k, v in dataclasses.asdict(since).items() if k.endswith("_s")},
             "workers": workers,
-            "local_batch_size": self.split.local_batch_size,
-            "accum_steps": self.split.accum_steps,
+            **self._batch(),
+            "useful": self.news.adapted.useful,
             "metrics": self.news.metrics,
+        }
+
+    def _batch(self) -> dict[str, int]:
+        """How global batches are cut now."""
+        local, accum = self.news.adapted.batch
+        split = BatchSplit(local_batch_size=local, accum_steps=accum, workers=self._workers) if local else self.split
+        return {
+            "local_batch_size": split.local_batch_size,
+            "accum_steps": split.accum_steps,
+            "global_batch_size": split.global_batch_size,
         }
 
     def finish(self, status: str, checkpoint: str | None, error: str | None = None) -> dict[str, Any]:
         """Write the summary and the report; returns the summary."""
-        totals = world_totals(self.news.totals)
+        groups = [*self.news.past, (self._workers, sum_of(self.news.totals))]
+        totals = sum_of(dict(enumerate(each for _, each in groups)))
+        stepping_s = sum(each.step_time_s / workers for workers, each in groups)
         document = {
             "schema": "offload.summary/1",
             "status": status,
@@ -104,16 +129,16 @@ class Journal:
             "samples": self.news.samples,
             "steps": self.news.step,
             "step_count_all_ranks": max(totals.steps, 1),
-            "epochs": self.news.epoch + (1 if self.news.totals else 0),
+            "epochs": self.news.epoch + (1 if self.news.totals or self.news.past else 0),
             "wall_s": time.monotonic() - self._began,
-            "samples_per_s": _per_second(totals, self.placement.workers),
+            "samples_per_s": totals.samples / stepping_s if stepping_s > 0 else 0.0,
             **{k: v for k, v in dataclasses.asdict(totals).items() if k.endswith("_s")},
             "stall": totals.stall,
             "first_batch_s": self._first_batch_s,
-            "workers": self.placement.workers,
-            "local_batch_size": self.split.local_batch_size,
-            "accum_steps": self.split.accum_steps,
-            "global_batch_size": self.split.global_batch_size,
+            "workers": self._workers,
+            "worker_groups": max(self.news.attempts, 1),
+            **self._batch(),
+            "useful": self.news.adapted.useful,
             "preprocessing_cores": self.placement.cores,
             "device": "GPU" if self._on_gpus else "CPU worker",
             "input": self.news.rates,
@@ -129,6 +154,30 @@ class Journal:
         self.directory.summary(document)
         write_report(self.directory)
         return document
+
+
+def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
+    """An event in words, None for one that is only written down."""
+    if kind == "rebatched":
+        return f"step {event['step']:,}: the global batch is {event['global_batch_size']:,} from here on"
+    if kind == "decided" and event["decision"] == "resize":
+        return f"{event['workers']} workers are to train: {event['reason']}"
+    if kind == "resized":
+        return f"{event['workers']} workers train, {event['workers_before']} did before"
+    if kind == "worker_lost":
+        return f"a worker was lost ({event['reason']}): all start again from the last checkpoint"
+    if kind == "worker_hung":
+        return (
+            f"worker {event['rank']} made no progress for {event['deadline_s']:g} s, at {event['where']}: it is ended"
+        )
+    if kind == "preprocessing_lost":
+        return f"a preprocessing process was lost ({event['reason']}): its tasks are run again"
+    if kind == "cluster_changed":
+        parts = [f"{verb} {', '.join(event[verb])}" for verb in ("left", "joined") if event[verb]]
+        return f"the cluster changed ({'; '.join(parts)}): {event['preprocessing_cores']} cores preprocess"
+    if kind == "pass_not_finished" and event["untrained"]:
+        return f"the last pass ended with the epochs: {event['untrained']:,} samples of it were not trained"
+    return None
 
 
 def _per_second(totals: Totals, workers: int) -> float:

@@ -1,21 +1,61 @@
 """The run's notice board: part of an actor that workers write to and the driver reads.
 
-Workers push what they measured and what happened; the answer tells them whether to stop. The driver polls and writes the
+Workers push what they measured and what happened; the answer is the driver's newest orders. The driver polls and writes the
 run directory. Where it stops: nothing is decided here.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 
 from offload.measure.steps import Totals
+from offload.train.watchdog import Watchdog
+
+HUNG = 70  # exit status of a process that hung
+FRUITLESS = 3  # attempts in a row that got no further than the one before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """What the driver tells the workers: to stop, to commit and wait for another number of workers, and ``batch``: for how
+    many workers, with which local batch size and accumulation steps global batches are to be cut (None: as they are).
+    ``learned``: what adaptation learned, to be kept with checkpoints."""
+
+    stop: bool = False
+    resize: bool = False
+    batch: tuple[int, int, int] | None = None
+    learned: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """How far adaptation is, told by rank 0.
+
+    Args:
+        workers: that train.
+        batch: local batch size and accumulation steps of the newest step.
+        changes: how often that changed since the worker started: totals between two of them belong to no one batch.
+        useful: progress in samples as useful as those of initial batches.
+        noise: ``(sqr, var)`` of all parameters at the initial batch; None before the first estimate.
+        goal: of ``useful``; None where it is not known.
+        learned: what the checkpoint that training resumed from held of :attr:`Orders.learned`.
+    """
+
+    workers: int = 0
+    batch: tuple[int, int] = (0, 0)
+    changes: int = 0
+    useful: float = 0.0
+    noise: tuple[float, float] | None = None
+    goal: float | None = None
+    learned: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +68,16 @@ class Push:
     epoch: int
     step: int
     samples: int
+    adapted: Adapted = field(default_factory=Adapted)
     metrics: dict[str, float] = field(default_factory=dict)
     events: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What the driver gets: each rank's newest totals, what each data set's preprocessing was measured at, and all events
-    since ``cursor``."""
+    """What the driver gets: each rank's newest totals, those of the worker groups before (their number of workers, and all
+    ranks' totals), what each data set's preprocessing was measured at, all events since
+    ``cursor``, and how many worker groups were started."""
 
     cursor: int
     totals: dict[int, Totals]
@@ -44,58 +86,147 @@ class News:
     samples: int
     metrics: dict[str, float]
     events: tuple[dict[str, Any], ...]
+    past: tuple[tuple[int, Totals], ...] = ()
+    adapted: Adapted = field(default_factory=Adapted)
+    attempts: int = 0
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-class Monitor:
-    """What the actor answers. Its methods run on several threads. ``rates``: where to ask for the data sets' rates."""
+def sum_of(totals: Mapping[int, Totals]) -> Totals:
+    """The ranks' totals together."""
+    together = Totals()
+    for each in totals.values():
+        together = together.plus(each)
+    return together
 
-    def __init__(self, rates: Callable[[], dict[str, dict[str, float]]] = dict) -> None:
+
+class Monitor:
+    """What the actor answers. Its methods run on several threads. ``rates``: where to ask for the data sets' rates;
+    ``workers``: how many to begin with."""
+
+    def __init__(self, rates: Callable[[], dict[str, dict[str, float]]] = dict, workers: int = 1) -> None:
         self._rates_now = rates
         self._board = threading.Lock()
         self._totals: dict[int, Totals] = {}
+        self._past: list[tuple[int, Totals]] = []
         self._metrics: dict[str, float] = {}
         self._events: list[dict[str, Any]] = []
         self._epoch = self._step = self._samples = 0
-        self._stop = False
+        self._adapted = Adapted()
+        self._orders = Orders()
+        self._changed = threading.Condition(self._board)
+        self._ready = self._stale = False
+        self._wanted = workers
+        self._fruitless = self._attempts = 0
+        self._furthest = -1
 
-    def push(self, push: Push) -> bool:
-        """Take in what a rank tells; returns whether the run is to stop."""
+    def push(self, push: Push) -> Orders:
+        """Take in what a rank tells; returns the newest orders."""
         with self._board:
             self._totals[push.rank] = push.totals
             if push.rank == 0:
                 self._epoch, self._step, self._samples = push.epoch, push.step, push.samples
+                self._adapted = push.adapted
                 self._metrics.update(push.metrics)
             self._events.extend(push.events)
-            return self._stop
+            return self._orders
 
-    def read(self, cursor: int) -> News:
-        """Everything since ``cursor``."""
-        with self._board:
+    def read(self, cursor: int, wanted: int) -> News:
+        """Everything since ``cursor``. ``wanted``: workers that the driver, having looked at the cluster, wants."""
+        with self._changed:
+            self._wanted, self._stale = wanted, False
+            self._changed.notify_all()
             return News(
                 cursor=len(self._events),
                 totals=dict(self._totals),
+                past=tuple(self._past),
                 epoch=self._epoch,
                 step=self._step,
                 samples=self._samples,
                 metrics=dict(self._metrics),
                 events=tuple(self._events[cursor:]),
+                adapted=self._adapted,
+                attempts=self._attempts,
                 rates=self._rates_now(),
             )
 
-    def stop(self) -> None:
-        """From now on tell the workers to stop."""
-        self._stop = True
+    def note(self, kind: str, **values: Any) -> None:
+        """An event of the actor's own."""
+        with self._board:
+            self._events.append({"event": kind, "at": time.time(), "rank": None, **values})
+
+    def anew(self) -> None:
+        """Another worker group starts: totals are its own, and a resize that was ordered is done."""
+        with self._board:
+            if self._totals:
+                self._past.append((max(self._adapted.workers, 1), sum_of(self._totals)))
+            self._totals.clear()
+            self._adapted = Adapted()
+            self._orders = replace(self._orders, resize=False)
+            self._ready = False
+            self._attempts += 1
+
+    def ready_to_resize(self) -> None:
+        """Rank 0: all ranks have committed, and wait to be ended."""
+        with self._changed:
+            self._ready = True
+            self._changed.notify_all()
+
+    def replace_workers(self, wanted: int) -> None:
+        """The driver: end the workers as they are, and start ``wanted`` others from the last checkpoint."""
+        with self._changed:
+            self._orders = replace(self._orders, resize=True)
+            self._wanted, self._ready = wanted, True
+            self._changed.notify_all()
+
+    def wait_until_ready(self, timeout_s: float) -> int:
+        """How many workers are to take over from those that train, once these are ready for it; 0 where that is not so
+        within the time, or nobody asked for it."""
+        with self._changed:
+            if not self._orders.resize or self._orders.stop:
+                return 0
+            self._changed.wait_for(lambda: self._ready, timeout_s)
+            return self._wanted if self._ready else 0
+
+    def wanted_now(self, timeout_s: float) -> int:
+        """How many workers to start; 0 for none at present. After a failure the driver looks first at what is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._stale and self._wanted, timeout_s)
+            return 0 if self._stale else self._wanted
+
+    def worker_failed(self, reason: str) -> bool:
+        """A worker's process died. Returns whether to try again: not when several attempts in a row got no further."""
+        self.note("worker_lost", reason=reason)
+        with self._changed:
+            self._fruitless = 0 if self._step > self._furthest else self._fruitless + 1
+            self._furthest = max(self._furthest, self._step)
+            self._stale = True
+            return self._fruitless < FRUITLESS
+
+    def order(self, orders: Orders, wanted: int | None = None) -> None:
+        """From now on tell the workers this; ``wanted``: how many are to take over. What was ordered to end a worker group
+        stays ordered until it has ended."""
+        with self._board:
+            before = self._orders
+            self._orders = replace(orders, stop=before.stop or orders.stop, resize=before.resize or orders.resize)
+            self._wanted = self._wanted if wanted is None else wanted
+
+    def orders(self) -> Orders:
+        """What the workers are told now."""
+        return self._orders
 
 
 class Reporter:
-    """A worker's side: pushes every ``interval_s`` from a thread, and at once when asked."""
+    """A worker's side: pushes every ``interval_s`` from a thread, and at once when asked. Ends the process when ``watchdog``
+    says that it hangs."""
 
-    def __init__(self, monitor: Any, rank: int, interval_s: float = 2.0) -> None:
-        self.stop = threading.Event()
+    def __init__(self, monitor: Any, rank: int, watchdog: Watchdog | None = None, interval_s: float = 2.0) -> None:
+        self.orders = Orders()
         self.totals = Totals()
+        self.adapted = Adapted()
         self.epoch = self.step = self.samples = 0
         self._monitor, self._rank, self._interval_s = monitor, rank, interval_s
+        self._watchdog = watchdog
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}
         self._events: list[dict[str, Any]] = []
@@ -114,7 +245,7 @@ class Reporter:
             self._metrics.update(values)
 
     def flush(self) -> None:
-        """Push now, and learn whether to stop."""
+        """Push now, and learn the newest orders."""
         with self._lock:
             events, self._events = tuple(self._events), []
             push = Push(
@@ -123,11 +254,11 @@ class Reporter:
                 epoch=self.epoch,
                 step=self.step,
                 samples=self.samples,
+                adapted=self.adapted,
                 metrics=dict(self._metrics),
                 events=events,
             )
-        if ray.get(self._monitor.push.remote(push)):
-            self.stop.set()
+        self.orders = ray.get(self._monitor.push.remote(push))
 
     def close(self) -> None:
         """Push what is left and end the thread."""
@@ -138,9 +269,18 @@ class Reporter:
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
             try:
+                self._watch()
                 self.flush()
             except ray.exceptions.RayError:
                 return  # the driver is gone; the worker will be stopped
+
+    def _watch(self) -> None:
+        where = self._watchdog.hung_at() if self._watchdog is not None else None
+        if self._watchdog is None or where is None:
+            return
+        self.event("worker_hung", deadline_s=self._watchdog.deadline_s, where=where)
+        self.flush()
+        os._exit(HUNG)  # nothing gentler ends a thread that hangs
 
 
 class Forward(io.TextIOBase):

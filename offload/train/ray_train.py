@@ -1,5 +1,7 @@
 """Ray Train's controller with what a run of offload uses of it: what is private to Ray Train is touched here alone.
 
+How many workers train is decided elsewhere and asked for here, at the run's actor (:class:`offload.train.monitor.Monitor`).
+
 Each of Ray Train's helper actors is one more process that imports torch for some seconds while the run starts, and wakes
 a hundred times a second while it runs: on a host with few cores, those are the cores that were to preprocess. Left out
 are the actors for data sets (a run has its own feed), for removing placement groups (they end with the controller, and
@@ -9,33 +11,145 @@ told what the workers take, the one that coordinates the two.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
+import ray
 import ray.train.torch
-from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+import torch.distributed as dist
+from ray.exceptions import RayError
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
+)
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import (
+    FixedScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+)
+from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
 
 UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
+READY_WAIT_S = 1.5  # less than Ray Train's interval between two looks at the workers, who may wait for that look
+ANSWER_S = 10.0
+LAST_LOOK_S = 5.0
+WORKER_LOST = (WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError)
+NOT_STARTED = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError)
+BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset", "Broken pipe", "Connection refused")
 
 
-class UncoordinatedWorkers(FixedScalingPolicy):
-    """A fixed number of workers that are not announced to Ray Data."""
+class DecidedWorkers(FixedScalingPolicy):
+    """As many workers as ``monitor`` says. ``announced``: whether Ray Data is told of them."""
 
-    def _send_resource_request(self) -> None: ...
+    def __init__(self, scaling_config: Any, monitor: Any, *, announced: bool) -> None:
+        super().__init__(scaling_config)
+        self._monitor, self._announced = monitor, announced
 
-    def _maybe_send_resource_request(self) -> None: ...
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        wanted = ray.get(self._monitor.wanted_now.remote(ANSWER_S))
+        return self._resize(wanted) if wanted else NoopDecision()
 
-    def _cancel_resource_request(self) -> None: ...
+    def make_decision_for_running_worker_group(self, *status: Any, **named: Any) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        wanted = ray.get(self._monitor.wait_until_ready.remote(READY_WAIT_S))
+        return self._resize(wanted) if wanted else NoopDecision()
+
+    def _resize(self, workers: int) -> ScalingDecision:
+        per_worker = self.scaling_config._resources_per_worker_not_none
+        return ResizeDecision(num_workers=workers, resources_per_worker=per_worker)
+
+    def _send_resource_request(self) -> None:
+        if self._announced:
+            super()._send_resource_request()  # type: ignore[no-untyped-call]
+
+    def _maybe_send_resource_request(self) -> None:
+        if self._announced:
+            super()._maybe_send_resource_request()  # type: ignore[no-untyped-call]
+
+    def _cancel_resource_request(self) -> None:
+        if self._announced:
+            super()._cancel_resource_request()  # type: ignore[no-untyped-call]
+
+
+class GoOn(FailurePolicy):
+    """Start the workers again after a process or a host died, unless several attempts in a row got no step further. An
+    exception of the user's function would be raised again: it ends the run, but for ``max_failures`` times. Workers that
+    find no room yet are waited for, ``controller_failure_limit`` times."""
+
+    def __init__(self, failure_config: Any, monitor: Any) -> None:
+        super().__init__(failure_config)
+        self._monitor = monitor
+        self._raised = self._not_started = 0
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        error = training_failed_error
+        if isinstance(error, PreemptionError):
+            return self._lost(error)
+        if isinstance(error, WorkerGroupError):
+            failures = list(error.worker_failures.values())
+            lost = [each for each in failures if isinstance(each, WORKER_LOST)]
+            # When a host dies its peers notice before Ray does: their connections to it break.
+            if lost or all(map(_is_broken_connection, failures)):
+                return self._lost((lost or failures)[0])
+            self._raised += 1
+            return _within(self._raised, self.failure_config.max_failures)
+        if isinstance(error, ControllerError) and isinstance(error.controller_failure, NOT_STARTED):
+            self._not_started += 1
+            return _within(self._not_started, self.failure_config.controller_failure_limit)
+        return FailureDecision.RAISE
+
+    def _lost(self, error: BaseException) -> FailureDecision:
+        again = ray.get(self._monitor.worker_failed.remote(_first_line(error)))
+        return FailureDecision.RETRY if again else FailureDecision.RAISE
+
+
+def _within(count: int, limit: int) -> FailureDecision:
+    return FailureDecision.RETRY if limit < 0 or count <= limit else FailureDecision.RAISE
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    """Whether a collective operation failed because a peer is gone (gloo's and NCCL's words for it)."""
+    return isinstance(error, dist.DistBackendError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in BROKEN_CONNECTION)
+    )
+
+
+class LastLook(WorkerGroupCallback):
+    """Takes in what workers reported before they are ended: the checkpoint that the next ones are to begin from."""
+
+    def __init__(self) -> None:
+        self._worker_group: Any = None
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        self._worker_group = worker_group
+
+    @contextlib.contextmanager
+    def on_worker_group_shutdown(self) -> Iterator[None]:
+        # Entered before any callback takes apart what takes reports in.
+        group, self._worker_group = self._worker_group, None
+        if group is not None:
+            with contextlib.suppress(RayError, RuntimeError):  # workers that died report nothing any more
+                group.poll_status(timeout=LAST_LOOK_S)
+        yield
 
 
 # Statically ray.train.torch.TorchTrainer is version 1's, which lacks what version 2's has at run time.
 class TorchTrainer(ray.train.torch.TorchTrainer):
-    """Ray Train's trainer with fewer processes. ``beside_ray_data``: whether Ray Data pipelines run beside the workers."""
+    """Ray Train's trainer with fewer processes. ``beside_ray_data``: whether Ray Data pipelines run beside the workers;
+    ``monitor``: the actor that knows how many workers are wanted."""
 
-    def __init__(self, train: Any, *, beside_ray_data: bool, **options: Any) -> None:
+    def __init__(self, train: Any, *, monitor: Any, beside_ray_data: bool, **options: Any) -> None:
         super().__init__(train, **options)
-        self._beside_ray_data = beside_ray_data
+        self._monitor, self._beside_ray_data = monitor, beside_ray_data
 
     def fit(self) -> Any:
         os.environ.setdefault(PREEMPTION_WATCHER, "0")
@@ -43,10 +157,16 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
-        return [each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS]
+        return [LastLook(), *(each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
-        if not self._beside_ray_data:
-            config: Any = self.scaling_config
-            arguments["scaling_policy"] = UncoordinatedWorkers(config)
+        config: Any = self.scaling_config
+        run_config: Any = self.run_config
+        arguments["scaling_policy"] = DecidedWorkers(config, self._monitor, announced=self._beside_ray_data)
+        arguments["failure_policy"] = GoOn(run_config.failure_config, self._monitor)
         return super()._initialize_and_run_controller(**arguments)  # type: ignore[misc]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

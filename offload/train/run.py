@@ -27,12 +27,15 @@ from offload.pipeline.sources.base import Index
 from offload.pipeline.spec import Pipeline
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory, to_json
-from offload.train.cluster import Cluster, on_this_node
+from offload.train.adaptation import Adaptor
+from offload.train.cluster import Cluster, alive_nodes, on_this_node
 from offload.train.config import BatchSplit
 from offload.train.context import TRAIN, WorkerSetup, first_pass, run_worker
 from offload.train.hub import Hub
 from offload.train.journal import Journal
+from offload.train.monitor import Orders
 from offload.train.ray_train import TorchTrainer
+from offload.train.resizing import Workers, task_cpus
 from offload.train.storage import Storage
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ POLL_S = 2.0  # each answer takes CPU from the preprocessing
 INTERRUPT_S = 0.25
 FEED_THREADS = 8
 MOST_WORKERS = 1024
+MOST_RANKS_AT_ONCE = 64  # that the run's actor answers at the same time
 TOKEN_CPUS = 0.01  # of a worker that is to reserve nothing: Ray places nothing that asks for nothing
 
 
@@ -79,6 +83,8 @@ class Run:
         self.worker = self._worker_resources()
         wanted = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
         self.placement: Placement = place_workers(cluster.nodes, self.worker, wanted)
+        # Without a range the workers are as many as fit at the start, and fewer only if nodes are lost.
+        self.bounds = wanted if trainer.workers is not None else (1, self.placement.workers)
         self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
         self.journal = Journal(directory, live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
         self.streams = self._packed()
@@ -91,24 +97,33 @@ class Run:
         by_node = zip(self.cluster.nodes, self.placement.cores_by_node, strict=True)
         cores = Cores(
             nodes=tuple(node.node_id for node, cores in by_node for _ in range(cores)),
-            task_cpus=self.placement.task_cpus,
+            task_cpus=task_cpus(self.cluster.nodes, self.worker, self.bounds),
             store_bytes=self.cluster.store_bytes,
         )
         self._announce()
-        threads = FEED_THREADS + 4 * self.placement.workers
+        threads = FEED_THREADS + 4 * min(self.bounds[1], MOST_RANKS_AT_ONCE)
         hub = on_this_node(ray.remote(Hub), max_concurrency=threads, enable_task_events=False).remote(
-            self.streams, cores
+            self.streams, cores, self.placement.workers
         )
         if not self.directory.resuming:
             hub.start_ahead.remote(first_pass(self.split), TRAIN)
-        torch_trainer = self._torch_trainer(self._setup(hub), name, storage)
+        torch_trainer = self._torch_trainer(hub, name, storage)
+        workers = Workers(
+            self.cluster.nodes,
+            self.worker,
+            self.bounds,
+            self.placement,
+            hub=hub,
+            tell=self.journal.tell,
+            chosen=self.trainer.workers is not None,
+        )
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
         try:
             with _interrupts() as pressed:
                 fitting.start()
-                self._watch(fitting, hub, pressed)
-            self._read(hub)
+                self._watch(fitting, hub, pressed, workers)
+            self._read(hub, workers.wanted)
         except ray.exceptions.RayError as error:
             # The run's actor died (its host ran out of memory, say). What fit() raised tells more, if it did.
             self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
@@ -156,6 +171,8 @@ class Run:
         return WorkerSetup(
             hub=hub,
             split=self.split,
+            batch_size=trainer.batch_size,
+            adaptation=trainer.adaptation,
             on_device={name: p.on_device for name, p in trainer.datasets.items()},
             sized={name: None if s.index is None else len(s.index) for name, s in self.listed.items()},
             resumable={
@@ -164,10 +181,11 @@ class Run:
             checkpoints=trainer.checkpoints,
             precision=trainer.precision,
             seed=trainer.seed,
+            hang_s=trainer.hang_s,
             config=trainer.train_loop_config,
         )
 
-    def _torch_trainer(self, setup: WorkerSetup, name: str, storage: Storage) -> TorchTrainer:
+    def _torch_trainer(self, hub: Any, name: str, storage: Storage) -> TorchTrainer:
         given = self.trainer.scaling_config or ray.train.ScalingConfig()
         per_worker: Any = given.resources_per_worker
         resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus}
@@ -188,7 +206,8 @@ class Run:
             logging_config=ray.train.LoggingConfig(log_level="ERROR"),
         )
         return TorchTrainer(
-            self.worker_main(self.trainer.train, setup),
+            self.worker_main(self.trainer.train, self._setup(hub)),
+            monitor=hub,
             beside_ray_data=any(each.index is None for each in self.listed.values()),
             scaling_config=scaling,
             run_config=run_config,
@@ -225,7 +244,21 @@ class Run:
             f"starting {self.placement.workers} worker(s); {self.placement.cores} core(s) preprocess on {len(self.cluster.nodes)} node(s)"
         )
 
-    def _watch(self, fitting: threading.Thread, hub: Any, pressed: list[int]) -> None:
+    def _adaptor(self, hub: Any, workers: Workers) -> Adaptor | None:
+        """What adapts batches and workers, where either may change."""
+        least, most = self.bounds
+        if not self.trainer.batch_size.adaptive and (self.trainer.workers is None or least == most):
+            return None
+        return Adaptor(
+            self.trainer.batch_size,
+            self.trainer.adaptation,
+            workers=workers,
+            order=lambda orders: hub.order.remote(orders),
+            tell=self.journal.tell,
+        )
+
+    def _watch(self, fitting: threading.Thread, hub: Any, pressed: list[int], workers: Workers) -> None:
+        adaptor = self._adaptor(hub, workers)
         told = False
         read_at = time.monotonic()
         while fitting.is_alive():
@@ -233,18 +266,23 @@ class Run:
             if pressed[0] and not told:
                 told = True
                 self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
-                hub.stop.remote()
-                if not self.journal.news.totals:
+                last = adaptor.orders if adaptor is not None else Orders()
+                hub.order.remote(dataclasses.replace(last, stop=True))
+                if not self.journal.news.totals and not self.journal.news.past:
                     return  # nothing is trained yet, nothing to commit
             if pressed[0] > 1:
                 self.journal.finish("interrupted", None)
                 raise KeyboardInterrupt
             if time.monotonic() - read_at >= POLL_S:
-                self._read(hub)
+                if not told:
+                    workers.look(self.journal.news, alive_nodes()[0])
+                self._read(hub, workers.wanted)
                 read_at = time.monotonic()
+                if adaptor is not None and not told:
+                    adaptor.look(self.journal.news, read_at)
 
-    def _read(self, hub: Any) -> None:
-        self.journal.take(ray.get(hub.read.remote(self.journal.news.cursor)))
+    def _read(self, hub: Any, wanted: int) -> None:
+        self.journal.take(ray.get(hub.read.remote(self.journal.news.cursor, wanted)))
 
     def _failed(self, error: BaseException) -> None:
         self.directory.write("error.txt", _whole_story(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ class TrainingState:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.committed_at = time.monotonic()
         self.changed = ""
+        self.damaged: list[str] = []
+        self._sums: dict[str, float] = {}
+        self._summed: dict[str, float] = {}
+        self.adapting: dict[str, Any] = {}
         self._talk, self._order, self._resumable = talk, {"seed": seed, "samples": samples}, resumable
         self._others: list[Any] = []
         self._trained: list[np.ndarray[Any, Any]] = []  # positions since the last commit
@@ -70,16 +74,41 @@ class TrainingState:
     def load(self) -> None:
         """Read the run's newest checkpoint, if there is one. What was trained of an epoch is known by its place in the
         epoch's order: where that is another by now, ``changed`` says why, and the epoch starts again."""
-        stored = ray.train.get_checkpoint()
-        if stored is None:
+        newest = ray.train.get_checkpoint()
+        if newest is None:
             return
-        with stored.as_directory() as folder:
-            self._stored_model, self._stored = checkpoints.load(Path(folder))
+        self._stored_model, self._stored = self._read_newest_good(newest)
         self.progress = Progress.from_state(self._stored["progress"])
+        self.adapting = self._stored.get("adapting", {})
+        self._summed = dict(self._stored.get("sums", {}))
         before = {name: self._stored.get(name, now) for name, now in self._order.items()}
         if before != self._order and len(self.progress.trained):
             self.changed = ", ".join(f"{n} {before[n]} → {now}" for n, now in self._order.items() if before[n] != now)
             self.progress = dataclasses.replace(self.progress, trained=Ranges())
+            self._summed = {}
+
+    def _read_newest_good(self, newest: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The content of the newest checkpoint that is whole, on every rank of the same one."""
+        tried = [newest]
+        at, content, errors = 0, None, []
+        while True:
+            try:
+                content = _read(tried[at])
+            except RunError as error:
+                content = None
+                errors.append(str(error))
+            # A rank may have found whole what another could not read: all take what the worst off can.
+            furthest = at if content is not None else at + 1
+            agreed = furthest if self._talk is None else max(self._talk.gather_objects(furthest))
+            if agreed == at and content is not None:
+                self.damaged = errors
+                return content
+            at = agreed
+            if len(tried) == 1:
+                known = [each.checkpoint for each in ray.train.get_all_reported_checkpoints()]
+                tried += [each for each in reversed(known) if each.path != newest.path]
+            if at >= len(tried):
+                raise RunError(errors[0] if errors else "another worker could read no checkpoint of this run.")
 
     def adopt(self, model: torch.nn.Module, others: Sequence[Any]) -> None:
         """Take charge of a model, on its device, and of what belongs to it; give them the state of the checkpoint.
@@ -97,19 +126,42 @@ class TrainingState:
         if self._stored is not None:
             self._restore(model, self._stored)
 
-    def stepped(self, positions: Sequence[np.ndarray[Any, Any]], rows: int) -> None:
-        """An optimizer step was made on these positions of the pass; ``rows`` are those of all ranks."""
+    def stepped(self, positions: Sequence[np.ndarray[Any, Any]], rows: int, useful: float) -> None:
+        """An optimizer step was made on these positions of the pass; ``rows`` are those of all ranks, ``useful`` what they
+        were worth."""
         self._trained += positions
         progress = self.progress
-        self.progress = dataclasses.replace(progress, step=progress.step + 1, samples=progress.samples + rows)
+        self.progress = dataclasses.replace(
+            progress, step=progress.step + 1, samples=progress.samples + rows, useful=progress.useful + useful
+        )
+
+    def accumulate(self, values: Mapping[str, float]) -> None:
+        """Add to this rank's sums of the pass."""
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def accumulated(self) -> dict[str, float]:
+        """The sums of the pass over all ranks, those from before a restart included."""
+        mine = [self._sums] if self._talk is None else self._talk.gather_objects(self._sums)
+        total = dict(self._summed)
+        for each in mine:
+            for name, value in each.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def credit(self, useful: float) -> None:
+        """Progress without a step."""
+        self.progress = dataclasses.replace(self.progress, useful=self.progress.useful + useful)
 
     def next_epoch(self, epoch: int) -> None:
         """The pass is over, and the one of ``epoch`` begins."""
         self._trained.clear()
+        self._sums, self._summed = {}, {}
         self.progress = dataclasses.replace(self.progress, epoch=epoch, trained=Ranges())
 
-    def commit(self, metrics: dict[str, Any]) -> None:
-        """Write a checkpoint of this very step, through Ray Train, and wait until it is stored.
+    def commit(self, metrics: dict[str, Any], adapting: dict[str, Any]) -> None:
+        """Write a checkpoint of this very step, through Ray Train, and wait until it is stored. ``adapting``: what
+        adaptation has learned.
 
         Raises RunError where the storage does not take it.
         """
@@ -121,7 +173,9 @@ class TrainingState:
         trained = self.progress.trained
         for part in all_trained:
             trained = trained.union(part)
+        self._summed, self._sums = self.accumulated(), {}
         if not self._resumable:
+            self._summed = {}
             trained = Ranges()  # unnumbered samples cannot be told apart: the epoch starts again
         self.progress = dataclasses.replace(self.progress, trained=trained)
         self._trained.clear()
@@ -129,7 +183,7 @@ class TrainingState:
             try:
                 saved = None
                 if (self._talk is None or self._talk.rank == 0) and self.model is not None:
-                    self._write(Path(folder), self.model, generators)
+                    self._write(Path(folder), self.model, generators, adapting)
                     saved = ray.train.Checkpoint.from_directory(folder)
                 position = {"epoch": self.progress.epoch, "step": self.progress.step}
                 ray.train.report({**metrics, **position}, checkpoint=saved)
@@ -138,13 +192,15 @@ class TrainingState:
         self.committed_at = time.monotonic()
         self._committed_step = self.progress.step
 
-    def _write(self, folder: Path, model: torch.nn.Module, generators: list[Any]) -> None:
+    def _write(self, folder: Path, model: torch.nn.Module, generators: list[Any], adapting: dict[str, Any]) -> None:
         training = {
             "progress": self.progress.to_state(),
             "optimizers": [o.state_dict() for o in self.optimizers],
             "others": [o.state_dict() for o in self._others],
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
             "rng": generators,
+            "adapting": adapting,
+            "sums": self._summed,
             **self._order,
             "workers": len(generators),
         }
@@ -168,6 +224,11 @@ class TrainingState:
         if len(stored["rng"]) == ranks:
             checkpoints.set_rng_state(stored["rng"][rank])
         self._stored_model = {}  # as large as the model
+
+
+def _read(stored: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    with stored.as_directory() as folder:
+        return checkpoints.load(Path(folder))
 
 
 def _storage_error(error: OSError) -> RunError:

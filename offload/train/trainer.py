@@ -21,7 +21,7 @@ from offload.report.live import LiveLine
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
 from offload.report.summary import format_summary
 from offload.train.cluster import connected
-from offload.train.config import BatchSize, Checkpoints, Precision, workers_range
+from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision, workers_range
 from offload.train.context import TRAIN, Context
 from offload.train.run import Listed, Run
 from offload.train.storage import check_storage, holds_checkpoints, remove_checkpoints, storage_of
@@ -65,9 +65,11 @@ class Trainer:
         workers: how many, or (least, most): the most that fit while preprocessing keeps a core. None: one per GPU, or one
             where there is none.
         batch_size: the global batch, a number or a :class:`offload.BatchSize`.
+        adaptation: how batches with a range of sizes adapt, and learning rates with them.
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"`` for what runs under ``ctx.autocast()``.
         checkpoints: when they are committed and how many stay.
         seed: of the data's order, its augmentation and the model's start.
+        hang_s: a worker that neither steps, reports nor waits for data for so long is taken to hang, and started again.
         train_loop_config: the user's own settings, as ``ctx.config``.
         scaling_config, run_config: Ray Train's, passed on: ``use_gpu`` and ``resources_per_worker`` of the one;
             ``storage_path``, ``storage_filesystem``, ``name`` and ``failure_config`` of the other.
@@ -84,9 +86,11 @@ class Trainer:
         datasets: Mapping[str, Any],
         batch_size: int | BatchSize,
         workers: int | tuple[int, int] | None = None,
+        adaptation: Adaptation | None = None,
         precision: Precision = "fp32",
         checkpoints: Checkpoints | None = None,
         seed: int = 0,
+        hang_s: float = 1800.0,
         train_loop_config: Mapping[str, Any] | None = None,
         scaling_config: ray.train.ScalingConfig | None = None,
         run_config: ray.train.RunConfig | None = None,
@@ -102,13 +106,27 @@ class Trainer:
         self.datasets: dict[str, Pipeline] = {name: as_pipeline(name, value) for name, value in datasets.items()}
         self.batch_size = batch_size if isinstance(batch_size, BatchSize) else BatchSize(initial=batch_size)
         self.workers = None if workers is None else workers_range(workers)
+        self.adaptation = adaptation or Adaptation()
+        self._check_schedule()
         self.precision: Precision = precision
         self.checkpoints = checkpoints or Checkpoints()
         self.seed = seed
+        if not hang_s > 0:
+            raise ConfigError(f"hang_s must be > 0 seconds, found {hang_s}.")
+        self.hang_s = hang_s
         self.train_loop_config = dict(train_loop_config or {})
         self.scaling_config = scaling_config
         self.run_config = run_config
         self.storage_path = storage_path or _given(run_config, "storage_path")
+
+    def _check_schedule(self) -> None:
+        least, most = self.workers or (1, 1)
+        for epoch, workers in (self.adaptation.schedule or {}).items():
+            if not least <= workers <= most:
+                raise ConfigError(
+                    f"the schedule asks for {workers} workers in epoch {epoch + 1}, and workers={self.workers} allows {least} to "
+                    f"{most}: pass workers=({min(least, workers)}, {max(most, workers)})."
+                )
 
     def fit(
         self,

@@ -1,0 +1,215 @@
+"""Elasticity: what random kills, drains and resizes lose, and how long a resize stops training.
+
+    python benchmarks/elastic.py [--json] [-o benchmarks/results/elastic.json]
+
+Most schedules are rehearsed in threads (the real feed, batches, agreement and progress; `offload.testing.rehearsal`), some run on
+real processes: a Ray cluster on this machine whose workers and preprocessing processes are killed at random times while the
+number of workers follows a random schedule. A pass counts as right if the history of the final state holds each sample once.
+
+The resize stands beside Ray Train's own elastic resize in the same run, on the same machine, with the same imports.
+"""
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import psutil
+import ray
+import ray.train
+import torch
+import torchvision  # noqa: F401  # as a user's script imports it
+from rich.console import Console
+
+import offload
+from benchmarks.side_by_side import machine, versions
+from offload.report.run_dir import read_lines
+from offload.testing.history import each_pass, log_batch, read_history
+from offload.testing.rehearsal import Rehearsal
+
+SAMPLES, EPOCHS = 400, 24
+STEP_S = 0.02
+LOGICAL_CPUS = 4
+VICTIMS = ("ray::RayTrainWorker", "ray::Preprocessor")
+DEADLINE_S = 240.0
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Sample i is the number i."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": np.full(32, i / SAMPLES, dtype=np.float32)}
+
+
+def train(ctx: offload.Context) -> None:
+    model = torch.nn.Linear(32, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in ctx.epochs(EPOCHS):
+        for batch in ctx.batches("train"):
+            log_batch(ctx, batch, Path(ctx.config["log"]))
+            time.sleep(STEP_S)
+            ctx.backward(model(batch["x"]).mean())
+            ctx.step()
+
+
+@click.command(help=__doc__)
+@click.option("--schedules", default=100, show_default=True, help="Rehearsed in threads.")
+@click.option("--real", default=10, show_default=True, help="On real processes.")
+@click.option("--resizes", default=3, show_default=True, help="Timed beside Ray Train's own.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
+def main(schedules: int, real: int, resizes: int, as_json: bool, output: Path | None) -> None:
+    console = Console(stderr=True)
+    counts: Counter[str] = Counter()
+    happened: Counter[str] = Counter()
+    for seed in range(schedules):
+        outcome = Rehearsal(seed).go()
+        counts.update(lost=outcome.lost, repeated=outcome.repeated, hangs=int(outcome.hung))
+        happened.update(outcome.happened)
+    console.print(f"{schedules} schedules rehearsed: {dict(counts)}")
+    os.environ.setdefault("RAY_TMPDIR", "/tmp")
+    real_ones = [_real_schedule(seed, console) for seed in range(real)]
+    for each in real_ones:
+        counts.update({name: each[name] for name in ("lost", "repeated", "hangs")})
+    ours = [_resize() for _ in range(resizes)]
+    theirs = [_ray_train_resize() for _ in range(resizes)]
+    document = {
+        "schedules": schedules,
+        "real_process_schedules": real,
+        **{name: counts[name] for name in ("lost", "repeated", "hangs")},
+        "resize": {
+            "offload_s": statistics.median(ours) if ours else None,
+            "ray_train_s": statistics.median(theirs) if theirs else None,
+            "offload_each_s": ours,
+            "ray_train_each_s": theirs,
+        },
+        "happened": {"rehearsed": dict(happened), "real": real_ones},
+        "machine": machine(),
+        "versions": versions(),
+        "command": f"python {' '.join(sys.argv)}",
+    }
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(document))
+    else:
+        console.print_json(json.dumps({k: document[k] for k in ("lost", "repeated", "hangs", "resize")}))
+
+
+def _trainer(folder: Path, workers: tuple[int, int], **given: Any) -> offload.Trainer:
+    (folder / "log").mkdir()
+    return offload.Trainer(
+        train,
+        datasets={"train": offload.from_torch(Numbers())},
+        batch_size=16,
+        workers=workers,
+        scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}),
+        train_loop_config={"log": str(folder / "log")},
+        **given,
+    )
+
+
+def _real_schedule(seed: int, console: Console) -> dict[str, Any]:
+    """One run whose processes are killed at random times."""
+    chance = random.Random(seed)
+    schedule = {epoch: chance.randint(1, 3) for epoch in sorted(chance.sample(range(EPOCHS), 3))}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name, _ray():
+        folder = Path(name)
+        ended = threading.Event()
+        kills: Counter[str] = Counter()
+        killer = threading.Thread(target=_kill_at_random, args=(chance, ended, kills), daemon=True)
+        killer.start()
+        trainer = _trainer(
+            folder,
+            (1, 3),
+            adaptation=offload.Adaptation(schedule=schedule),
+            checkpoints=offload.Checkpoints(every_s=2.0),
+        )
+        result = trainer.fit(run_dir=folder / "run", quiet=True)
+        ended.set()
+        killer.join()
+        events = read_lines(folder / "run" / "events.jsonl")
+        passes = each_pass(read_history(folder / "log", events))
+    seconds = time.monotonic() - began
+    found = {
+        "lost": sum(SAMPLES - len(passes.get(epoch, {})) for epoch in range(EPOCHS)),
+        "repeated": sum(sum(seen.values()) - len(seen) for seen in passes.values()),
+        "hangs": int(seconds > DEADLINE_S or result.status != "finished"),
+        "killed": dict(kills),
+        "resized": sum(event["event"] == "resized" for event in events),
+        "worker_groups": result.document["worker_groups"],
+        "seconds": round(seconds, 1),
+    }
+    console.print(f"real schedule {seed}: {found}")
+    return found
+
+
+def _kill_at_random(chance: random.Random, ended: threading.Event, kills: Counter[str]) -> None:
+    for _ in range(3):
+        if ended.wait(chance.uniform(8, 20)):
+            return
+        wanted = chance.choice(VICTIMS)
+        mine = [p for p in psutil.Process().children(recursive=True) if _title(p).startswith(wanted)]
+        if mine:
+            chance.choice(mine).send_signal(signal.SIGKILL)
+            kills[wanted] += 1
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return "".join(process.cmdline()[:1])
+    except psutil.Error:
+        return ""
+
+
+class _ray:  # reads as a context manager
+    """A Ray cluster on this machine with more logical CPUs than it has."""
+
+    def __enter__(self) -> None:
+        from offload.train import cluster
+
+        self._cores = cluster.usable_cores
+        cluster.usable_cores = lambda: LOGICAL_CPUS  # type: ignore[assignment]
+        cluster._start_local()
+
+    def __exit__(self, *error: object) -> None:
+        from offload.train import cluster
+
+        ray.shutdown()
+        cluster.usable_cores = self._cores
+
+
+def _resize() -> float:
+    """Seconds without steps of one change from one worker to two."""
+    with tempfile.TemporaryDirectory() as name, _ray():
+        folder = Path(name)
+        adaptation = offload.Adaptation(schedule={0: 1, 4: 2})
+        _trainer(folder, (1, 2), adaptation=adaptation).fit(run_dir=folder / "run", quiet=True)
+        (cost,) = [e for e in read_lines(folder / "run" / "events.jsonl") if e["event"] == "resize_cost"]
+    return float(cost["without_steps_s"])
+
+
+def _ray_train_resize() -> float:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.rows.elastic_ray_train"], capture_output=True, text=True, check=True
+    )
+    return float(json.loads(done.stdout.splitlines()[-1])["without_steps_s"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What running showed of both sides: step times by size, and the rate of the input, each learned only where it was seen.
+
+A step that waited for data tells nothing of the accelerator, and a queue that was never empty nothing of the input: in the
+other regime each is a bound, not a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from offload.model.fit import StepTimeFit, fit_step_time
+
+LEAST_STEPS = 3  # that an interval must hold to be believed
+FORGOTTEN = 0.7  # of an older interval's weight per newer one at the same size: a machine drifts
+MOST_SIZES = 32
+INPUT_BOUND = 0.05  # stall from which the input's rate is what was delivered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What adaptation chooses: K workers on N nodes, local batch size m, accumulation steps s."""
+
+    nodes: int
+    workers: int
+    local_batch_size: int
+    accum_steps: int
+
+    @property
+    def global_batch_size(self) -> int:
+        """``M = K·m·(s + 1)``."""
+        return self.workers * self.local_batch_size * (self.accum_steps + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """One interval of training at one size; times are sums over the steps of all ranks, in seconds.
+
+    Args:
+        size: at which all of its steps were made.
+        steps: of all ranks.
+        samples: of all ranks.
+        step_time_s: wall time.
+        data_wait_s: waiting for the rank's own samples.
+        compute_s: computing, the optimizer included.
+        sync_s: synchronisation that computing did not hide.
+        busy_ceiling_samples_per_s: cores over busy core-seconds per sample: what preprocessing could deliver at best; None
+            where it is not known yet.
+    """
+
+    size: Size
+    steps: int
+    samples: int
+    step_time_s: float
+    data_wait_s: float
+    compute_s: float
+    sync_s: float
+    busy_ceiling_samples_per_s: float | None = None
+
+    @property
+    def samples_per_s(self) -> float:
+        """All ranks' samples over the time that a rank spent stepping."""
+        return self.samples * self.size.workers / self.step_time_s if self.step_time_s > 0 else 0.0
+
+    @property
+    def stall(self) -> float:
+        """``data_wait_s / step_time_s``."""
+        return self.data_wait_s / self.step_time_s if self.step_time_s > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSeen:
+    """Means of one micro-batch at one size: forward and backward, and the last one with its synchronisation, in seconds."""
+
+    compute_s: float
+    last_s: float
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """All that was learned.
+
+    Args:
+        steps: by (nodes, workers, local batch size).
+        delivered: what the input delivered when it was the bottleneck, over its busy ceiling; 1 until it was seen.
+        ceiling_samples_per_s: the busy ceiling of the newest interval.
+        cores: that preprocessed meanwhile.
+    """
+
+    steps: Mapping[tuple[int, int, int], StepSeen] = field(default_factory=dict)
+    delivered: float = 1.0
+    ceiling_samples_per_s: float | None = None
+    cores: float = 0.0
+
+    def with_interval(self, interval: Interval, cores: float) -> Seen:
+        """These and one more interval, during which ``cores`` preprocessed."""
+        if interval.steps < LEAST_STEPS * interval.size.workers or interval.samples <= 0:
+            return self
+        ceiling = interval.busy_ceiling_samples_per_s
+        seen = replace(self, steps=self._steps_with(interval), cores=cores)
+        if ceiling is None or not math.isfinite(ceiling) or ceiling <= 0:
+            return seen
+        delivered = self.delivered
+        if interval.stall >= INPUT_BOUND or interval.samples_per_s > delivered * ceiling:
+            delivered = min(interval.samples_per_s / ceiling, 1.0)
+        return replace(seen, delivered=delivered, ceiling_samples_per_s=ceiling)
+
+    def _steps_with(self, interval: Interval) -> dict[tuple[int, int, int], StepSeen]:
+        size = interval.size
+        key = (size.nodes, size.workers, size.local_batch_size)
+        compute = interval.compute_s / interval.steps / (size.accum_steps + 1)
+        last = compute + interval.sync_s / interval.steps
+        known = dict(self.steps)
+        old = known.pop(key, StepSeen(compute_s=0.0, last_s=0.0, weight=0.0))
+        kept = FORGOTTEN * old.weight
+        weight = kept + interval.steps
+        known[key] = StepSeen(
+            compute_s=(kept * old.compute_s + interval.steps * compute) / weight,
+            last_s=(kept * old.last_s + interval.steps * last) / weight,
+            weight=weight,
+        )
+        while len(known) > MOST_SIZES:
+            del known[next(iter(known))]  # the one not seen for the longest time
+        return known
+
+    @property
+    def fit(self) -> StepTimeFit | None:
+        """The step time of every size, from those seen; None before any was."""
+        if not self.steps:
+            return None
+        keys, values = zip(*self.steps.items(), strict=True)
+        nodes, workers, sizes = (list(column) for column in zip(*keys, strict=True))
+        return fit_step_time(nodes, workers, sizes, [v.compute_s for v in values], [v.last_s for v in values])
+
+    def input_samples_per_s(self, cores: float) -> float:
+        """What ``cores`` cores like those seen deliver; infinite where nothing is known of them."""
+        if self.ceiling_samples_per_s is None or self.cores <= 0:
+            return math.inf
+        return self.delivered * self.ceiling_samples_per_s * cores / self.cores
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain numbers and lists."""
+        steps = [[*key, v.compute_s, v.last_s, v.weight] for key, v in self.steps.items()]
+        return {"steps": steps, "delivered": self.delivered}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Seen:
+        """The inverse of :meth:`to_state`. What the input did is another thing after a restart."""
+        steps = {
+            (int(n), int(k), int(m)): StepSeen(compute_s=float(c), last_s=float(last), weight=float(w))
+            for n, k, m, c, last, w in state["steps"]
+        }
+        return cls(steps=steps, delivered=float(state["delivered"]))

@@ -1,0 +1,176 @@
+"""The driver's side of adaptation: what the workers told becomes an observation, a decision is made of it, and orders go
+back.
+
+Where it stops: the decision itself is :mod:`offload.adapt.decide`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from offload.adapt.decide import Decision, Keep, Option, Resize, Rules, Situation, State, decide
+from offload.adapt.observe import Interval, Seen, Size
+from offload.measure.steps import Totals
+from offload.model.noise import GradientNoise
+from offload.model.overlap import overlap_of_queue
+from offload.train.batches import PREFETCH_BLOCKS
+from offload.train.config import Adaptation, BatchSize
+from offload.train.context import TRAIN
+from offload.train.monitor import News, Orders, sum_of
+from offload.train.resizing import Workers
+
+LEAST_VARIATION = 0.1  # of tasks: a machine that others use varies at least so much
+
+
+class Adaptor:
+    """Of one run.
+
+    Args:
+        batch_size: the range that the user gave.
+        adaptation: how to choose.
+        workers: how many train, and which counts fit.
+        order: sends orders to the workers.
+        tell: writes an event: its kind and values.
+    """
+
+    def __init__(
+        self,
+        batch_size: BatchSize,
+        adaptation: Adaptation,
+        *,
+        workers: Workers,
+        order: Callable[[Orders], None],
+        tell: Callable[..., None],
+    ) -> None:
+        self.seen = Seen()
+        self.orders = Orders()
+        self._batch_size, self._adaptation, self._workers = batch_size, adaptation, workers
+        self._order, self._tell = order, tell
+        self._state = State()
+        self._looked: tuple[float, News] | None = None
+        self._expected: tuple[Size, float] | None = None
+
+    def look(self, news: News, now_s: float) -> None:
+        """Decide, if an interval has passed since the last time."""
+        if not news.adapted.workers or self._workers.busy:
+            self._looked = None
+            return
+        if self._looked is None or news.attempts != self._looked[1].attempts:
+            self._looked = now_s, news
+        since, before = self._looked
+        if self._follow_schedule(news) or now_s - since < self._adaptation.interval_s:
+            return
+        self._looked = now_s, news
+        options = self._workers.options()
+        option = next((o for o in options if o.workers == news.adapted.workers), None)
+        interval = interval_of(before, news, nodes=option.nodes if option is not None else 1)
+        if interval is None:
+            return  # the batch changed meanwhile
+        if not self.seen.steps and news.adapted.learned:
+            self.seen = Seen.from_state(news.adapted.learned)
+        self.seen = self.seen.with_interval(interval, option.cores if option is not None else 0.0)
+        self._compare(interval)
+        if self._adaptation.scheduled(news.epoch) is not None:
+            options = [option] if option is not None else []
+        situation = self._situation(news, interval.size, options)
+        self._state, decision = decide(self._state, situation, self._rules(news))
+        self._act(decision, interval, news)
+
+    def _follow_schedule(self, news: News) -> bool:
+        """Begin the change that the user's schedule asks for. Returns whether there is one."""
+        asked = self._adaptation.scheduled(news.epoch)
+        options = {option.workers: option for option in self._workers.options()} if asked is not None else {}
+        if asked is None or not options:
+            return False
+        fitting = min(options, key=lambda count: (abs(count - asked), count))
+        if fitting == news.adapted.workers:
+            return False
+        batch = self._batch_size.split(fitting)
+        size = Size(
+            nodes=options[fitting].nodes,
+            workers=fitting,
+            local_batch_size=batch.local_batch_size,
+            accum_steps=batch.accum_steps,
+        )
+        reason = f"the schedule asks for {asked} workers in epoch {news.epoch + 1}"
+        self._tell("decided", decision="resize", reason=reason, **dataclasses.asdict(size))
+        self._workers.change(size, self.orders, news)
+        return True
+
+    def _situation(self, news: News, size: Size, options: Sequence[Option]) -> Situation:
+        noise, goal = news.adapted.noise, news.adapted.goal
+        return Situation(
+            size=size,
+            seen=self.seen,
+            noise=None if noise is None else GradientNoise(*noise, batch_size=self._batch_size.initial),
+            options=options,
+            work_left=math.inf if goal is None else max(goal - news.adapted.useful, 0.0),
+            restart_s=self._workers.restart_s,
+        )
+
+    def _rules(self, news: News) -> Rules:
+        sizes = self._batch_size
+        largest = sizes.max or sizes.initial
+        variation = max(news.rates.get(TRAIN, {}).get("variation", 0.0), LEAST_VARIATION)
+        return Rules(
+            initial_batch_size=sizes.initial,
+            max_batch_size=largest,
+            local_batch_size=sizes.local or (1, largest),
+            overlap=overlap_of_queue(PREFETCH_BLOCKS, variation),
+        )
+
+    def _compare(self, interval: Interval) -> None:
+        """What a change was expected to bring, and what it brought."""
+        if self._expected is None or self._expected[0] != interval.size:
+            return
+        predicted = self._expected[1]
+        self._expected = None
+        self._tell("measured", predicted_samples_per_s=predicted, measured_samples_per_s=interval.samples_per_s)
+
+    def _act(self, decision: Decision, interval: Interval, news: News) -> None:
+        told: dict[str, Any] = {
+            "decision": type(decision).__name__.lower(),
+            "reason": decision.reason,
+            "samples_per_s": interval.samples_per_s,
+            "stall": interval.stall,
+        }
+        if not isinstance(decision, Keep):
+            told |= {
+                **dataclasses.asdict(decision.size),
+                "global_batch_size": decision.size.global_batch_size,
+                "predicted_samples_per_s": decision.predicted_samples_per_s,
+                "predicted_goodput": decision.predicted_goodput,
+            }
+        self._tell("decided", **told)
+        self.orders = dataclasses.replace(self.orders, learned=self.seen.to_state())
+        if not isinstance(decision, Keep):
+            size = decision.size
+            self._expected = size, decision.predicted_samples_per_s
+            self.orders = dataclasses.replace(
+                self.orders, batch=(size.workers, size.local_batch_size, size.accum_steps)
+            )
+        if isinstance(decision, Resize):
+            self._workers.change(decision.size, self.orders, news)
+        else:
+            self._order(self.orders)
+
+
+def interval_of(before: News, now: News, *, nodes: int) -> Interval | None:
+    """What happened between two looks; None where the batch changed meanwhile."""
+    if before.adapted.changes != now.adapted.changes or before.adapted.batch != now.adapted.batch:
+        return None
+    since: Totals = sum_of(now.totals).minus(sum_of(before.totals))
+    local, accum = now.adapted.batch
+    return Interval(
+        size=Size(nodes=nodes, workers=now.adapted.workers, local_batch_size=local, accum_steps=accum),
+        steps=since.steps,
+        samples=since.samples,
+        step_time_s=since.step_time_s,
+        data_wait_s=since.data_wait_s,
+        compute_s=since.compute_s,
+        sync_s=since.sync_s,
+        busy_ceiling_samples_per_s=now.rates.get(TRAIN, {}).get("input_ceiling_samples_per_s"),
+    )

@@ -1,0 +1,166 @@
+"""The number of workers: which counts fit the cluster as it is now, and a change from one to another.
+
+A change takes four steps, none of which blocks: preprocessing makes room, the workers commit and wait, Ray Train starts the
+others, and preprocessing takes what cores are left. Where it stops: whether to change is decided by
+:mod:`offload.adapt.decide`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import ray
+
+from offload.adapt.decide import Option
+from offload.adapt.observe import Size
+from offload.errors import ConfigError
+from offload.model.placement import NodeResources, Placement, WorkerResources, place_workers
+from offload.train.monitor import News, Orders
+
+ROOM_TIMEOUT_S = 60.0  # for the tasks that run on cores which workers are to take
+FIRST_RESTART_S = 15.0  # what a change is taken to cost before one was measured
+
+Phase = Literal["", "room", "commit"]
+
+
+def task_cpus(nodes: Sequence[NodeResources], worker: WorkerResources, bounds: tuple[int, int]) -> float:
+    """``num_cpus`` of a preprocessing core that fits beside any number of workers within ``bounds``."""
+    placements = [_placed(nodes, worker, (count, count)) for count in range(bounds[0], bounds[1] + 1)]
+    return min(placement.task_cpus for placement in placements if placement is not None)
+
+
+def _placed(nodes: Sequence[NodeResources], worker: WorkerResources, counts: tuple[int, int]) -> Placement | None:
+    try:
+        return place_workers(nodes, worker, counts)
+    except ConfigError:
+        return None
+
+
+class Workers:
+    """How many train, and where.
+
+    Args:
+        nodes: of the cluster, at the start.
+        worker: what each reserves.
+        bounds: least and most.
+        placement: at the start.
+        hub: the run's actor.
+        tell: writes an event.
+        chosen: whether a count is to be chosen; else it only changes with the cluster.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeResources],
+        worker: WorkerResources,
+        bounds: tuple[int, int],
+        placement: Placement,
+        *,
+        hub: Any,
+        tell: Callable[..., None],
+        chosen: bool,
+    ) -> None:
+        self.placement = placement
+        self.restart_s = FIRST_RESTART_S
+        self._nodes, self._worker, self._bounds = tuple(nodes), worker, bounds
+        self._hub, self._tell, self._chosen = hub, tell, chosen
+        self._phase: Phase = ""
+        self._next = placement
+        self._room: Any = None
+        self._orders = Orders()
+        self._attempts = 0
+        self._stopped_at = 0.0
+        self._resized_at: float | None = None
+        self._waiting = False
+
+    @property
+    def wanted(self) -> int:
+        """The count that the next worker group is to have; 0: none fits, and the run waits for nodes."""
+        if self._waiting:
+            return 0
+        return self._next.workers if self._phase == "commit" else self.placement.workers
+
+    @property
+    def busy(self) -> bool:
+        """Whether a change is under way."""
+        return bool(self._phase)
+
+    def options(self) -> list[Option]:
+        """The counts that fit, or the present one alone where none is to be chosen."""
+        found = []
+        least, most = self._bounds if self._chosen else (self.placement.workers, self.placement.workers)
+        for count in range(least, most + 1):
+            placement = self._placed((count, count))
+            if placement is None:
+                break
+            found.append(Option(workers=count, nodes=placement.nodes, cores=placement.cores))
+        return found
+
+    def change(self, size: Size, orders: Orders, news: News) -> None:
+        """Begin to change to another count; ``orders`` are those that hold otherwise."""
+        placement = self._placed((size.workers, size.workers))
+        if placement is None:
+            return
+        self._next, self._phase = placement, "room"
+        batch = size.workers, size.local_batch_size, size.accum_steps
+        self._orders = dataclasses.replace(orders, resize=True, batch=batch)
+        both = [min(pair) for pair in zip(self.placement.cores_by_node, placement.cores_by_node, strict=True)]
+        self._room = self._hub.reshape.remote(self._nodes_of(both), ROOM_TIMEOUT_S)
+
+    def look(self, news: News, alive: Sequence[NodeResources]) -> None:
+        """Go on with a change, and follow the cluster."""
+        for event in news.events:
+            self._take(event)
+        if tuple(alive) != self._nodes:
+            self._follow(tuple(alive))
+        if self._phase == "room" and ray.wait([self._room], timeout=0)[0]:
+            self._phase, self._attempts = "commit", news.attempts
+            self._hub.order.remote(self._orders, self.wanted)
+        elif self._phase == "commit" and news.attempts > self._attempts and news.adapted.workers:
+            before, self.placement, self._phase = self.placement.workers, self._next, ""
+            self._reshape()
+            self._tell("resized", workers_before=before, workers=news.adapted.workers)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event["event"] == "checkpoint":
+            self._stopped_at = event["at"] - event["seconds"]
+        if event["event"] == "ready_to_resize":
+            self._resized_at = self._stopped_at
+        if event["event"] == "first_step" and self._resized_at is not None:
+            self.restart_s = event["at"] - self._resized_at
+            self._tell("resize_cost", without_steps_s=round(self.restart_s, 3))
+            self._resized_at = None
+
+    def _follow(self, alive: tuple[NodeResources, ...]) -> None:
+        """The cluster has other nodes than before."""
+        gone = {n.node_id: n.name for n in self._nodes}
+        come = {n.node_id: n.name for n in alive}
+        self._nodes, self._phase = alive, ""
+        least, most = self._bounds
+        placement = self._placed((least, min(most, self.placement.workers)))
+        self._tell(
+            "cluster_changed",
+            left=[name for id_, name in gone.items() if id_ not in come],
+            joined=[name for id_, name in come.items() if id_ not in gone],
+            workers=placement.workers if placement is not None else 0,
+            preprocessing_cores=placement.cores if placement is not None else 0,
+        )
+        self._waiting = placement is None
+        if placement is not None:
+            fewer = placement.workers < self.placement.workers
+            self.placement = placement
+            self._reshape()
+            if fewer:
+                # They hold cores that preprocessing needs now, and may wait for it already: they cannot commit first.
+                self._hub.replace_workers.remote(placement.workers)
+
+    def _placed(self, counts: tuple[int, int]) -> Placement | None:
+        return _placed(self._nodes, self._worker, counts)
+
+    def _reshape(self) -> None:
+        self._hub.reshape.remote(self._nodes_of(self.placement.cores_by_node), 0.0)
+
+    def _nodes_of(self, cores: Sequence[int]) -> tuple[str, ...]:
+        return tuple(node.node_id for node, count in zip(self._nodes, cores, strict=True) for _ in range(count))

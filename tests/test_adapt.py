@@ -1,0 +1,252 @@
+"""Learning-rate rules, what is learned from intervals, and decisions: pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.adapt.decide import Keep, Option, Rebatch, Resize, Rules, Situation, State, decide, split_batch
+from offload.adapt.observe import Interval, Seen, Size
+from offload.adapt.rules import RULES, learning_rate_factor
+from offload.errors import ConfigError
+from offload.model import GradientNoise, JointGoodput, StepTime
+
+TRUTH = StepTime(0.02, 0.001, 0.01, 0.001, 0.02, 0.001, 2.0)
+NOISE = GradientNoise(sqr=0.01, var=1.0, batch_size=64)
+RULES_OF = Rules(initial_batch_size=64, max_batch_size=1024, local_batch_size=(8, 512))
+
+
+def interval(size: Size, *, input_samples_per_s: float = math.inf, ceiling: float | None = None) -> Interval:
+    """What the truth shows at one size in ten steps a rank."""
+    where = (size.nodes, size.workers, size.local_batch_size)
+    compute = float(TRUTH.compute_time_s(size.local_batch_size)) * (size.accum_steps + 1)
+    step = float(TRUTH.predict(*where, size.accum_steps))
+    wait = max(size.global_batch_size / input_samples_per_s - step, 0.0)
+    steps = 10 * size.workers
+    return Interval(
+        size=size,
+        steps=steps,
+        samples=10 * size.global_batch_size,
+        step_time_s=steps * (step + wait),
+        data_wait_s=steps * wait,
+        compute_s=steps * compute,
+        sync_s=steps * (step - compute),
+        busy_ceiling_samples_per_s=ceiling,
+    )
+
+
+def seen_at(*sizes: Size, input_samples_per_s: float = math.inf, cores: float = 8.0) -> Seen:
+    seen = Seen()
+    for size in sizes:
+        known = None if math.isinf(input_samples_per_s) else input_samples_per_s
+        seen = seen.with_interval(interval(size, input_samples_per_s=input_samples_per_s, ceiling=known), cores)
+    return seen
+
+
+def one(local: int, accum: int = 0) -> Size:
+    return Size(nodes=1, workers=1, local_batch_size=local, accum_steps=accum)
+
+
+def many(workers: int, local: int) -> Size:
+    return Size(nodes=1, workers=workers, local_batch_size=local, accum_steps=0)
+
+
+# -- rules ---------------------------------------------------------------------------------------------------------------
+
+
+@given(scale=st.floats(1, 100), gained=st.floats(0, 1))
+def test_every_rule_leaves_the_initial_batch_alone_and_steps_no_further_than_linear(
+    scale: float, gained: float
+) -> None:
+    gain = 1 + gained * (scale - 1)
+    for rule in RULES:
+        assert learning_rate_factor(rule, scale=1.0, gain=1.0) == pytest.approx(1.0)
+        assert 1 - 1e-9 <= learning_rate_factor(rule, scale=scale, gain=gain) <= scale + 1e-9
+    assert learning_rate_factor("adascale-sqrt", scale=scale, gain=gain) <= learning_rate_factor(
+        "adascale", scale=scale, gain=gain
+    )
+
+
+def test_legw_warms_up_longer_for_larger_batches() -> None:
+    def rate(scale: float, passes: float) -> float:
+        return learning_rate_factor("legw", scale=scale, gain=1.0, passes=passes, warmup_epochs=2.0)
+
+    assert rate(1.0, 1.0) == pytest.approx(0.5)
+    assert rate(4.0, 4.0) == pytest.approx(1.0)  # half of the way to 2, which takes 8 passes
+    assert rate(4.0, 8.0) == rate(4.0, 80.0) == pytest.approx(2.0)
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"must be one of adascale.*found 'cubic'"):
+        learning_rate_factor("cubic", scale=2.0, gain=1.5)  # type: ignore[arg-type]
+
+
+# -- what is learned -----------------------------------------------------------------------------------------------------
+
+
+def test_steps_that_waited_teach_the_step_time_of_those_that_did_not() -> None:
+    """The failure that is this project's reason to be: waiting learned as computing, or not seen at all."""
+    sizes = [one(32), one(64), one(128)]
+    fast, starved = seen_at(*sizes), seen_at(*sizes, input_samples_per_s=50.0)
+    assert fast.fit is not None
+    assert starved.fit is not None
+    for size in (48, 256):
+        truth = float(TRUTH.predict(1, 1, size))
+        assert float(fast.fit.step_time.predict(1, 1, size)) == pytest.approx(truth, rel=0.02)
+        assert float(starved.fit.step_time.predict(1, 1, size)) == pytest.approx(truth, rel=0.02)
+
+
+def test_the_input_rate_is_what_was_delivered_when_it_was_the_bottleneck() -> None:
+    size = one(64)
+    bound = Seen().with_interval(interval(size, input_samples_per_s=90.0, ceiling=100.0), 4.0)
+    assert bound.input_samples_per_s(4.0) == pytest.approx(90.0)
+    assert bound.input_samples_per_s(8.0) == pytest.approx(180.0)
+    # Fed well it only shows that the input delivers at least so much: what was seen before stands.
+    fed = bound.with_interval(interval(size, ceiling=10_000.0), 4.0)
+    assert fed.delivered == bound.delivered
+    more = bound.with_interval(replace(interval(size, ceiling=1.0), busy_ceiling_samples_per_s=800.0), 4.0)
+    assert more.input_samples_per_s(4.0) >= interval(size).samples_per_s
+
+
+def test_an_interval_of_hardly_a_step_is_not_believed() -> None:
+    few = replace(interval(one(64)), steps=2)
+    assert Seen().with_interval(few, 4.0) == Seen()
+
+
+def test_what_is_learned_survives_a_checkpoint() -> None:
+    seen = seen_at(one(32), many(2, 32))
+    again = Seen.from_state(seen.to_state())
+    assert again.steps == seen.steps
+
+
+def test_old_measurements_fade() -> None:
+    seen = seen_at(*[one(64)] * 3)
+    slower = replace(interval(one(64)), compute_s=2 * interval(one(64)).compute_s)
+    for _ in range(12):
+        seen = seen.with_interval(slower, 8.0)
+    assert seen.fit is not None
+    assert float(seen.fit.step_time.predict(1, 1, 64)) == pytest.approx(2 * float(TRUTH.predict(1, 1, 64)), rel=0.05)
+
+
+# -- decisions -----------------------------------------------------------------------------------------------------------
+
+HERE = Option(workers=1, nodes=1, cores=8)
+UP_TO_4 = [Option(workers=k, nodes=1, cores=8) for k in (1, 2, 3, 4)]
+
+
+def test_a_gpu_bound_run_grows_its_batch_as_adaptdl_would() -> None:
+    size = many(4, 16)
+    seen = seen_at(size, many(4, 32), many(4, 64), many(4, 128), many(4, 256))
+    four = Option(workers=4, nodes=1, cores=8)
+    _, decision = decide(State(), Situation(size=size, seen=seen, noise=NOISE, options=[four]), RULES_OF)
+    assert isinstance(decision, Rebatch)
+    goodput, _, _ = JointGoodput(TRUTH, NOISE).optimize(1, 4, 1024, (8, 512), accumulate=True)
+    assert decision.predicted_goodput == pytest.approx(goodput, rel=0.02)
+    assert decision.size.global_batch_size > 4 * size.global_batch_size
+
+
+def test_an_input_bound_run_keeps_its_batch() -> None:
+    size = many(4, 16)
+    seen = seen_at(size, many(4, 32), many(4, 64), input_samples_per_s=200.0)
+    four = Option(workers=4, nodes=1, cores=8)
+    _, decision = decide(State(), Situation(size=size, seen=seen, noise=NOISE, options=[four]), RULES_OF)
+    assert isinstance(decision, Keep)
+
+
+def test_a_batch_beyond_twice_what_was_seen_is_not_tried_at_once() -> None:
+    size = many(4, 16)
+    four = Option(workers=4, nodes=1, cores=8)
+    _, decision = decide(State(), Situation(size=size, seen=seen_at(size), noise=NOISE, options=[four]), RULES_OF)
+    assert isinstance(decision, Rebatch)
+    assert decision.size.local_batch_size <= 32
+
+
+def test_before_anything_is_known_nothing_changes() -> None:
+    _, decision = decide(State(), Situation(size=one(64), seen=Seen(), noise=NOISE, options=[HERE]), RULES_OF)
+    assert isinstance(decision, Keep)
+    _, decision = decide(State(), Situation(size=one(64), seen=seen_at(one(64)), noise=None, options=[HERE]), RULES_OF)
+    assert isinstance(decision, Keep)
+
+
+def test_surplus_workers_of_an_input_bound_run_are_given_back() -> None:
+    size = many(4, 16)
+    seen = seen_at(size, input_samples_per_s=150.0)
+    situation = Situation(size=size, seen=seen, noise=NOISE, options=UP_TO_4, work_left=1e6, restart_s=10.0)
+    state, first = decide(State(), situation, RULES_OF)
+    assert not isinstance(first, Resize)  # one interval may be an accident
+    _, second = decide(state, situation, RULES_OF)
+    assert isinstance(second, Resize)
+    assert second.size.workers == 1
+    assert "the input delivers 150 samples/s" in second.reason
+
+
+def test_a_gpu_bound_run_takes_all_workers_it_can_get() -> None:
+    size = one(64)
+    seen = seen_at(size, one(32), one(128))
+    situation = Situation(size=size, seen=seen, noise=NOISE, options=UP_TO_4, work_left=1e6, restart_s=10.0)
+    state, _ = decide(State(), situation, RULES_OF)
+    _, decision = decide(state, situation, RULES_OF)
+    assert isinstance(decision, Resize)
+    assert decision.size.workers == 4
+
+
+def test_a_restart_that_cannot_pay_any_more_is_not_made() -> None:
+    size = one(64)
+    seen = seen_at(size, one(32), one(128))
+    state = State()
+    for _ in range(4):
+        situation = Situation(size=size, seen=seen, noise=NOISE, options=UP_TO_4, work_left=2000, restart_s=30.0)
+        state, decision = decide(state, situation, RULES_OF)
+        assert not isinstance(decision, Resize)
+
+
+def test_a_decision_is_stable_at_what_it_chose() -> None:
+    """At the size that was chosen the same observation asks for no further change."""
+    size = many(4, 16)
+    four = Option(workers=4, nodes=1, cores=8)
+    sizes = [size]
+    for _ in range(20):
+        situation = Situation(size=sizes[-1], seen=seen_at(*sizes), noise=NOISE, options=[four])
+        _, decision = decide(State(), situation, RULES_OF)
+        if isinstance(decision, Keep):
+            break
+        assert isinstance(decision, Rebatch)
+        sizes.append(decision.size)
+    else:
+        pytest.fail("the batch never settled")
+    assert len(sizes) < 8
+
+
+def test_dollars_choose_fewer_workers_than_time() -> None:
+    options = [Option(workers=k, nodes=k, cores=8, usd_per_hour=1.0 + 4.0 * k) for k in (1, 2, 3, 4)]
+    size = Size(nodes=2, workers=2, local_batch_size=32, accum_steps=0)
+    seen = seen_at(size, Size(nodes=2, workers=2, local_batch_size=64, accum_steps=0), one(64), one(128))
+    chosen = {}
+    for objective in ("time", "cost"):
+        situation = Situation(size=size, seen=seen, noise=NOISE, options=options, work_left=1e9, restart_s=1.0)
+        rules = replace(RULES_OF, objective=objective, max_batch_size=64)
+        state, _ = decide(State(), situation, rules)
+        _, decision = decide(state, situation, rules)
+        chosen[objective] = decision.size.workers if isinstance(decision, Resize) else size.workers
+    assert chosen["cost"] <= chosen["time"]
+
+
+def test_workers_that_no_longer_fit_are_left_at_once() -> None:
+    size = many(4, 16)
+    situation = Situation(size=size, seen=seen_at(size), noise=NOISE, options=UP_TO_4[:2])
+    _, decision = decide(State(), situation, RULES_OF)
+    assert isinstance(decision, Resize)
+    assert decision.size.workers <= 2
+    assert "4 workers no longer fit" in decision.reason
+
+
+@given(batch=st.integers(1, 10_000), workers=st.integers(1, 64), least=st.integers(1, 16), more=st.integers(0, 512))
+def test_a_split_holds_the_batch_and_its_bounds(batch: int, workers: int, least: int, more: int) -> None:
+    size = split_batch(batch, Option(workers=workers, nodes=1, cores=1), (least, least + more))
+    assert size.global_batch_size >= batch
+    assert size.local_batch_size <= least + more
+    assert (size.global_batch_size - batch) < workers * (size.accum_steps + 1)
