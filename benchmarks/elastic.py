@@ -184,7 +184,7 @@ class _ray:  # reads as a context manager
         from offload.train import cluster
 
         self._cores = cluster.usable_cores
-        cluster.usable_cores = lambda: LOGICAL_CPUS  # type: ignore[assignment]
+        cluster.usable_cores = lambda: LOGICAL_CPUS
         cluster._start_local()
 
     def __exit__(self, *error: object) -> None:

@@ -129,8 +129,9 @@ def main(names: tuple[str, ...], data: Path, output: Path | None, resume: bool) 
 
 def _case_of(row: dict[str, Any]) -> Case:
     """The case that a row of an earlier result is of. JSON has no tuples."""
-    given = {field.name: row[field.name] for field in fields(Case)}
-    return Case(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    given: dict[str, Any] = {field.name: row[field.name] for field in fields(Case)}
+    given.update({name: tuple(value) for name, value in given.items() if isinstance(value, list)})
+    return Case(**given)
 
 
 def _document(rows: list[dict[str, Any]], profiles: dict[str, dict[str, Any]]) -> dict[str, Any]:

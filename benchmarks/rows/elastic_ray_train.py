@@ -84,7 +84,7 @@ def main() -> None:
     after = min(line["at"] for line in lines if line["workers"] == 2)
     print(json.dumps({"without_steps_s": after - before}))
     ray.shutdown()
-    cluster.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -497,9 +497,9 @@ class Context:
     def sum(self, value: Any) -> float:
         """The sum of a number over all workers. All workers must call it."""
         number = float(value.item() if isinstance(value, torch.Tensor) else value)
-        return self._sum([number])[0]
+        return self._sum_over_ranks([number])[0]
 
-    def _sum(self, values: list[float]) -> list[float]:
+    def _sum_over_ranks(self, values: list[float]) -> list[float]:
         with self._watchdog.waiting():
             return values if self._talk is None else self._talk.sum(values)
 
@@ -520,7 +520,7 @@ class Context:
         values = [
             float(metrics[n].detach().item() if isinstance(metrics[n], torch.Tensor) else metrics[n]) for n in names
         ]
-        values = [v / self.world_size for v in self._sum(values)]
+        values = [v / self.world_size for v in self._sum_over_ranks(values)]
         self._reported.update(zip(names, values, strict=True))
         self._reporter.metrics(self._reported)
         if self.rank == 0:
