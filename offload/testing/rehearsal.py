@@ -91,6 +91,7 @@ class _Nodes:
     def __init__(self, nodes: Sequence[str], task_cpus: float, work: Any) -> None:
         self._work = work
         self._changed = threading.Condition()
+        self._one_at_a_time = threading.Lock()
         self._again: deque[Any] = deque()
         self._blocks: dict[str, tuple[str, Any]] = {}
         self._numbers = itertools.count()
@@ -155,7 +156,8 @@ class _Nodes:
                     return
                 ref = _Ref(next(self._numbers))
                 self._blocks[ref.hex()] = node, task.rows
-            done(_block(ref, task))
+            with self._one_at_a_time:  # as the pool, whose one thread does all the telling
+                done(_block(ref, task))
 
 
 def _block(ref: Any, task: Task) -> Block:
