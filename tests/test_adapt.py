@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import offload
 from offload.adapt.decide import Keep, Option, Rebatch, Resize, Rules, Situation, State, decide, split_batch
 from offload.adapt.observe import Interval, Seen, Size
 from offload.adapt.rules import RULES, learning_rate_factor
@@ -250,3 +251,32 @@ def test_a_split_holds_the_batch_and_its_bounds(batch: int, workers: int, least:
     assert size.global_batch_size >= batch
     assert size.local_batch_size <= least + more
     assert (size.global_batch_size - batch) < workers * (size.accum_steps + 1)
+
+
+# -- what a user may set -------------------------------------------------------------------------------------------------
+
+
+def test_settings_that_contradict_are_refused_with_what_to_pass() -> None:
+    with pytest.raises(ConfigError, match=r"learning_rate must be auto or one of adascale.*found 'cubic'"):
+        offload.Adaptation(learning_rate="cubic")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"interval_s must be > 0 seconds, found 0"):
+        offload.Adaptation(interval_s=0)
+    with pytest.raises(ConfigError, match=r"warmup_epochs must be ≥ 0, found -1"):
+        offload.Adaptation(warmup_epochs=-1)
+    with pytest.raises(ConfigError, match=r"epochs ≥ 0 to worker counts ≥ 1, found \{3: 0\}"):
+        offload.Adaptation(schedule={3: 0})
+    with pytest.raises(ConfigError, match=r"initial batch size 4 is below the least local batch of one worker, 8"):
+        offload.BatchSize(initial=4, local=(8, 16))
+
+
+def test_a_schedule_beyond_the_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"asks for 3 workers in epoch 6.*pass workers=\(1, 3\)"):
+        offload.Trainer(
+            lambda ctx: None,
+            datasets={"train": offload.from_torch([{"x": 1.0}])},
+            batch_size=1,
+            workers=(1, 2),
+            adaptation=offload.Adaptation(schedule={0: 1, 5: 3}),
+        )
+    with pytest.raises(ConfigError, match=r"hang_s must be > 0 seconds, found 0"):
+        offload.Trainer(lambda ctx: None, datasets={"train": offload.from_torch([{"x": 1.0}])}, batch_size=1, hang_s=0)

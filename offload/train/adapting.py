@@ -26,16 +26,15 @@ class Adapting:
     Args:
         batch_size: the range.
         adaptation: the rules.
-        samples: of the training data; None where that is not known.
         workers: ranks.
     """
 
-    def __init__(self, batch_size: BatchSize, adaptation: Adaptation, *, samples: int | None, workers: int) -> None:
+    def __init__(self, batch_size: BatchSize, adaptation: Adaptation, *, workers: int) -> None:
         self.noise = NoiseAverage(batch_size=batch_size.initial)
         self.mail = Mailbox(0)
         self.factors: list[float] = []
         self._initial, self._adaptation = batch_size.initial, adaptation
-        self._samples, self._workers = samples, workers
+        self._workers = workers
         self._meter: NoiseMeter | None = None
         self._optimizers: Sequence[torch.optim.Optimizer] = ()
         self._newest = -1

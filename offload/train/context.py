@@ -309,7 +309,7 @@ class Context:
         setup = self._setup
         if not setup.batch_size.adaptive:
             return None
-        return Adapting(setup.batch_size, setup.adaptation, samples=setup.sized[TRAIN], workers=self.world_size)
+        return Adapting(setup.batch_size, setup.adaptation, workers=self.world_size)
 
     def _voice(self) -> TrainingVoice:
         mail = self._adapting.mail if self._adapting is not None else Mailbox(0)
