@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.allot import Allotment, Share, level
+from offload.pipeline.allot import Allotment, Share, Stripes, level
 
 blocks = st.lists(st.integers(0, 60), max_size=40)
 worlds = st.integers(1, 7)
@@ -104,3 +104,34 @@ def test_level_pours_onto_the_lowest(rows: list[int], extra: int) -> None:
     risen = [after for after, before in zip(goal, rows, strict=True) if after > before]
     # Whoever got something ends at the lowest level, give or take one row.
     assert not risen or max(risen) - min(goal) <= 1
+
+
+@settings(deadline=None)
+@given(
+    data=st.data(),
+    world_size=worlds,
+    local=st.integers(1, 9),
+    total=st.integers(0, 300),
+)
+def test_striped_global_batches_hold_the_same_rows_whatever_the_ranks_and_blocks(
+    data: st.DataObject, world_size: int, local: int, total: int
+) -> None:
+    batch = world_size * local
+    stripes = Stripes(world_size, batch, total)
+    of_rank: list[list[int]] = [[] for _ in range(world_size)]
+    at = 0
+    while at < total:
+        size = data.draw(st.integers(1, total - at))
+        for share in stripes.add(size):
+            of_rank[share.rank] += range(at + share.start, at + share.stop)
+        at += size
+    for number in range(total // batch):
+        held = [row for rows in of_rank for row in rows[number * local : (number + 1) * local]]
+        assert sorted(held) == list(range(number * batch, (number + 1) * batch))
+    rest = [len(rows) - total // batch * local for rows in of_rank]
+    assert max(rest) - min(rest) <= 1
+
+
+def test_stripes_need_ranks_that_divide_the_batch() -> None:
+    with pytest.raises(ValueError, match="3 ranks cannot share batches of 16 rows"):
+        Stripes(3, 16, 100)

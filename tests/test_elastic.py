@@ -253,3 +253,97 @@ def test_sums_over_an_epoch_count_each_sample_once_across_a_restart(tmp_path: Pa
     told = read_lines(sums)  # an epoch that ended just before the worker died may end twice
     assert all(each == {"epoch": each["epoch"], **expected} for each in told)
     assert {each["epoch"] for each in told} == {0, 1, 2}
+
+
+def batches_of(tmp_path: Path) -> dict[tuple[int, int], list[int]]:
+    """The samples of each global batch, by epoch and step."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for line in history(tmp_path):
+        found.setdefault((line["epoch"], line["step"]), []).extend(line["ids"])
+    return {place: sorted(ids) for place, ids in found.items()}
+
+
+def test_deterministic_batches_hold_the_same_samples_whatever_the_workers(tmp_path: Path) -> None:
+    runs = {}
+    for name, workers in (("one", 1), ("two", 2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        run(folder, workers=workers, deterministic=True, epochs=2, seed=5)
+        runs[name] = batches_of(folder)
+    assert runs["one"] == runs["two"]
+    assert Counter(map(len, runs["one"].values())) == {16: 2 * (SAMPLES // 16), SAMPLES % 16: 2}
+    folder = tmp_path / "resized"
+    folder.mkdir()
+    schedule = offload.Adaptation(schedule={0: 1, 1: 2})
+    run(folder, workers=(1, 2), deterministic=True, epochs=2, seed=5, adaptation=schedule, pause_s=0.3)
+    assert batches_of(folder) == runs["one"]
+    assert {line["workers"] for line in history(folder)} == {1, 2}
+
+
+def test_deterministic_needs_a_batch_that_workers_share_equally(tmp_path: Path) -> None:
+    with pytest.raises(offload.ConfigError, match=r"no number of workers from 3 to 3 divides the batch"):
+        run(tmp_path, workers=3, deterministic=True)
+    with pytest.raises(offload.ConfigError, match=r"deterministic=True fixes .* pass batch_size=16"):
+        run(tmp_path, deterministic=True, batch_size=offload.BatchSize(initial=16, max=64))
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_cut_smaller(tmp_path: Path) -> None:
+    def small_memory(ctx: offload.Context) -> None:
+        model = torch.nn.Linear(2, 1)
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
+        for _ in ctx.epochs(2):
+            for batch in ctx.batches("train"):
+                if len(batch["x"]) > 5 and ctx._state.progress.step >= 3 and ctx.rank == 0:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+                log_batch(ctx, batch, tmp_path / "log")
+                ctx.backward(model(batch["x"]).mean())
+                ctx.step()
+
+    (tmp_path / "log").mkdir()
+    result = offload.Trainer(
+        small_memory,
+        datasets={"train": offload.from_torch(Numbers())},
+        workers=2,
+        batch_size=16,
+        checkpoints=offload.Checkpoints(every_s=0.2),
+        scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}),
+    ).fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.status == "finished"
+    assert each_pass(history(tmp_path)) == {epoch: Counter(range(SAMPLES)) for epoch in range(2)}
+    (told,) = [e for e in events(tmp_path) if e["event"] == "out_of_memory"]
+    assert (told["did_not_fit"], told["local_batch_size"], told["accum_steps"]) == (8, 4, 1)
+    assert result.document["global_batch_size"] == 16
+
+
+def test_a_model_that_fits_with_no_batch_at_all_ends_the_run(tmp_path: Path) -> None:
+    def no_memory(ctx: offload.Context) -> None:
+        model = torch.nn.Linear(2, 1)
+        ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
+        for _ in ctx.epochs(1):
+            for _ in ctx.batches("train"):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.raises(offload.RunError, match=r"CUDA out of memory"):
+        offload.Trainer(
+            no_memory, datasets={"train": offload.from_torch(Numbers())}, workers=1, batch_size=2
+        ).fit(run_dir=tmp_path / "run", quiet=True)  # fmt: skip
+
+
+def test_a_step_without_backward_on_one_rank_ends_the_run_and_hangs_nobody(tmp_path: Path) -> None:
+    def forgetful(ctx: offload.Context) -> None:
+        model = torch.nn.Linear(2, 1)
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                if ctx.rank == 0 or ctx._state.progress.step < 3:
+                    ctx.backward(model(batch["x"]).mean())
+                ctx.step()
+
+    with pytest.raises(offload.RunError, match=r"worker 1 called ctx\.step\(\) for a batch without ctx\.backward"):
+        offload.Trainer(
+            forgetful,
+            datasets={"train": offload.from_torch(Numbers())},
+            workers=2,
+            batch_size=16,
+            scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}),
+        ).fit(run_dir=tmp_path / "run", quiet=True)

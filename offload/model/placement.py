@@ -15,13 +15,14 @@ from offload.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
     """What one node of the cluster offers. ``node_id`` is the cluster's own name for it, ``others`` are its custom
-    resources."""
+    resources, ``instance_type`` is what it is sold as, where that is known."""
 
     name: str
     node_id: str = ""
     cpus: float
     gpus: float = 0.0
     others: Mapping[str, float] = field(default_factory=dict)
+    instance_type: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,12 @@ class WorkerResources:
     cpus: float
     gpus: float = 0.0
     others: Mapping[str, float] = field(default_factory=dict)
+
+    def trains_on(self, node: NodeResources) -> bool:
+        """Whether the node is there for such workers: it has GPUs, or custom resources, that they reserve."""
+        asked = {name: amount for name, amount in self.others.items() if amount > 0}
+        has_others = all(node.others.get(name, 0.0) >= amount for name, amount in asked.items())
+        return bool(self.gpus or asked) and node.gpus >= self.gpus and has_others
 
 
 @dataclass(frozen=True, kw_only=True)

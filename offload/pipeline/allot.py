@@ -72,6 +72,44 @@ class Allotment:
         return shares
 
 
+class Stripes:
+    """Deals out every global batch of ``batch`` rows in contiguous parts, rank by rank, in the order of the pass of ``total``
+    rows: the i-th global batch holds the same rows, however many ranks share it and wherever blocks end.
+
+    ``world_size`` must divide ``batch``. The rest behind the last whole batch is one more, smaller batch.
+    """
+
+    def __init__(self, world_size: int, batch: int, total: int) -> None:
+        if batch % world_size:
+            raise ValueError(f"{world_size} ranks cannot share batches of {batch} rows equally")
+        self._batch, self._total, self._at, self._blocks = batch, total, 0, 0
+        self._whole = level([0] * world_size, batch)
+        self._last = level([0] * world_size, total % batch)
+
+    def add(self, rows: int) -> list[Share]:
+        """The shares of the next block, of ``rows`` rows."""
+        block, self._blocks = self._blocks, self._blocks + 1
+        if self._at + rows > self._total:
+            raise ValueError(f"a pass of {self._total} rows got {self._at + rows}")
+        shares: list[Share] = []
+        start = 0
+        while start < rows:
+            number, offset = divmod(self._at, self._batch)
+            parts = self._whole if number < self._total // self._batch else self._last
+            rank, end = 0, parts[0]
+            while offset >= end:
+                rank, end = rank + 1, end + parts[rank + 1]
+            stop = min(rows, start + end - offset)
+            shares.append(Share(block, rank, start, stop))
+            self._at += stop - start
+            start = stop
+        return shares
+
+    def finish(self) -> list[Share]:
+        """Nothing is held back."""
+        return []
+
+
 def level(rows: list[int], extra: int) -> list[int]:
     """``rows`` after pouring ``extra`` more onto the lowest, as evenly as whole rows allow."""
     goal = list(rows)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,11 +58,13 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """What preprocessing may use: the node of each core, the CPUs that one counts as, and the cluster's object store."""
+    """What preprocessing may use: the node of each core, the CPUs that one counts as, and the cluster's object store.
+    ``runtime_env``: Ray's runtime environment of its processes."""
 
     nodes: tuple[str, ...]
     task_cpus: float
     store_bytes: float
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cores(self) -> int:
@@ -226,7 +228,7 @@ class Feed:
         indexed = [name for name, stream in streams.items() if stream.table is not None]
         self._pool: Pool | None = None
         if indexed:
-            self._pool = pool(self._pool_nodes(), cores.task_cpus, self)
+            self._pool = pool(self._pool_nodes(), cores.task_cpus, self, cores.runtime_env)
             for name in indexed:
                 self._pool.warm(streams[name].stage)
 
@@ -379,8 +381,8 @@ class Feed:
         """Start the next epoch's pass: cores that find no more work in this one go on with that."""
         key = PassKey(attempt=current.key.attempt, name=current.key.name, number=current.key.number + 1)
         if key not in self._passes:
-            epoch, first_rows = current.request.epoch + 1, current.request.first_rows
-            self._start(key, PassRequest(world_size=current.request.world_size, first_rows=first_rows, epoch=epoch))
+            epoch = current.request.epoch + 1
+            self._start(key, dataclasses.replace(current.request, epoch=epoch, done=(), followed=False))
 
     def _drop(self, key: PassKey) -> None:
         self._passes.pop(key).close()

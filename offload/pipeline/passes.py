@@ -15,7 +15,7 @@ import pyarrow as pa
 import ray
 
 from offload.errors import OffloadError, RunError, find_offload_error
-from offload.pipeline.allot import Allotment, Share
+from offload.pipeline.allot import Allotment, Share, Stripes
 from offload.pipeline.pool import Block
 
 TAKE_TIMEOUT_S = 5.0
@@ -41,13 +41,16 @@ class PassKey:
 
 @dataclass(frozen=True, kw_only=True)
 class PassRequest:
-    """How a pass is to be fed. ``done``: positions trained already; ``first_rows``: rows of the first global batch."""
+    """How a pass is to be fed. ``done``: positions trained already; ``first_rows``: rows of the first global batch;
+    ``batch``: rows of every global batch, where those are to be the same ones whatever the number of workers (None: ranks
+    take what comes)."""
 
     world_size: int
     first_rows: int
     epoch: int
     done: tuple[tuple[int, int], ...] = ()
     followed: bool = False
+    batch: int | None = None
 
 
 class Pass:
@@ -60,7 +63,9 @@ class Pass:
         self.finished = self.closed = False
         self.error: OffloadError | None = None
         self.held_bytes = 0  # made, and not yet taken by a worker
-        self._allotment = Allotment(request.world_size, total)
+        self._allotment: Allotment | Stripes = Allotment(request.world_size, total)
+        if request.batch is not None and total is not None:
+            self._allotment = Stripes(request.world_size, request.batch, total)
         self._done: dict[int, Block] = {}
         self._delivered = self._first_row = 0
         self._firsts: dict[int, tuple[Block, int]] = {}

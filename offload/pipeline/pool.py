@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -154,15 +154,17 @@ class Pool:
     """An actor per core, and the thread that feeds them with what ``work`` has.
 
     ``nodes``: per core the node to run on. They are told apart, not spread as Ray likes: where Ray put one too many, the
-    worker that is to start there would wait for its CPU without an end.
+    worker that is to start there would wait for its CPU without an end. ``task_cpus``: what each counts as;
+    ``runtime_env``: what each starts in.
 
     Should a process die, its tasks are run by others, and it is replaced. All state belongs to the pool's thread; other
     threads send it news.
     """
 
-    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Work) -> None:
+    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Work, runtime_env: Mapping[str, Any]) -> None:
         self._actor: Any = ray.remote(Preprocessor)
-        self._task_cpus, self._work = task_cpus, work
+        self._options: dict[str, Any] = {"num_cpus": task_cpus, "runtime_env": dict(runtime_env) or None}
+        self._work = work
         self._stages: list[PackedStage] = []
         self._cores = [self._new_core(node) for node in nodes]
         self._again: deque[_Given] = deque()
@@ -198,7 +200,7 @@ class Pool:
 
     def _new_core(self, node: str, replaced: int = 0) -> _Core:
         actor = self._actor.options(
-            num_cpus=self._task_cpus, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+            **self._options, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote()
         core = _Core(node=node, actor=actor, replaced=replaced)
         for stage in self._stages:

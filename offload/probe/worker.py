@@ -122,7 +122,7 @@ def _drain(context: ProbeContext, setup: WorkerSetup, budget: Budget, tell: _Tel
     """Take batches as fast as they come, and keep some."""
     feed = _Recording(setup.hub)
     key = PassKey(attempt=context._attempt, name=TRAIN, number=0)
-    open_pass(setup.hub, key, first_pass(setup.split), context.rank)
+    open_pass(setup.hub, key, first_pass(setup.split, deterministic=setup.deterministic), context.rank)
     batches = _batches(context, setup, feed, key)
     began, before, told, samples = time.monotonic(), cpu_seconds(), 0.0, 0
     kept: Kept | None = None

@@ -88,7 +88,7 @@ class _Ref:
 class _Nodes:
     """A pool of threads, one core each, on nodes that hold the blocks made there. Stands for :class:`Pool`."""
 
-    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Any) -> None:
+    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Any, runtime_env: Any) -> None:
         self._work = work
         self._changed = threading.Condition()
         self._one_at_a_time = threading.Lock()

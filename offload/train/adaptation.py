@@ -114,11 +114,14 @@ class Adaptor:
     def _rules(self, news: News) -> Rules:
         sizes = self._batch_size
         largest = sizes.max or sizes.initial
+        least, most = sizes.local or (1, largest)
+        known = [bound for bound in (most, news.adapted.most_local, news.most_local) if bound is not None]
         variation = max(news.rates.get(TRAIN, {}).get("variation", 0.0), LEAST_VARIATION)
         return Rules(
             initial_batch_size=sizes.initial,
             max_batch_size=largest,
-            local_batch_size=sizes.local or (1, largest),
+            local_batch_size=(least, max(min(known), least)),
+            objective=self._adaptation.objective,
             overlap=overlap_of_queue(PREFETCH_BLOCKS, variation),
         )
 

@@ -90,7 +90,7 @@ class Batches:
 
     ``padded``: every rank takes part in every step of the pass, with a filler that weighs nothing where it has no samples
     left (a DDP step needs all ranks). Otherwise a rank simply ends when its samples do. ``split``: how global batches are
-    cut, until ``voice`` hears of another way.
+    cut, until ``voice`` hears of another way. ``in_order``: a block that was lost holds up those behind it.
     """
 
     def __init__(
@@ -105,11 +105,12 @@ class Batches:
         padded: bool,
         voice: Voice,
         template: dict[str, Columns],
+        in_order: bool = False,
     ) -> None:
         self._feed, self._key, self._peers = feed, key, peers
         self._split, self._next_split, self._micro = split, split, 0
         self._device, self._on_device = device, on_device
-        self._padded, self._voice, self._template = padded, voice, template
+        self._padded, self._voice, self._template, self._in_order = padded, voice, template, in_order
         self._pieces: queue.Queue[tuple[Columns, int] | BaseException | None] = queue.Queue(maxsize=PREFETCH_BLOCKS)
         self._batches: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
         # Skipped and heard behind the last batch, complete when get() has returned None.
@@ -171,8 +172,8 @@ class Batches:
     def _fetch(self) -> None:
         try:
             over = False
-            lost: set[tuple[int, int, int]] = set()
-            while (not over or lost) and not self._closed.is_set():
+            line = _Line(self._in_order)
+            while (not over or line.lost) and not self._closed.is_set():
                 slices, over = self._feed.take(self._key, self._peers.rank, 1)
                 self._feed.start_fetching(slices)
                 for piece in slices:
@@ -181,11 +182,11 @@ class Batches:
                         columns = self._feed.columns(piece)
                     except BlockLostError:
                         self._feed.again(self._key, self._peers.rank, piece)
-                        lost.add(place)
+                        line.lose(place)
                         continue
-                    lost.discard(place)
-                    if not self._put(self._pieces, (columns, piece.stop - piece.start)):
-                        return
+                    for fetched in line.came(place, (columns, piece.stop - piece.start)):
+                        if not self._put(self._pieces, fetched):
+                            return
             self._put(self._pieces, None)
         except BaseException as error:
             self._put(self._pieces, error)
@@ -338,6 +339,34 @@ class Batches:
             for step in self._on_device:
                 tensors = step(tensors)
         return tensors
+
+
+class _Line:
+    """Pieces on their way into batches. One that is lost comes once more, later; ``in_order``: others wait for it."""
+
+    def __init__(self, in_order: bool) -> None:
+        self.lost: set[tuple[int, int, int]] = set()
+        self._in_order = in_order
+        self._waiting: dict[tuple[int, int, int], tuple[Columns, int] | None] = {}
+
+    def lose(self, place: tuple[int, int, int]) -> None:
+        """The piece of this place is lost, perhaps again."""
+        self.lost.add(place)
+        self._waiting.setdefault(place, None)
+
+    def came(self, place: tuple[int, int, int], piece: tuple[Columns, int]) -> list[tuple[Columns, int]]:
+        """The pieces that may go on, now that this one is here."""
+        self.lost.discard(place)
+        if not self._in_order:
+            return [piece]
+        self._waiting[place] = piece
+        free: list[tuple[Columns, int]] = []
+        for first, waiting in list(self._waiting.items()):
+            if waiting is None:
+                break
+            free.append(waiting)
+            del self._waiting[first]
+        return free
 
 
 def _worth_a_view(column: np.ndarray[Any, Any]) -> bool:

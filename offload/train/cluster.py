@@ -28,6 +28,8 @@ ANSWER_TIMEOUT_S = 60.0
 _RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
+INSTANCE_TYPE = "instance-type"  # the label of a node that says what it is sold as
+
 _BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
 
@@ -182,6 +184,7 @@ def alive_nodes() -> tuple[tuple[NodeResources, ...], float]:
             cpus=float(n["Resources"].get("CPU", 0)),
             gpus=float(n["Resources"].get("GPU", 0)),
             others={k: float(v) for k, v in n["Resources"].items() if k not in _BUILT_IN and not k.startswith("node:")},
+            instance_type=(n.get("Labels") or {}).get(INSTANCE_TYPE),
         )
         for n in alive
     )

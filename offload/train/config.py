@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from offload.adapt.decide import Objective
 from offload.adapt.rules import RULES, Rule
 from offload.errors import ConfigError
 
@@ -67,16 +68,27 @@ class BatchSplit:
         """``M = K·m·(s + 1)``."""
         return self.workers * self.local_batch_size * (self.accum_steps + 1)
 
+    def with_local_at_most(self, most: int | None) -> BatchSplit:
+        """The same global batch, or one that is a few samples larger, in local batches of ``most`` at most."""
+        if most is None or self.local_batch_size <= most:
+            return self
+        share = self.local_batch_size * (self.accum_steps + 1)
+        accum_steps = math.ceil(share / most) - 1
+        return BatchSplit(
+            local_batch_size=math.ceil(share / (accum_steps + 1)), accum_steps=accum_steps, workers=self.workers
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """When checkpoints are committed and how many stay. One is always committed at the end of an epoch (every
     ``every_epochs``), at the end of the run, and on Ctrl-C; ``every_s`` adds one, between two
-    global batches, whenever so many seconds have passed since the last. ``keep`` are the newest to stay; with ``best`` (a
-    reported metric) those that are best by ``mode``, and the newest."""
+    global batches, whenever so many seconds have passed since the last. ``"auto"`` finds the interval from what a commit
+    costs and how often nodes fail, so that commits take at most 1 % of the time. Those are written while training goes on.
+    ``keep`` are the newest to stay; with ``best`` (a reported metric) those that are best by ``mode``, and the newest."""
 
     every_epochs: int = 1
-    every_s: float | None = None
+    every_s: float | Literal["auto"] | None = "auto"
     keep: int = 2
     best: str | None = None
     mode: Literal["max", "min"] = "max"
@@ -84,6 +96,9 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if self.every_epochs < 1:
             raise ConfigError(f"every_epochs must be ≥ 1, found {self.every_epochs}.")
+        every_s = self.every_s
+        if not (every_s is None or every_s == "auto" or (isinstance(every_s, int | float) and every_s >= 0)):
+            raise ConfigError(f'every_s must be "auto", a number of seconds ≥ 0, or None, found {every_s!r}.')
         if self.keep < 1:
             raise ConfigError(f"at least one checkpoint must be kept, found keep={self.keep}.")
         if self.mode not in ("max", "min"):
@@ -101,12 +116,18 @@ class Adaptation:
         warmup_epochs: of LEGW, at the initial batch.
         interval_s: seconds between two decisions.
         schedule: worker counts by the epoch from which on they hold, in place of decisions: ``{0: 2, 30: 4}``.
+        objective: ``"time"``: the most progress per second; ``"cost"``: the most per dollar. A node without workers that is
+            there for workers costs nothing then: it can be given back.
+        usd_per_hour: prices of instance types, in place of those of the catalog. Nodes say their type by the label
+            ``instance-type`` (``ray start --labels instance-type=ml.g5.xlarge``).
     """
 
     learning_rate: Rule | Literal["auto"] = "auto"
     warmup_epochs: float = 0.0
     interval_s: float = 30.0
     schedule: Mapping[int, int] | None = None
+    objective: Objective = "time"
+    usd_per_hour: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.learning_rate not in ("auto", *RULES):
@@ -115,6 +136,11 @@ class Adaptation:
             raise ConfigError(f"warmup_epochs must be ≥ 0, found {self.warmup_epochs}.")
         if not self.interval_s > 0:
             raise ConfigError(f"interval_s must be > 0 seconds, found {self.interval_s}.")
+        if self.objective not in ("time", "cost"):
+            raise ConfigError(f'objective must be "time" or "cost", found {self.objective!r}.')
+        for name, usd in (self.usd_per_hour or {}).items():
+            if not usd > 0:
+                raise ConfigError(f"usd_per_hour[{name!r}] must be a price > 0 in dollars, found {usd}.")
         for epoch, workers in (self.schedule or {}).items():
             if epoch < 0 or workers < 1:
                 raise ConfigError(

@@ -20,6 +20,7 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
+from offload.adapt.commits import commit_interval_s
 from offload.errors import RunError
 from offload.measure.steps import Clock, CudaClock, StepMeter
 from offload.pipeline.passes import PassKey, PassRequest
@@ -29,6 +30,7 @@ from offload.pipeline.wire import Columns
 from offload.train.adapting import Adapting
 from offload.train.batches import Batches, LocalBatch, NoPeers, Peers, Skipped
 from offload.train.config import Adaptation, BatchSize, BatchSplit, Checkpoints, Precision
+from offload.train.device_memory import DeviceMemory, DeviceMemoryError
 from offload.train.feed_client import ActorFeed, open_pass
 from offload.train.monitor import Adapted, Forward, Orders, Reporter
 from offload.train.peers import DistPeers
@@ -39,6 +41,8 @@ from offload.train.watchdog import Watchdog
 TRAIN = "train"
 ROUNDING = 1e-9  # of an epoch
 RESIZE_DEADLINE_S = 600.0
+LEAST_TO_GO_ON_S = 5.0  # between commits that training does not wait for: Ray Train takes one in every 2 s
+FIRST_COMMIT_S = 60.0  # before it is known what a commit costs
 WAIT_S = 0.2
 
 
@@ -61,6 +65,7 @@ class WorkerSetup:
     precision: Precision
     seed: int
     hang_s: float
+    deterministic: bool
     config: dict[str, Any]
 
 
@@ -87,10 +92,12 @@ class Context:
         self._talk: DistPeers | None = DistPeers() if self.world_size > 1 else None
         first: Any = None
         if self.rank == 0:
-            first = ray.get([setup.hub.begin.remote(), setup.hub.orders.remote()])
+            hub = setup.hub
+            first = ray.get([hub.begin.remote(), hub.orders.remote(), hub.failures_per_s.remote()])
         self._attempt: int
         orders: Orders
-        self._attempt, orders = first if self._talk is None else self._talk.broadcast(first, 0)
+        self._attempt, orders, self._failures_per_s = first if self._talk is None else self._talk.broadcast(first, 0)
+        self._commit_s: float | None = None
         self._watchdog = Watchdog(setup.hang_s)
         self._reporter = Reporter(setup.hub, self.rank, self._watchdog)
         clock = CudaClock(torch) if self.device.type == "cuda" else Clock()
@@ -108,6 +115,9 @@ class Context:
         self._due_at = time.monotonic()
         self._epochs_total = 1
         self._batch: LocalBatch | None = None
+        self._backed = self._last = self._stepping = False
+        self._memory = DeviceMemory(self.device)
+        self._most_local: int | None = None
         self._micro = 0
         self._micro_rows = 0
         self._pending: list[np.ndarray[Any, Any]] = []
@@ -189,7 +199,7 @@ class Context:
         """Commit and end, where the driver says so: for good, or until there is another number of workers."""
         if not end:
             return
-        if self._state.uncommitted:
+        if self._state.uncommitted or not self._state.settled:
             self._commit(end)
         if end == "stop":
             raise StopRun
@@ -236,6 +246,7 @@ class Context:
             epoch=self.epoch if training else 0,
             done=done.pairs,
             followed=training and self._followed(),
+            batch=self._split.global_batch_size if training and self._setup.deterministic else None,
         )
         open_pass(self._setup.hub, key, request, self.rank)
         if not training:
@@ -250,6 +261,7 @@ class Context:
             padded=training,
             voice=self._voice() if training else Silent(),
             template=self._template,
+            in_order=self._setup.deterministic,
         )
         began = time.monotonic()
         try:
@@ -279,7 +291,7 @@ class Context:
                     self._tell_untrained(done)
                     break
                 self._begin_global_batch(batch.split)
-            self._batch = batch
+            self._batch, self._backed = batch, False
             yield dict(batch.tensors)
             if not self._stepped():
                 raise RunError(
@@ -339,6 +351,7 @@ class Context:
                     global_batch_size=split.global_batch_size,
                 )
         if self._adapting is not None:
+            self._memory.between_batches()
             self._adapting.begin_step(self._state.progress.step, split, self._state.scaler)
 
     def _heard(self, heard: Heard) -> None:
@@ -390,11 +403,17 @@ class Context:
 
     def _checkpoint_due(self) -> bool:
         """Whether ``every_s`` has passed since the last checkpoint, or since this said so. Asked ahead of training."""
-        every_s, now = self._setup.checkpoints.every_s, time.monotonic()
-        if every_s is None or now - max(self._due_at, self._state.committed_at) < every_s:
+        every_s, now = self._commit_every_s(), time.monotonic()
+        if every_s is None or self._state.storing or now - max(self._due_at, self._state.committed_at) < every_s:
             return False
         self._due_at = now
         return True
+
+    def _commit_every_s(self) -> float | None:
+        every_s = self._setup.checkpoints.every_s
+        if every_s != "auto":
+            return every_s
+        return FIRST_COMMIT_S if self._commit_s is None else commit_interval_s(self._commit_s, self._failures_per_s)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -407,6 +426,11 @@ class Context:
         batch = self._batch
         if batch is None:
             raise RunError("ctx.backward(loss) belongs into the loop over ctx.batches('train'), once per batch.")
+        if self._backed:
+            raise RunError(
+                "ctx.backward(loss) was called twice for one batch. Add the losses up first: ctx.backward(loss + other)."
+            )
+        self._backed = True
         split = batch.split
         last = self._micro == split.accum_steps or not self._has_another()
         # A lone micro-batch knows the rows of its global batch; one of several assumes full ones and step() corrects.
@@ -436,6 +460,12 @@ class Context:
         batch = self._batch
         if batch is None:
             raise RunError("ctx.step() belongs behind ctx.backward(loss), once per batch of ctx.batches('train').")
+        if not self._backed:
+            # Where other ranks went backward, they wait for this one's gradients: ended with it, they do not hang.
+            raise RunError(
+                f"worker {self.rank} called ctx.step() for a batch without ctx.backward(loss). Every worker goes backward for "
+                "every batch; one that has no samples gets a filler that weighs nothing."
+            )
         self._pending.append(batch.positions)
         self._batch = None
         if not self._last:
@@ -452,9 +482,11 @@ class Context:
         if split.accum_steps and self._micro_rows != split.global_batch_size:
             torch._foreach_mul_([p.grad for p in parameters], split.global_batch_size / self._micro_rows)
         if self._adapting is not None:
+            self._most_local = self._memory.largest(split.local_batch_size)
             self._adapting.end_step(self._state.progress.step, split, self._micro_rows)
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+        self._stepping = True
         with self._rates():
             for optimizer in self._state.optimizers:
                 if self._state.scaler is not None:
@@ -464,6 +496,7 @@ class Context:
                 optimizer.zero_grad(set_to_none=True)
         if self._state.scaler is not None:
             self._state.scaler.update()
+        self._stepping = False
         self._meter.stepped()
         self._watchdog.alive()
         useful = float(self._micro_rows) if self._adapting is None else self._adapting.useful(self._micro_rows)
@@ -541,8 +574,11 @@ class Context:
 
     def _commit(self, reason: str) -> None:
         began = time.monotonic()
+        later = reason == "interval" and (self._commit_every_s() or 0.0) >= LEAST_TO_GO_ON_S
         with self._watchdog.waiting():
-            self._state.commit(self._reported, self._adaptation_state())
+            self._state.commit(self._reported, self._adaptation_state(), wait=not later)
+        if later:
+            self._commit_s = self._state.committed_at - began
         if self.rank == 0:
             progress = self._state.progress
             seconds = round(self._state.committed_at - began, 3)
@@ -562,15 +598,15 @@ class Context:
     def _first_split(self, orders: Orders) -> BatchSplit:
         """How global batches are cut at first: as ordered, or as the checkpoint had it, or as the user said."""
         stored = self._state.adapting
+        split = self._setup.batch_size.split(self.world_size)
+        workers, local, accum = 0, 0, 0
         if orders.batch is not None:
             workers, local, accum = orders.batch
         elif stored:
             workers, (local, accum) = stored["workers"], stored["batch"]
-        else:
-            return self._setup.batch_size.split(self.world_size)
-        if workers != self.world_size:
-            return self._setup.batch_size.split(self.world_size)
-        return BatchSplit(local_batch_size=local, accum_steps=accum, workers=workers)
+        if workers == self.world_size:
+            split = BatchSplit(local_batch_size=local, accum_steps=accum, workers=workers)
+        return split.with_local_at_most(orders.most_local)
 
     def _resume(self) -> None:
         if not self._state.resumed:
@@ -604,6 +640,7 @@ class Context:
             noise=None if noise is None else (noise.sqr, noise.var),
             goal=None if samples is None else float(self._epochs_total * samples),
             learned=self._state.adapting.get("learned"),
+            most_local=self._most_local,
         )
 
     def _share_buffers(self) -> None:
@@ -611,6 +648,23 @@ class Context:
         if self.world_size > 1 and self._state.model is not None:
             for buffer in self._state.model.buffers():
                 dist.broadcast(buffer, src=0)
+
+    def out_of_memory(self, error: BaseException) -> None:
+        """The user's function could not go on for want of device memory. Raises DeviceMemoryError where smaller batches may do:
+        the workers then start again with those."""
+        batch = self._batch
+        if batch is None:
+            return
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        # Alone, nothing is lost: the model is as the last step left it. With others there is no telling what they did.
+        if self.world_size == 1 and self._state.uncommitted and not self._stepping:
+            self._commit("out_of_memory")
+        if ray.get(self._setup.hub.out_of_memory.remote(self.rank, batch.split)):
+            self._reporter.flush()
+            raise DeviceMemoryError(
+                f"local batches of {batch.split.local_batch_size} samples do not fit: {error}"
+            ) from error
 
     def printing(self) -> Forward:
         """Where ``print`` goes in the user's function: to the driver."""
@@ -635,9 +689,11 @@ def tuple_of(batch: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...
     return tuple(batch[name] for name in columns)
 
 
-def first_pass(split: BatchSplit) -> PassRequest:
+def first_pass(split: BatchSplit, *, deterministic: bool) -> PassRequest:
     """The pass that every new run begins with; the driver starts it while the workers are being started."""
-    return PassRequest(world_size=split.workers, first_rows=split.local_batch_size * split.workers, epoch=0)
+    first_rows = split.local_batch_size * split.workers
+    batch = split.global_batch_size if deterministic else None
+    return PassRequest(world_size=split.workers, first_rows=first_rows, epoch=0, batch=batch)
 
 
 def run_worker(user_function: Any, setup: WorkerSetup) -> None:
@@ -651,6 +707,9 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
         with contextlib.redirect_stdout(context.printing()):
             user_function(context)
         context.commit_rest()
+    except torch.OutOfMemoryError as error:
+        context.out_of_memory(error)
+        raise
     except StopRun:
         pass
     finally:

@@ -14,8 +14,8 @@ from offload.train.monitor import Monitor
 class Hub(Feed, Monitor):
     """What workers take from and push to, and what the driver reads."""
 
-    def __init__(self, streams: dict[str, Stream], cores: Cores, workers: int) -> None:
-        Monitor.__init__(self, self.rates, workers)
+    def __init__(self, streams: dict[str, Stream], cores: Cores, workers: int, nodes: int) -> None:
+        Monitor.__init__(self, self.rates, workers, nodes)
         Feed.__init__(self, streams, cores)
 
     def begin(self) -> int:

@@ -170,10 +170,18 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         return (
             f"worker {event['rank']} made no progress for {event['deadline_s']:g} s, at {event['where']}: it is ended"
         )
+    if kind == "out_of_memory":
+        return (
+            f"local batches of {event['did_not_fit']:,} do not fit into the memory of worker {event['rank']}'s device: they are "
+            f"{event['local_batch_size']:,} from here on, accumulated {event['accum_steps'] + 1} times"
+        )
     if kind == "preprocessing_lost":
         return f"a preprocessing process was lost ({event['reason']}): its tasks are run again"
+    if kind == "node_excluded":
+        return f"workers failed repeatedly on {', '.join(event['nodes'])}: the run goes on without"
     if kind == "cluster_changed":
-        parts = [f"{verb} {', '.join(event[verb])}" for verb in ("left", "joined") if event[verb]]
+        verbs = ("left", "leaving", "joined")
+        parts = [f"{verb} {', '.join(event[verb])}" for verb in verbs if event[verb]]
         return f"the cluster changed ({'; '.join(parts)}): {event['preprocessing_cores']} cores preprocess"
     if kind == "pass_not_finished" and event["untrained"]:
         return f"the last pass ended with the epochs: {event['untrained']:,} samples of it were not trained"

@@ -10,16 +10,20 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 
+from offload.adapt.commits import failures_per_s
 from offload.measure.steps import Totals
+from offload.train.config import BatchSplit
 from offload.train.watchdog import Watchdog
 
 HUNG = 70  # exit status of a process that hung
+FAILURES = 2  # of workers on a node, within FORGET_S, after which it is done without
+FORGET_S = 3600.0
 FRUITLESS = 3  # attempts in a row that got no further than the one before
 
 
@@ -27,12 +31,14 @@ FRUITLESS = 3  # attempts in a row that got no further than the one before
 class Orders:
     """What the driver tells the workers: to stop, to commit and wait for another number of workers, and ``batch``: for how
     many workers, with which local batch size and accumulation steps global batches are to be cut (None: as they are).
-    ``learned``: what adaptation learned, to be kept with checkpoints."""
+    ``learned``: what adaptation learned, to be kept with checkpoints; ``most_local``: the largest local batch that may be
+    tried again, after one that the device's memory did not hold."""
 
     stop: bool = False
     resize: bool = False
     batch: tuple[int, int, int] | None = None
     learned: dict[str, Any] | None = None
+    most_local: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,7 @@ class Adapted:
         noise: ``(sqr, var)`` of all parameters at the initial batch; None before the first estimate.
         goal: of ``useful``; None where it is not known.
         learned: what the checkpoint that training resumed from held of :attr:`Orders.learned`.
+        most_local: the largest local batch that fits into the device's memory, as far as that is known.
     """
 
     workers: int = 0
@@ -56,11 +63,12 @@ class Adapted:
     noise: tuple[float, float] | None = None
     goal: float | None = None
     learned: dict[str, Any] | None = None
+    most_local: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """What one rank tells: its totals since it started, how far the run is (steps, samples of all ranks), and news since the
+    """What one rank tells: where it runs, its totals since it started, how far the run is (steps, samples of all ranks), and news since the
     last push."""
 
     rank: int
@@ -68,6 +76,7 @@ class Push:
     epoch: int
     step: int
     samples: int
+    node: str = ""
     adapted: Adapted = field(default_factory=Adapted)
     metrics: dict[str, float] = field(default_factory=dict)
     events: tuple[dict[str, Any], ...] = ()
@@ -77,7 +86,8 @@ class Push:
 class News:
     """What the driver gets: each rank's newest totals, those of the worker groups before (their number of workers, and all
     ranks' totals), what each data set's preprocessing was measured at, all events since
-    ``cursor``, and how many worker groups were started."""
+    ``cursor``, how many worker groups were started, :attr:`Orders.most_local`, and the nodes on which workers
+    failed repeatedly."""
 
     cursor: int
     totals: dict[int, Totals]
@@ -90,6 +100,8 @@ class News:
     adapted: Adapted = field(default_factory=Adapted)
     attempts: int = 0
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    most_local: int | None = None
+    failing: tuple[str, ...] = ()
 
 
 def sum_of(totals: Mapping[int, Totals]) -> Totals:
@@ -102,9 +114,11 @@ def sum_of(totals: Mapping[int, Totals]) -> Totals:
 
 class Monitor:
     """What the actor answers. Its methods run on several threads. ``rates``: where to ask for the data sets' rates;
-    ``workers``: how many to begin with."""
+    ``workers``: how many to begin with; ``nodes``: of the cluster."""
 
-    def __init__(self, rates: Callable[[], dict[str, dict[str, float]]] = dict, workers: int = 1) -> None:
+    def __init__(
+        self, rates: Callable[[], dict[str, dict[str, float]]] = dict, workers: int = 1, nodes: int = 1
+    ) -> None:
         self._rates_now = rates
         self._board = threading.Lock()
         self._totals: dict[int, Totals] = {}
@@ -117,6 +131,10 @@ class Monitor:
         self._changed = threading.Condition(self._board)
         self._ready = self._stale = False
         self._wanted = workers
+        self._node_of: dict[int, str] = {}
+        self._failed_at: dict[str, list[float]] = {}
+        self._avoided: tuple[str, ...] = ()
+        self._nodes, self._began_at, self._failures = nodes, time.monotonic(), 0
         self._fruitless = self._attempts = 0
         self._furthest = -1
 
@@ -124,6 +142,7 @@ class Monitor:
         """Take in what a rank tells; returns the newest orders."""
         with self._board:
             self._totals[push.rank] = push.totals
+            self._node_of[push.rank] = push.node
             if push.rank == 0:
                 self._epoch, self._step, self._samples = push.epoch, push.step, push.samples
                 self._adapted = push.adapted
@@ -148,6 +167,8 @@ class Monitor:
                 adapted=self._adapted,
                 attempts=self._attempts,
                 rates=self._rates_now(),
+                most_local=self._orders.most_local,
+                failing=tuple(node for node, at in self._failed_at.items() if len(at) >= FAILURES),
             )
 
     def note(self, kind: str, **values: Any) -> None:
@@ -161,6 +182,7 @@ class Monitor:
             if self._totals:
                 self._past.append((max(self._adapted.workers, 1), sum_of(self._totals)))
             self._totals.clear()
+            self._node_of.clear()
             self._adapted = Adapted()
             self._orders = replace(self._orders, resize=False)
             self._ready = False
@@ -194,10 +216,15 @@ class Monitor:
             self._changed.wait_for(lambda: not self._stale and self._wanted, timeout_s)
             return 0 if self._stale else self._wanted
 
-    def worker_failed(self, reason: str) -> bool:
-        """A worker's process died. Returns whether to try again: not when several attempts in a row got no further."""
+    def worker_failed(self, reason: str, ranks: Sequence[int] = ()) -> bool:
+        """Processes of these ranks died. Returns whether to try again: not when several attempts in a row got no further."""
         self.note("worker_lost", reason=reason)
         with self._changed:
+            self._failures += 1
+            now = time.monotonic()
+            for node in {self._node_of[rank] for rank in ranks if rank in self._node_of}:
+                recent = [at for at in self._failed_at.get(node, []) if now - at < FORGET_S]
+                self._failed_at[node] = [*recent, now]
             self._fruitless = 0 if self._step > self._furthest else self._fruitless + 1
             self._furthest = max(self._furthest, self._step)
             self._stale = True
@@ -208,12 +235,62 @@ class Monitor:
         stays ordered until it has ended."""
         with self._board:
             before = self._orders
-            self._orders = replace(orders, stop=before.stop or orders.stop, resize=before.resize or orders.resize)
+            self._orders = replace(
+                orders,
+                stop=before.stop or orders.stop,
+                resize=before.resize or orders.resize,
+                most_local=before.most_local,
+                batch=_within(orders.batch, before.most_local),
+            )
             self._wanted = self._wanted if wanted is None else wanted
+
+    def avoid(self, nodes: tuple[str, ...]) -> None:
+        """The driver: no worker on these nodes."""
+        self._avoided = nodes
+
+    def avoided(self) -> tuple[str, ...]:
+        """Nodes that are to hold no worker."""
+        return self._avoided
+
+    def out_of_memory(self, rank: int, split: BatchSplit) -> bool:
+        """A local batch did not fit into the device's memory: from now on they are half as large at most. False where
+        there is nothing left to halve."""
+        with self._board:
+            most = min(split.local_batch_size // 2, self._orders.most_local or split.local_batch_size)
+            if most < 1:
+                return False
+            smaller = split.with_local_at_most(most)
+            self._events.append(
+                {
+                    "event": "out_of_memory",
+                    "at": time.time(),
+                    "rank": rank,
+                    "did_not_fit": split.local_batch_size,
+                    "local_batch_size": smaller.local_batch_size,
+                    "accum_steps": smaller.accum_steps,
+                }
+            )
+            batch = _within(self._orders.batch, most) or (split.workers, smaller.local_batch_size, smaller.accum_steps)
+            self._orders = replace(self._orders, most_local=most, batch=batch)
+            return True
+
+    def failures_per_s(self) -> float:
+        """How often this run is interrupted, as far as is known."""
+        with self._board:
+            return failures_per_s(self._failures, time.monotonic() - self._began_at, self._nodes)
 
     def orders(self) -> Orders:
         """What the workers are told now."""
         return self._orders
+
+
+def _within(batch: tuple[int, int, int] | None, most_local: int | None) -> tuple[int, int, int] | None:
+    """An ordered batch, in local batches of ``most_local`` at most."""
+    if batch is None:
+        return None
+    workers, local, accum = batch
+    split = BatchSplit(local_batch_size=local, accum_steps=accum, workers=workers).with_local_at_most(most_local)
+    return workers, split.local_batch_size, split.accum_steps
 
 
 class Reporter:
@@ -226,6 +303,7 @@ class Reporter:
         self.adapted = Adapted()
         self.epoch = self.step = self.samples = 0
         self._monitor, self._rank, self._interval_s = monitor, rank, interval_s
+        self._node = ray.get_runtime_context().get_node_id()
         self._watchdog = watchdog
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}
@@ -254,6 +332,7 @@ class Reporter:
                 epoch=self.epoch,
                 step=self.step,
                 samples=self.samples,
+                node=self._node,
                 adapted=self.adapted,
                 metrics=dict(self._metrics),
                 events=events,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
@@ -26,7 +26,7 @@ from ray.train.v2._internal.exceptions import (
     WorkerHealthCheckFailedError,
     WorkerHealthCheckTimeoutError,
 )
-from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import (
     FixedScalingPolicy,
@@ -36,6 +36,9 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
 
+from offload.train.device_memory import DeviceMemoryError
+
+NODE_ID = "ray.io/node-id"  # a label that every node has
 UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 READY_WAIT_S = 1.5  # less than Ray Train's interval between two looks at the workers, who may wait for that look
@@ -95,11 +98,17 @@ class GoOn(FailurePolicy):
         if isinstance(error, PreemptionError):
             return self._lost(error)
         if isinstance(error, WorkerGroupError):
-            failures = list(error.worker_failures.values())
+            failures = [getattr(each, "_base_exc", each) for each in error.worker_failures.values()]
+            too_large = [each for each in failures if isinstance(each, DeviceMemoryError)]
+            if too_large:  # raised only where smaller batches come next; the other ranks waited for that one
+                return FailureDecision.RETRY
             lost = [each for each in failures if isinstance(each, WORKER_LOST)]
             # When a host dies its peers notice before Ray does: their connections to it break.
             if lost or all(map(_is_broken_connection, failures)):
-                return self._lost((lost or failures)[0])
+                ranks = [
+                    rank for rank, each in error.worker_failures.items() if isinstance(each, WORKER_LOST) or not lost
+                ]
+                return self._lost((lost or failures)[0], ranks)
             self._raised += 1
             return _within(self._raised, self.failure_config.max_failures)
         if isinstance(error, ControllerError) and isinstance(error.controller_failure, NOT_STARTED):
@@ -107,8 +116,8 @@ class GoOn(FailurePolicy):
             return _within(self._not_started, self.failure_config.controller_failure_limit)
         return FailureDecision.RAISE
 
-    def _lost(self, error: BaseException) -> FailureDecision:
-        again = ray.get(self._monitor.worker_failed.remote(_first_line(error)))
+    def _lost(self, error: BaseException, ranks: Sequence[int] = ()) -> FailureDecision:
+        again = ray.get(self._monitor.worker_failed.remote(_first_line(error), tuple(ranks)))
         return FailureDecision.RETRY if again else FailureDecision.RAISE
 
 
@@ -121,6 +130,25 @@ def _is_broken_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistBackendError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in BROKEN_CONNECTION)
     )
+
+
+def draining_nodes() -> set[str]:
+    """Ids of the nodes that are alive, and were given notice that they soon will not be."""
+    return set(ray._private.state.state.get_draining_nodes())  # type: ignore[attr-defined]
+
+
+class Avoiding(ControllerCallback):
+    """Keeps workers off the nodes that ``monitor`` says are to be avoided."""
+
+    def __init__(self, monitor: Any) -> None:
+        self._monitor = monitor
+
+    def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str] | None:
+        avoided = ray.get(self._monitor.avoided.remote())
+        given = scaling_config.label_selector
+        if not avoided or isinstance(given, list):
+            return None
+        return {**(given or {}), NODE_ID: f"!in({','.join(avoided)})"}
 
 
 class LastLook(WorkerGroupCallback):
@@ -157,7 +185,11 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
-        return [LastLook(), *(each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS)]
+        return [
+            LastLook(),
+            Avoiding(self._monitor),
+            *(each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS),
+        ]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         config: Any = self.scaling_config

@@ -8,7 +8,8 @@ others, and preprocessing takes what cores are left. Where it stops: whether to 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import ray
@@ -31,11 +32,43 @@ def task_cpus(nodes: Sequence[NodeResources], worker: WorkerResources, bounds: t
     return min(placement.task_cpus for placement in placements if placement is not None)
 
 
+def place_most(
+    nodes: Sequence[NodeResources], worker: WorkerResources, bounds: tuple[int, int], allowed: Callable[[int], bool]
+) -> Placement:
+    """The placement of the most workers within ``bounds`` that fit, of the counts that are allowed.
+
+    Raises ConfigError where none of them fits, or none is allowed.
+    """
+    counts = [count for count in range(bounds[0], bounds[1] + 1) if allowed(count)]
+    if not counts:
+        raise ConfigError(
+            f"no number of workers from {bounds[0]} to {bounds[1]} divides the batch, as deterministic=True needs: choose a "
+            "batch size that is a multiple of the number of workers."
+        )
+    for count in reversed(counts):
+        placement = _placed(nodes, worker, (count, count))
+        if placement is not None:
+            return placement
+    return place_workers(nodes, worker, (counts[0], counts[0]))
+
+
 def _placed(nodes: Sequence[NodeResources], worker: WorkerResources, counts: tuple[int, int]) -> Placement | None:
     try:
         return place_workers(nodes, worker, counts)
     except ConfigError:
         return None
+
+
+def usd_per_hour(
+    nodes: Sequence[NodeResources], worker: WorkerResources, placement: Placement, prices: Mapping[str, float]
+) -> float | None:
+    """Dollars per hour of the nodes that a placement needs: all but those that are there for workers and hold none. None
+    where the price of one is not known."""
+    needed = [
+        node for node, held in zip(nodes, placement.held, strict=True) if held or not worker.trains_on(node)
+    ]  # fmt: skip
+    known = [prices.get(node.instance_type or "") for node in needed]
+    return None if None in known else sum(price for price in known if price is not None)
 
 
 class Workers:
@@ -49,6 +82,8 @@ class Workers:
         hub: the run's actor.
         tell: writes an event.
         chosen: whether a count is to be chosen; else it only changes with the cluster.
+        allowed: whether a count may be used at all.
+        usd_per_hour: prices of instance types, as far as they are known.
     """
 
     def __init__(
@@ -61,11 +96,15 @@ class Workers:
         hub: Any,
         tell: Callable[..., None],
         chosen: bool,
+        allowed: Callable[[int], bool],
+        usd_per_hour: Mapping[str, float],
     ) -> None:
         self.placement = placement
         self.restart_s = FIRST_RESTART_S
         self._nodes, self._worker, self._bounds = tuple(nodes), worker, bounds
-        self._hub, self._tell, self._chosen = hub, tell, chosen
+        self._hub, self._tell, self._chosen, self._allowed = hub, tell, chosen, allowed
+        self._usd_per_hour = usd_per_hour
+        self._avoided: tuple[str, ...] = ()
         self._phase: Phase = ""
         self._next = placement
         self._room: Any = None
@@ -91,11 +130,12 @@ class Workers:
         """The counts that fit, or the present one alone where none is to be chosen."""
         found = []
         least, most = self._bounds if self._chosen else (self.placement.workers, self.placement.workers)
-        for count in range(least, most + 1):
+        for count in filter(self._allowed, range(least, most + 1)):
             placement = self._placed((count, count))
             if placement is None:
                 break
-            found.append(Option(workers=count, nodes=placement.nodes, cores=placement.cores))
+            usd = usd_per_hour(self._nodes, self._worker, placement, self._usd_per_hour)
+            found.append(Option(workers=count, nodes=placement.nodes, cores=placement.cores, usd_per_hour=usd))
         return found
 
     def change(self, size: Size, orders: Orders, news: News) -> None:
@@ -103,18 +143,23 @@ class Workers:
         placement = self._placed((size.workers, size.workers))
         if placement is None:
             return
-        self._next, self._phase = placement, "room"
         batch = size.workers, size.local_batch_size, size.accum_steps
-        self._orders = dataclasses.replace(orders, resize=True, batch=batch)
-        both = [min(pair) for pair in zip(self.placement.cores_by_node, placement.cores_by_node, strict=True)]
-        self._room = self._hub.reshape.remote(self._nodes_of(both), ROOM_TIMEOUT_S)
+        self._begin(placement, dataclasses.replace(orders, resize=True, batch=batch), self._cores())
 
-    def look(self, news: News, alive: Sequence[NodeResources]) -> None:
-        """Go on with a change, and follow the cluster."""
+    def _begin(self, placement: Placement, orders: Orders, cores_before: Counter[str]) -> None:
+        """Let preprocessing leave the cores that workers are to take, and those of nodes that are to be left."""
+        self._next, self._phase, self._orders = placement, "room", orders
+        both = cores_before & Counter(self._nodes_of(placement.cores_by_node))
+        self._room = self._hub.reshape.remote(tuple(both.elements()), ROOM_TIMEOUT_S)
+
+    def look(self, news: News, alive: Sequence[NodeResources], leaving: Collection[str] = ()) -> None:
+        """Go on with a change, and follow the cluster. ``leaving``: ids of nodes that are alive but will soon be gone."""
         for event in news.events:
             self._take(event)
-        if tuple(alive) != self._nodes:
-            self._follow(tuple(alive))
+        self._avoid(news.failing, alive)
+        staying = tuple(node for node in alive if node.node_id not in leaving and node.node_id not in self._avoided)
+        if staying != self._nodes:
+            self._follow(staying, still=[node for node in alive if node.node_id in leaving])
         if self._phase == "room" and ray.wait([self._room], timeout=0)[0]:
             self._phase, self._attempts = "commit", news.attempts
             self._hub.order.remote(self._orders, self.wanted)
@@ -133,22 +178,39 @@ class Workers:
             self._tell("resize_cost", without_steps_s=round(self.restart_s, 3))
             self._resized_at = None
 
-    def _follow(self, alive: tuple[NodeResources, ...]) -> None:
-        """The cluster has other nodes than before."""
+    def _avoid(self, failing: Collection[str], alive: Sequence[NodeResources]) -> None:
+        """Do without nodes on which workers failed repeatedly, unless nothing would be left."""
+        new = {node for node in failing if node not in self._avoided}
+        rest = [node for node in alive if node.node_id not in new and node.node_id not in self._avoided]
+        if not new or self._most(rest) is None:
+            return
+        self._avoided += tuple(sorted(new))
+        names = [node.name for node in alive if node.node_id in new]
+        self._hub.avoid.remote(self._avoided)
+        self._tell("node_excluded", nodes=names)
+
+    def _follow(self, alive: tuple[NodeResources, ...], still: Sequence[NodeResources]) -> None:
+        """The cluster has other nodes than before. Those in ``still`` are about to leave it, and work meanwhile."""
+        before = self._cores()
         gone = {n.node_id: n.name for n in self._nodes}
         come = {n.node_id: n.name for n in alive}
         self._nodes, self._phase = alive, ""
-        least, most = self._bounds
-        placement = self._placed((least, min(most, self.placement.workers)))
+        placement = self._most(alive)
         self._tell(
             "cluster_changed",
             left=[name for id_, name in gone.items() if id_ not in come],
+            leaving=[node.name for node in still],
             joined=[name for id_, name in come.items() if id_ not in gone],
             workers=placement.workers if placement is not None else 0,
             preprocessing_cores=placement.cores if placement is not None else 0,
         )
         self._waiting = placement is None
-        if placement is not None:
+        if still and placement is None:
+            # Workers commit within the notice, and wait for other nodes.
+            self._hub.order.remote(dataclasses.replace(self._orders, resize=True, batch=None), 0)
+        elif still and placement is not None and placement.workers < self.placement.workers:
+            self._begin(placement, dataclasses.replace(self._orders, resize=True, batch=None), before)
+        elif placement is not None:
             fewer = placement.workers < self.placement.workers
             self.placement = placement
             self._reshape()
@@ -156,8 +218,20 @@ class Workers:
                 # They hold cores that preprocessing needs now, and may wait for it already: they cannot commit first.
                 self._hub.replace_workers.remote(placement.workers)
 
+    def _most(self, nodes: Sequence[NodeResources]) -> Placement | None:
+        """The placement of as many workers as there are, or as still fit on these nodes."""
+        bounds = self._bounds[0], min(self._bounds[1], self.placement.workers)
+        try:
+            return place_most(nodes, self._worker, bounds, self._allowed)
+        except ConfigError:
+            return None
+
     def _placed(self, counts: tuple[int, int]) -> Placement | None:
         return _placed(self._nodes, self._worker, counts)
+
+    def _cores(self) -> Counter[str]:
+        """How many cores of each node preprocess."""
+        return Counter(self._nodes_of(self.placement.cores_by_node))
 
     def _reshape(self) -> None:
         self._hub.reshape.remote(self._nodes_of(self.placement.cores_by_node), 0.0)

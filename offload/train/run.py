@@ -19,23 +19,25 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.train
 
+from offload import preload
 from offload.errors import ConfigError, OffloadError, RunError, causes, find_offload_error
-from offload.model.placement import Placement, WorkerResources, place_workers
+from offload.model.placement import Placement, WorkerResources
 from offload.pipeline.feed import Cores, Stream
 from offload.pipeline.pool import PackedStage
 from offload.pipeline.sources.base import Index
 from offload.pipeline.spec import Pipeline
+from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory, to_json
 from offload.train.adaptation import Adaptor
-from offload.train.cluster import Cluster, alive_nodes, on_this_node
+from offload.train.cluster import INSTANCE_TYPE, Cluster, alive_nodes, on_this_node
 from offload.train.config import BatchSplit
 from offload.train.context import TRAIN, WorkerSetup, first_pass, run_worker
 from offload.train.hub import Hub
 from offload.train.journal import Journal
 from offload.train.monitor import Orders
-from offload.train.ray_train import TorchTrainer
-from offload.train.resizing import Workers, task_cpus
+from offload.train.ray_train import TorchTrainer, draining_nodes
+from offload.train.resizing import Workers, place_most, task_cpus
 from offload.train.storage import Storage
 
 if TYPE_CHECKING:
@@ -82,12 +84,14 @@ class Run:
         self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
         self.worker = self._worker_resources()
         wanted = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
-        self.placement: Placement = place_workers(cluster.nodes, self.worker, wanted)
+        self.placement: Placement = place_most(cluster.nodes, self.worker, wanted, self._allowed)
         # Without a range the workers are as many as fit at the start, and fewer only if nodes are lost.
         self.bounds = wanted if trainer.workers is not None else (1, self.placement.workers)
         self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
         self.journal = Journal(directory, live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
+        self.prices = self._prices()
         self.streams = self._packed()
+        self.job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
     def go(self, name: str, storage: Storage) -> dict[str, Any]:
         """Train, with checkpoints at ``name`` of the storage; returns the content of ``summary.json``.
@@ -99,14 +103,15 @@ class Run:
             nodes=tuple(node.node_id for node, cores in by_node for _ in range(cores)),
             task_cpus=task_cpus(self.cluster.nodes, self.worker, self.bounds),
             store_bytes=self.cluster.store_bytes,
+            runtime_env=preload.runtime_env(self.job_env),
         )
         self._announce()
         threads = FEED_THREADS + 4 * min(self.bounds[1], MOST_RANKS_AT_ONCE)
         hub = on_this_node(ray.remote(Hub), max_concurrency=threads, enable_task_events=False).remote(
-            self.streams, cores, self.placement.workers
+            self.streams, cores, self.placement.workers, len(self.cluster.nodes)
         )
         if not self.directory.resuming:
-            hub.start_ahead.remote(first_pass(self.split), TRAIN)
+            hub.start_ahead.remote(first_pass(self.split, deterministic=self.trainer.deterministic), TRAIN)
         torch_trainer = self._torch_trainer(hub, name, storage)
         workers = Workers(
             self.cluster.nodes,
@@ -116,6 +121,8 @@ class Run:
             hub=hub,
             tell=self.journal.tell,
             chosen=self.trainer.workers is not None,
+            allowed=self._allowed,
+            usd_per_hour=self.prices,
         )
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
@@ -182,6 +189,7 @@ class Run:
             precision=trainer.precision,
             seed=trainer.seed,
             hang_s=trainer.hang_s,
+            deterministic=trainer.deterministic,
             config=trainer.train_loop_config,
         )
 
@@ -204,6 +212,7 @@ class Run:
                 num_to_keep=kept.keep, checkpoint_score_attribute=kept.best, checkpoint_score_order=kept.mode
             ),
             logging_config=ray.train.LoggingConfig(log_level="ERROR"),
+            worker_runtime_env=self._worker_env(),
         )
         return TorchTrainer(
             self.worker_main(self.trainer.train, self._setup(hub)),
@@ -212,6 +221,34 @@ class Run:
             scaling_config=scaling,
             run_config=run_config,
         )
+
+    def _prices(self) -> dict[str, float]:
+        """Dollars per hour by instance type. Raises ConfigError where one is wanted that is not known."""
+        adaptation = self.trainer.adaptation
+        prices = {name: node.usd_per_hour for name, node in built_in().nodes.items()}
+        prices |= dict(adaptation.usd_per_hour or {})
+        for node in self.cluster.nodes if adaptation.objective == "cost" else ():
+            if node.instance_type not in prices:
+                raise ConfigError(
+                    f'objective="cost" needs the price of every node, and node {node.name} '
+                    + (
+                        f"has no label {INSTANCE_TYPE}: start Ray there with --labels {INSTANCE_TYPE}=ml.g5.xlarge, say."
+                        if node.instance_type is None
+                        else f"is of type {node.instance_type}, which the catalog lacks: pass "
+                        f"usd_per_hour={{{node.instance_type!r}: ...}} to offload.Adaptation."
+                    )
+                )
+        return prices
+
+    def _allowed(self, workers: int) -> bool:
+        """Whether so many may train."""
+        sizes = self.trainer.batch_size
+        return not self.trainer.deterministic or sizes.split(workers).global_batch_size == sizes.initial
+
+    def _worker_env(self) -> dict[str, Any]:
+        config: Any = self.trainer.run_config
+        given = dict(config.worker_runtime_env or {}) if config is not None else {}
+        return {**preload.runtime_env({**self.job_env, **given}), **given}
 
     def _announce(self) -> None:
         verb = "run_resumed" if self.directory.resuming else "run_started"
@@ -275,7 +312,7 @@ class Run:
                 raise KeyboardInterrupt
             if time.monotonic() - read_at >= POLL_S:
                 if not told:
-                    workers.look(self.journal.news, alive_nodes()[0])
+                    workers.look(self.journal.news, alive_nodes()[0], draining_nodes())
                 self._read(hub, workers.wanted)
                 read_at = time.monotonic()
                 if adaptor is not None and not told:

@@ -6,6 +6,7 @@ Where it stops: it does not know when to commit, nor what a batch is (:mod:`offl
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ class TrainingState:
         self.model: torch.nn.Module | None = None
         self.optimizers: list[torch.optim.Optimizer] = []
         self.committed_at = time.monotonic()
+        self.settled = True  # the last commit was waited for
+        self.storing = False  # a commit that was not waited for is under way
         self.changed = ""
         self.damaged: list[str] = []
         self._sums: dict[str, float] = {}
@@ -159,11 +162,11 @@ class TrainingState:
         self._sums, self._summed = {}, {}
         self.progress = dataclasses.replace(self.progress, epoch=epoch, trained=Ranges())
 
-    def commit(self, metrics: dict[str, Any], adapting: dict[str, Any]) -> None:
-        """Write a checkpoint of this very step, through Ray Train, and wait until it is stored. ``adapting``: what
-        adaptation has learned.
+    def commit(self, metrics: dict[str, Any], adapting: dict[str, Any], *, wait: bool) -> None:
+        """Write a checkpoint of this very step, through Ray Train. ``adapting``: what adaptation has learned; ``wait``: until
+        it is stored, or only until its content is copied.
 
-        Raises RunError where the storage does not take it.
+        Raises RunError where the storage does not take it; without waiting, that ends the run later.
         """
         mine = Ranges.of(np.concatenate(self._trained)) if self._trained else Ranges()
         all_trained = [mine] if self._talk is None else self._talk.gather_objects(mine)
@@ -179,20 +182,48 @@ class TrainingState:
             trained = Ranges()  # unnumbered samples cannot be told apart: the epoch starts again
         self.progress = dataclasses.replace(self.progress, trained=trained)
         self._trained.clear()
-        with tempfile.TemporaryDirectory(prefix="offload-") as folder:
+        position = {"epoch": self.progress.epoch, "step": self.progress.step}
+        writes = (self._talk is None or self._talk.rank == 0) and self.model is not None
+        content = self._content(generators, adapting) if writes else None
+        if wait:
+            _report({**metrics, **position}, content)
+        else:
+            self._report_later({**metrics, **position}, content)
+        self.committed_at = time.monotonic()
+        self._committed_step, self.settled = self.progress.step, wait
+
+    def _report_later(self, metrics: dict[str, Any], content: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+        """Report a copy of the content from a thread of Ray Train's. It keeps reports in their order."""
+        later = ray.train.CheckpointUploadMode.ASYNC
+        if content is None:
+            ray.train.report(metrics, checkpoint_upload_mode=later)
+            return
+        kept = copied(content)
+        storage: Any = ray.train.get_context().get_storage()  # type: ignore[no-untyped-call]
+        folder = Path(tempfile.mkdtemp(prefix="offload-"))
+        self.storing = True
+
+        def store(checkpoint: Any, name: str) -> Any:
             try:
-                saved = None
-                if (self._talk is None or self._talk.rank == 0) and self.model is not None:
-                    self._write(Path(folder), self.model, generators, adapting)
-                    saved = ray.train.Checkpoint.from_directory(folder)
-                position = {"epoch": self.progress.epoch, "step": self.progress.step}
-                ray.train.report({**metrics, **position}, checkpoint=saved)
+                checkpoints.save(folder, *kept)
+                return storage.persist_current_checkpoint(checkpoint, name)
             except OSError as error:
                 raise _storage_error(error) from None
-        self.committed_at = time.monotonic()
-        self._committed_step = self.progress.step
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+                self.storing = False
 
-    def _write(self, folder: Path, model: torch.nn.Module, generators: list[Any], adapting: dict[str, Any]) -> None:
+        saved = ray.train.Checkpoint.from_directory(folder)
+        ray.train.report(
+            metrics,
+            saved,
+            checkpoint_upload_mode=later,
+            delete_local_checkpoint_after_upload=False,
+            checkpoint_upload_fn=store,
+        )
+
+    def _content(self, generators: list[Any], adapting: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        assert self.model is not None
         training = {
             "progress": self.progress.to_state(),
             "optimizers": [o.state_dict() for o in self.optimizers],
@@ -204,7 +235,7 @@ class TrainingState:
             **self._order,
             "workers": len(generators),
         }
-        checkpoints.save(folder, model.state_dict(), training)
+        return self.model.state_dict(), training
 
     def _restore(self, model: torch.nn.Module, stored: dict[str, Any]) -> None:
         try:
@@ -224,6 +255,29 @@ class TrainingState:
         if len(stored["rng"]) == ranks:
             checkpoints.set_rng_state(stored["rng"][rank])
         self._stored_model = {}  # as large as the model
+
+
+def _report(metrics: dict[str, Any], content: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+    """Store a checkpoint and report it; ``content`` is None on the ranks that write none."""
+    with tempfile.TemporaryDirectory(prefix="offload-") as folder:
+        try:
+            if content is not None:
+                checkpoints.save(Path(folder), *content)
+            saved = ray.train.Checkpoint.from_directory(folder) if content is not None else None
+            ray.train.report(metrics, checkpoint=saved)
+        except OSError as error:
+            raise _storage_error(error) from None
+
+
+def copied(value: Any) -> Any:
+    """A state as it is now, on the CPU, that training does not change any more."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(copied(each) for each in value)
+    return value
 
 
 def _read(stored: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -69,6 +69,9 @@ class Trainer:
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"`` for what runs under ``ctx.autocast()``.
         checkpoints: when they are committed and how many stay.
         seed: of the data's order, its augmentation and the model's start.
+        deterministic: every global batch holds the same samples, whatever the number of workers and the speed of
+            preprocessing. Only worker counts that divide the batch are then used, samples travel in smaller slices, and a
+            block that is late or lost holds up those behind it.
         hang_s: a worker that neither steps, reports nor waits for data for so long is taken to hang, and started again.
         train_loop_config: the user's own settings, as ``ctx.config``.
         scaling_config, run_config: Ray Train's, passed on: ``use_gpu`` and ``resources_per_worker`` of the one;
@@ -90,6 +93,7 @@ class Trainer:
         precision: Precision = "fp32",
         checkpoints: Checkpoints | None = None,
         seed: int = 0,
+        deterministic: bool = False,
         hang_s: float = 1800.0,
         train_loop_config: Mapping[str, Any] | None = None,
         scaling_config: ray.train.ScalingConfig | None = None,
@@ -111,6 +115,12 @@ class Trainer:
         self.precision: Precision = precision
         self.checkpoints = checkpoints or Checkpoints()
         self.seed = seed
+        self.deterministic = deterministic
+        if deterministic and self.batch_size.adaptive:
+            raise ConfigError(
+                "deterministic=True fixes which samples each global batch holds, and batch_size has a range to choose from: pass "
+                f"batch_size={self.batch_size.initial}, or leave deterministic away."
+            )
         if not hang_s > 0:
             raise ConfigError(f"hang_s must be > 0 seconds, found {hang_s}.")
         self.hang_s = hang_s
@@ -177,6 +187,11 @@ class Trainer:
             raise ConfigError(
                 f"the batch size is {wanted}, but {index.name} has only {len(index)} samples. Pass batch_size={len(index)} or "
                 "less, or more data."
+            )
+        if name == TRAIN and index is None and self.deterministic:
+            raise ConfigError(
+                f"deterministic=True needs training samples whose order is known; {pipeline.name} has none. Pass files, a "
+                "torch data set or Parquet (offload.image_folder, from_torch, parquet), or leave deterministic away."
             )
         shuffle = pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
         return Listed(pipeline=pipeline, index=index, shuffle=shuffle)

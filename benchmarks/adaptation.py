@@ -1,0 +1,294 @@
+"""What adaptation is worth: time and dollars to an accuracy, beside fixed batches and beside the same policy without the input
+term, which is AdaptDL's.
+
+    python benchmarks/adaptation.py [--json] [-o benchmarks/results/adaptation.json]
+
+Digits (scikit-learn's) on a *paced accelerator*: training is real, its time is the accelerator's. Where the input binds,
+preprocessing is paced as well: each sample takes its core for a while without burning it, so that two real cores stand for
+more. A worker is counted as one GPU instance, and a preprocessing core as its share of a CPU instance, at their prices for as
+long as they are held.
+
+    statistics      one worker, input to spare: adaptive batches against fixed ones, the initial among them; 3 seeds, CNN and ViT
+    input-bound     one to four workers, an input slower than one accelerator: joint policy against AdaptDL's
+    device-bound    one to four workers, input to spare: the joint policy's choice against AdaptDL's
+    midway          one to four workers, an input whose nodes join and leave while it runs
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import ray
+import ray.train
+from ray.cluster_utils import Cluster
+from rich.console import Console
+from rich.table import Table
+
+import offload
+from benchmarks.rows.digits import Digits, train
+from benchmarks.side_by_side import machine, versions
+from offload.adapt.observe import Seen
+from offload.prices import built_in
+from offload.report.run_dir import read_lines
+
+GPU, CPU = "ml.g5.xlarge", "ml.c5.4xlarge"
+ALPHA_S = 0.02  # of the paced accelerator, per step
+INITIAL, LARGEST = 16, 256
+FIXED = (16, 32, 64, 128, 256)
+TARGET = {"cnn": 0.96, "vit": 0.94}
+INTERVAL_S = 3.0
+SEEDS = 3
+WORKERS = 4
+PACED_SAMPLE_S = 0.02  # of a core: 50 samples/s
+CASES = ("statistics", "input-bound", "device-bound", "midway")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One run. ``beta_s``: of the accelerator, per sample; ``pace_s``: of preprocessing; ``cores``: logical cores that preprocess; ``changes``: at which second how many join (+) or leave (-)."""
+
+    case: str
+    policy: str
+    model: str = "cnn"
+    seed: int = 0
+    batch: int | offload.BatchSize = INITIAL
+    workers: tuple[int, int] = (1, 1)
+    epochs: int = 12
+    beta_s: float = 0.0004
+    pace_s: float = 0.0
+    cores: int = 4
+    changes: tuple[tuple[float, int], ...] = ()
+
+
+def settings(case: str, seeds: int) -> list[Setting]:
+    """The runs of a case."""
+    adaptive = offload.BatchSize(initial=INITIAL, max=LARGEST)
+    if case == "statistics":
+        runs = [
+            Setting(case=case, policy=f"fixed {size}", model=model, seed=seed, batch=size, epochs=epochs)
+            for model, epochs in (("cnn", 14), ("vit", 20))
+            for seed in range(seeds)
+            for size in FIXED
+        ]
+        adapted = [
+            dataclasses.replace(run, policy="adaptive", batch=adaptive)
+            for run in runs if run.policy == f"fixed {INITIAL}"
+        ]  # fmt: skip
+        return runs + adapted
+    both = ("joint", "without input term")
+    if case == "midway":
+        return [
+            Setting(
+                case=case, policy="joint", batch=adaptive, workers=(1, WORKERS), epochs=35, beta_s=0.004,
+                pace_s=PACED_SAMPLE_S, cores=4, changes=((45.0, 10), (105.0, -10)),
+            )
+        ]  # fmt: skip
+    pace, epochs = (PACED_SAMPLE_S, 14) if case == "input-bound" else (0.0, 60)
+    return [
+        Setting(case=case, policy=policy, batch=adaptive, workers=(1, WORKERS), epochs=epochs, pace_s=pace, seed=seed)
+        for seed in range(seeds)
+        for policy in both
+    ]
+
+
+@click.command(help=__doc__)
+@click.option("--case", "cases", multiple=True, type=click.Choice(CASES), help="Default: all.")
+@click.option("--seeds", default=SEEDS, show_default=True, help="Runs of each policy.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
+def main(cases: tuple[str, ...], seeds: int, as_json: bool, output: Path | None) -> None:
+    console = Console(stderr=True, width=140)
+    rows: list[dict[str, Any]] = []
+    for case in cases or CASES:
+        for setting in settings(case, seeds):
+            row = _run(setting)
+            rows.append(row)
+            console.print(
+                f"{case} {setting.model} {setting.policy} seed {setting.seed}: to {row['target']:.0%} "
+                f"{_or_dash(row['time_to_accuracy_s'])} s, {_or_dash(row['usd'])} $, "
+                f"final {row['final_accuracy']:.1%}, batch {row['batches'][-1] if row['batches'] else setting.batch}, "
+                f"workers {row['workers']}"
+            )
+            if output is not None:
+                output.write_text(json.dumps(_document(rows), indent=1) + "\n")
+    if as_json:
+        print(json.dumps(_document(rows)))
+    else:
+        console.print(_table(rows))
+
+
+def _document(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "cases": list(rows),
+        "summary": _summary(rows),
+        "accelerator": "paced accelerator",
+        "prices": {"gpu": GPU, "cpu": CPU},
+        "machine": machine(),
+        "versions": versions(),
+        "command": f"python {' '.join(sys.argv)}",
+    }
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians over seeds."""
+    keys = sorted({(row["case"], row["model"], row["policy"]) for row in rows})
+    found = []
+    for key in keys:
+        mine = [row for row in rows if (row["case"], row["model"], row["policy"]) == key]
+        values = {
+            name: statistics.median(math.inf if row[name] is None else row[name] for row in mine)
+            for name in ("time_to_accuracy_s", "usd", "final_accuracy")
+        }
+        accuracies = [row["final_accuracy"] for row in mine]
+        found.append(
+            {
+                **dict(zip(("case", "model", "policy"), key, strict=True)),
+                **{name: value if math.isfinite(value) else None for name, value in values.items()},
+                "final_accuracy_range": [min(accuracies), max(accuracies)],
+                "runs": len(mine),
+            }
+        )
+    return found
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="medians over seeds")
+    for name in ("case", "model", "policy", "s to accuracy", "$ to accuracy", "final accuracy"):
+        table.add_column(name)
+    for each in _summary(rows):
+        table.add_row(
+            each["case"], each["model"], each["policy"], _or_dash(each["time_to_accuracy_s"]), _or_dash(each["usd"]),
+            f"{each['final_accuracy']:.1%}",
+        )  # fmt: skip
+    return table
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _run(setting: Setting) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name, _cluster(setting) as cluster, _policy(setting.policy):
+        folder = Path(name)
+        ended = threading.Event()
+        changing = threading.Thread(target=_change, args=(cluster, setting, folder / "log", ended), daemon=True)
+        changing.start()
+        trainer = offload.Trainer(
+            train,
+            datasets={"train": offload.from_torch(Digits(setting.pace_s))},
+            batch_size=setting.batch,
+            workers=setting.workers,
+            adaptation=offload.Adaptation(interval_s=INTERVAL_S),
+            checkpoints=offload.Checkpoints(every_epochs=1000, every_s=None),
+            seed=setting.seed,
+            scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.01, "gpu_instance": 1}),
+            train_loop_config={
+                "model": setting.model, "alpha_s": ALPHA_S, "beta_s": setting.beta_s, "epochs": setting.epochs,
+                "log": str(folder / "log"),
+            },
+        )  # fmt: skip
+        trainer.fit(run_dir=folder / "run", quiet=True)
+        ended.set()
+        changing.join()
+        lines, events = read_lines(folder / "log"), read_lines(folder / "run" / "events.jsonl")
+    return {
+        **{k: v for k, v in dataclasses.asdict(setting).items() if k not in ("batch", "changes")},
+        **_outcome(setting, lines),
+        "batches": [e["global_batch_size"] for e in events if e["event"] == "rebatched"],
+        "decisions": [
+            {"at_s": round(e["at"] - lines[0]["at"], 1), **{k: e.get(k) for k in ("decision", "workers", "reason")}}
+            for e in events if e["event"] == "decided"
+        ],
+        "resizes": [
+            {"at_s": round(e["at"] - lines[0]["at"], 1), "workers": e["workers"]} for e in events if e["event"] == "resized"
+        ],
+        "cluster": [
+            {"at_s": round(e["at"] - lines[0]["at"], 1), "cores": e["preprocessing_cores"]}
+            for e in events if e["event"] == "cluster_changed"
+        ],
+        "changes": setting.changes,
+    }  # fmt: skip
+
+
+def _outcome(setting: Setting, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds and dollars from the first worker's start to the target; what evaluation took is not counted."""
+    catalog = built_in().nodes
+    per_worker = catalog[GPU].usd_per_hour / 3600
+    per_core = catalog[CPU].usd_per_hour / 3600 / catalog[CPU].vcpus
+    target = TARGET[setting.model]
+    began, spent_s, usd = lines[0]["at"], 0.0, 0.0
+    reached: tuple[float, float] | None = None
+    accuracy = 0.0
+    for before, line in itertools.pairwise(lines):
+        # Workers that are being replaced are paid for as those that come.
+        usd += (line["at"] - before["at"]) * (line["workers"] * per_worker + setting.cores * per_core)
+        spent_s += line.get("spent_s", 0.0)
+        accuracy = line.get("accuracy", accuracy)
+        if reached is None and accuracy >= target:
+            reached = line["at"] - began - spent_s, usd
+    return {
+        "target": target,
+        "time_to_accuracy_s": None if reached is None else reached[0],
+        "usd": None if reached is None else reached[1],
+        "final_accuracy": accuracy,
+        "total_s": lines[-1]["at"] - began - spent_s,
+        "total_usd": usd,
+        "workers": lines[-1]["workers"],
+    }
+
+
+@contextlib.contextmanager
+def _policy(name: str) -> Iterator[None]:
+    """AdaptDL's policy is this one where the input counts as infinitely fast."""
+    known = Seen.input_samples_per_s
+    if name == "without input term":
+        Seen.input_samples_per_s = lambda self, cores: math.inf  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Seen.input_samples_per_s = known  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _cluster(setting: Setting) -> Iterator[Cluster]:
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": setting.cores, "resources": {"gpu_instance": WORKERS}}
+    )
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _change(cluster: Cluster, setting: Setting, log: Path, ended: threading.Event) -> None:
+    """Let CPU nodes join and leave, as seconds since training began say."""
+    while not log.exists():
+        if ended.wait(0.2):
+            return
+    began = time.monotonic()
+    added: list[Any] = []
+    for at_s, cores in setting.changes:
+        if ended.wait(max(at_s - (time.monotonic() - began), 0.0)):
+            return
+        if cores > 0:
+            added.append(cluster.add_node(num_cpus=cores))
+        else:
+            cluster.remove_node(added.pop())
+
+
+if __name__ == "__main__":
+    main()

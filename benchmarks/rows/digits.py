@@ -1,0 +1,85 @@
+"""What `benchmarks/adaptation.py` trains: handwritten digits (scikit-learn's, 8 × 8), a small CNN and a small ViT, on a paced
+accelerator and, where the case says so, with preprocessing that is paced too."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn.datasets
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+import offload
+from offload.testing.paced import PacedAccelerator
+
+HELD_OUT = 5  # every fifth sample
+
+
+class Digits(torch.utils.data.Dataset[Any]):
+    """The training part. Each sample takes ``pace_s`` of its core, without burning it."""
+
+    def __init__(self, pace_s: float) -> None:
+        self._pace_s = pace_s
+        self._images, self._labels = digits(held_out=False)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if self._pace_s:
+            time.sleep(self._pace_s)
+        return {"image": self._images[i], "label": self._labels[i]}
+
+
+def digits(*, held_out: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Images, float32 of shape (n, 1, 8, 8) in [0, 1], and labels."""
+    found = sklearn.datasets.load_digits()
+    chosen = (np.arange(len(found.target)) % HELD_OUT == 0) == held_out
+    images = (found.images[chosen, None] / 16).astype(np.float32)
+    return images, found.target[chosen].astype(np.int64)
+
+
+def model(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model, and its optimizer with the learning rate for the initial batch."""
+    if name == "vit":
+        vit = VisionTransformer(
+            img_size=8, patch_size=2, in_chans=1, num_classes=10, embed_dim=48, depth=3, num_heads=4
+        )
+        return vit, torch.optim.AdamW(vit.parameters(), lr=5e-4)
+    cnn = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(16, 32, 3, padding=1, stride=2), torch.nn.ReLU(),
+        torch.nn.Flatten(), torch.nn.Linear(32 * 16, 10),
+    )  # fmt: skip
+    return cnn, torch.optim.SGD(cnn.parameters(), lr=0.02, momentum=0.9)
+
+
+def train(ctx: offload.Context) -> None:
+    """Writes a line per pass: when, at what progress, and how accurate on the held-out samples."""
+    config = ctx.config
+    torch.set_num_threads(1)
+    net, optimizer = model(config["model"])
+    net, optimizer = ctx.prepare(net, optimizer)
+    accelerator = PacedAccelerator(config["alpha_s"], config["beta_s"])
+    images, labels = map(torch.from_numpy, digits(held_out=True))
+    log = Path(config["log"])
+    _write(ctx, log, {"began": True})
+    for _ in ctx.epochs(config["epochs"]):
+        net.train()
+        for batch in ctx.batches("train"):
+            accelerator.step(len(batch["label"]))
+            ctx.backward(torch.nn.functional.cross_entropy(net(batch["image"]), batch["label"]))
+            ctx.step()
+        began = time.monotonic()
+        net.eval()
+        with torch.no_grad():
+            accuracy = float((net(images).argmax(1) == labels).float().mean())
+        _write(ctx, log, {"accuracy": accuracy, "spent_s": time.monotonic() - began})
+
+
+def _write(ctx: offload.Context, log: Path, values: dict[str, Any]) -> None:
+    if ctx.rank == 0:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"at": time.time(), "workers": ctx.world_size, **values}) + "\n")

@@ -1,0 +1,24 @@
+"""How often to commit a checkpoint, from what one costs and how often nodes fail."""
+
+from __future__ import annotations
+
+import math
+
+DAY_S = 86400.0
+MOST_SHARE = 0.01  # of training time that commits may take
+LEAST_S = 15.0
+
+
+def commit_interval_s(cost_s: float, failures_per_s: float) -> float:
+    """Seconds between two commits, each of which stops training for ``cost_s``.
+
+    The interval that loses the least, to commits and to the work that a failure undoes, is ``sqrt(2·cost / rate)`` (Young,
+    1974). It is longer where that would spend more than a hundredth of the time on commits.
+    """
+    return max(math.sqrt(2 * cost_s / failures_per_s), cost_s / MOST_SHARE, LEAST_S)
+
+
+def failures_per_s(failures: int, elapsed_s: float, nodes: int) -> float:
+    """The rate at which a run is interrupted: one failure per node and day, as far as nothing else is known, and with every
+    hour and failure more of what was seen (the mean of a gamma distribution that begins with one failure in a node's day)."""
+    return (1 + failures) / (DAY_S / max(nodes, 1) + elapsed_s)

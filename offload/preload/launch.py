@@ -1,0 +1,106 @@
+"""Stands in for ``python`` where Ray starts a process: has it forked from one that imported its modules already.
+
+    python -S launch.py KEY MODULE[,MODULE…] SCRIPT [ARGUMENT…]
+
+Ray runs this as the ``py_executable`` of a runtime environment; SCRIPT and its arguments are Ray's. It asks the node's
+server (:mod:`offload.preload.server`) for a copy of itself that takes over this process's arguments, environment, folder
+and standard files, and ends. The first to come starts the server, and waits with the others: one import for all of them.
+Whatever goes wrong, it becomes the plain ``python SCRIPT`` that it stands for.
+
+Only the standard library is imported, and little of it: this is what every process start still waits for.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+WAIT_S = 40.0  # Ray gives a new process 60 s to report
+POLL_S = 0.02
+ANSWER_S = 10.0
+
+
+def main(argv: list[str]) -> None:
+    """Hand the process over, or become it."""
+    key, modules, *command = argv
+    try:
+        handed = hand_over(socket_path(key, os.getppid()), modules, command)
+    except (OSError, ValueError):
+        handed = False
+    if not handed:
+        os.execv(sys.executable, [sys.executable, *command])
+
+
+def socket_path(key: str, raylet: int) -> str:
+    """Where the server for this key listens that belongs to this raylet. Raises PermissionError where another user made the
+    folder: whoever listens there is handed this process's environment."""
+    folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"offload-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.stat(folder, follow_symlinks=False)
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(folder)
+    # Hosts that share a folder may have raylets of the same number, in PID namespaces of their own.
+    namespace = os.readlink("/proc/self/ns/pid")
+    text = "\0".join((key, namespace, str(raylet), sys.executable, os.environ.get("PYTHONPATH", "")))
+    return os.path.join(folder, hashlib.sha256(text.encode()).hexdigest()[:24])
+
+
+def hand_over(path: str, modules: str, command: list[str]) -> bool:
+    """Whether a server took this process over. Starts one where none is."""
+    deadline = time.monotonic() + WAIT_S
+    server: subprocess.Popen[bytes] | None = None
+    while time.monotonic() < deadline:
+        if (connection := _connect(path)) is not None:
+            with connection:
+                return _ask(connection, command)
+        if server is not None and server.poll() is not None:
+            return False
+        if server is None:
+            server = _start_server(path, modules)
+        time.sleep(POLL_S)
+    return False
+
+
+def _connect(path: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _start_server(path: str, modules: str) -> "subprocess.Popen[bytes] | None":
+    """Start the server, unless another process is about to. It keeps the lock for as long as it lives."""
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
+        return subprocess.Popen(
+            [sys.executable, server, path, modules, str(os.getppid()), str(lock)],
+            stdin=subprocess.DEVNULL, pass_fds=[lock], start_new_session=True,
+        )  # fmt: skip
+    except BlockingIOError:
+        return None
+    finally:
+        os.close(lock)
+
+
+def _ask(connection: socket.socket, command: list[str]) -> bool:
+    connection.settimeout(ANSWER_S)
+    with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+        oom_score_adj = file.read()
+    wanted = {"command": command, "env": dict(os.environ), "folder": os.getcwd(), "oom_score_adj": oom_score_adj}
+    message = json.dumps(wanted).encode()
+    socket.send_fds(connection, [len(message).to_bytes(8, "big")], [0, 1, 2])
+    connection.sendall(message)
+    return bool(connection.recv(1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,147 @@
+"""Imports modules once, and forks itself for every process that :mod:`offload.preload.launch` hands over.
+
+    python server.py SOCKET MODULE[,MODULE…] RAYLET LOCK
+
+It ends with the raylet whose processes it starts, and when none of them has lived for a while. It has one thread and
+no connection to anything but its socket, so that a fork of it is as good as a new process.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+IDLE_S = 30.0  # without a process of ours alive
+REQUEST_S = 5.0
+LARGEST = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A process to be: what the launcher handed over. ``files``: its standard input, output and error."""
+
+    command: list[str]
+    env: dict[str, str]
+    folder: str
+    oom_score_adj: str
+    files: list[int]
+
+
+def main(argv: list[str]) -> None:
+    """Serve until the raylet ends."""
+    path, modules, raylet, lock = argv
+    # As a script, its own folder comes first: the modules in there are nobody's to import by their short names.
+    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(os.path.abspath(__file__))]
+    raylet_ended = os.pidfd_open(int(raylet))
+    for module in modules.split(","):
+        # A node that lacks one of them lacks it for the processes too, and they say so.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, all of this
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)  # in a folder that only this user may enter
+        listener.listen(128)
+        wanted = _serve(listener, raylet_ended)
+    os.close(raylet_ended)
+    os.close(int(lock))
+    if wanted is None:
+        os.unlink(path)
+    else:
+        _become(wanted)
+
+
+def _serve(listener: socket.socket, raylet_ended: int) -> Wanted | None:
+    """Fork for every request. Returns in each fork with what it is to be, and None in the server when it is to end."""
+    alive: set[int] = set()
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    with selectors.DefaultSelector() as selector:
+        for source in (listener, raylet_ended, woken):
+            selector.register(source, selectors.EVENT_READ)
+        while True:
+            ready = [key.fileobj for key, _ in selector.select(None if alive else IDLE_S)]
+            if woken in ready:
+                os.read(woken, 4096)
+                alive -= _ended(alive)
+            elif raylet_ended in ready or not ready:
+                return None
+            elif listener in ready:
+                connection, _ = listener.accept()
+                with connection:
+                    wanted = _read(connection)
+                    if wanted is None:
+                        continue
+                    child = os.fork()
+                    if child == 0:
+                        break
+                    alive.add(child)
+                    for file in wanted.files:
+                        os.close(file)
+                    with contextlib.suppress(OSError):
+                        connection.sendall(b"\1")
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.close(woken)
+    os.close(wake)
+    return wanted
+
+
+def _ended(alive: set[int]) -> set[int]:
+    return {child for child in alive if os.waitpid(child, os.WNOHANG)[0]}
+
+
+def _read(connection: socket.socket) -> Wanted | None:
+    """What the other end asks for; None if it breaks off."""
+    connection.settimeout(REQUEST_S)
+    files: list[int] = []
+    try:
+        head, files, _, _ = socket.recv_fds(connection, 8, 3)
+        left = int.from_bytes(head, "big")
+        if len(head) != 8 or len(files) != 3 or left > LARGEST:
+            raise ValueError("not a launcher")
+        parts = []
+        while left:
+            if not (part := connection.recv(min(left, 1 << 16))):
+                raise ValueError("broken off")
+            parts.append(part)
+            left -= len(part)
+        return Wanted(**json.loads(b"".join(parts)), files=files)
+    except (OSError, ValueError, TypeError):
+        for file in files:
+            os.close(file)
+        return None
+
+
+def _become(wanted: Wanted) -> None:
+    """Be the process that was asked for, to its end."""
+    os.setsid()
+    for number, file in enumerate(wanted.files):
+        os.dup2(file, number)
+        os.close(file)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as adjustment:
+        adjustment.write(wanted.oom_score_adj)
+    os.environ.clear()
+    os.environ.update(wanted.env)
+    os.chdir(wanted.folder)
+    if "numpy" in sys.modules:  # as every new process has its own
+        sys.modules["numpy"].random.seed()
+    script = wanted.command[0]
+    sys.argv = wanted.command
+    sys.path.insert(0, os.path.dirname(script))
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

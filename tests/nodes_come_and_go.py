@@ -1,0 +1,112 @@
+"""Run by test_nodes.py, in a process of its own: a training run on a Ray cluster of several raylets, one of which is drained,
+lost, joined, or kills its workers. Prints the run's events and each pass's samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import ray.train
+import torch
+from ray.cluster_utils import Cluster
+
+import offload
+from offload.report.run_dir import read_lines
+from offload.testing.history import each_pass, log_batch, read_history
+
+SAMPLES, EPOCHS = 400, 6
+WORKER_HOST = {"CPU": 2, "place": 1}
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        time.sleep(0.002)
+        return {"x": np.full(2, i / SAMPLES, dtype=np.float32)}
+
+
+def train(ctx: offload.Context) -> None:
+    model = torch.nn.Linear(2, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
+    folder = Path(ctx.config["log"])
+    node = ray.get_runtime_context().get_node_id()
+    for _ in ctx.epochs(EPOCHS):
+        for batch in ctx.batches("train"):
+            log_batch(ctx, batch, folder)
+            if ctx.config["deadly"] and node != ctx.config["head"] and ctx._state.progress.step % 5 == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.05)
+            ctx.backward(model(batch["x"]).mean())
+            ctx.step()
+
+
+def main(scenario: str, folder: Path) -> None:
+    log = folder / "log"
+    log.mkdir()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"place": 1}})
+    other = cluster.add_node(num_cpus=2, resources={"place": 1} if scenario != "preprocessing" else {})
+    ray.init(address=cluster.address, log_to_driver=False)
+    head = ray.get_runtime_context().get_node_id()
+
+    def disturb() -> None:
+        while len(list(log.glob("*.jsonl"))) == 0 or len(next(log.glob("*-0.jsonl")).read_text().splitlines()) < 20:
+            time.sleep(0.1)
+        if scenario == "drain":
+            subprocess.run(
+                ["ray", "drain-node", f"--address={cluster.address}", f"--node-id={other.node_id}",
+                 "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot",
+                 "--deadline-remaining-seconds=60"],
+                check=True, capture_output=True,
+            )  # fmt: skip
+        elif scenario in ("lost", "preprocessing"):
+            cluster.remove_node(other, allow_graceful=False)
+        elif scenario == "join":
+            cluster.add_node(num_cpus=2)
+
+    threading.Thread(target=disturb, daemon=True).start()
+    workers = 1 if scenario in ("preprocessing", "join") else (1, 2)
+    result = offload.Trainer(
+        train,
+        datasets={"train": offload.from_torch(Numbers())},
+        workers=workers,
+        batch_size=16,
+        adaptation=offload.Adaptation(schedule={0: 2}) if workers == (1, 2) else None,
+        checkpoints=offload.Checkpoints(every_s=1.0),
+        scaling_config=ray.train.ScalingConfig(
+            resources_per_worker={"CPU": 0.5, "place": 1}, placement_strategy="SPREAD"
+        ),
+        train_loop_config={"log": str(log), "deadly": scenario == "deadly", "head": head},
+    ).fit(run_dir=folder / "run", quiet=True)
+    events = read_lines(folder / "run" / "events.jsonl")
+    history = read_history(log, events)
+    right = each_pass(history) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
+    steps = [line["step"] for path in log.glob("*-0.jsonl") for line in read_lines(path)]
+    print(
+        json.dumps(
+            {
+                "status": result.status,
+                "right": right,
+                "events": events,
+                "repeated_steps": len(steps) - len(set(steps)),
+                "workers": [line["workers"] for line in history],
+            }
+        )
+    )
+    ray.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

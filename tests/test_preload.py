@@ -1,0 +1,187 @@
+"""Processes that start with their imports done: a real server, launched as Ray would, and a real Ray on top."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from offload import preload
+from offload.preload import launch
+
+LAUNCHER = Path(preload.__file__).with_name("launch.py")
+SCRIPT = """
+import json, os, sys
+print(json.dumps({
+    "argv": sys.argv, "path0": sys.path[0], "folder": os.getcwd(), "value": os.environ.get("VALUE"), "main": __name__,
+    "loaded": "colorsys" in sys.modules, "parent": os.getppid(), "pid": os.getpid(), "group": os.getpgrp(),
+}))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Launches a script from a process that stands for the raylet; servers end with the test."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    raylet = subprocess.Popen(["sleep", "600"])
+    # The launcher's parent counts as its raylet: this test process does. Servers are found by their socket's folder.
+    folder = tmp_path / "t"
+    folder.mkdir()
+
+    def launched(*arguments: str, modules: str = "colorsys", **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-S", str(LAUNCHER), "key", modules, str(script), *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env={**os.environ, "TMPDIR": str(folder), **env},
+        )  # fmt: skip
+
+    yield launched
+    raylet.kill()
+    for process in _servers(folder):
+        process.kill()
+        process.wait(10)
+
+
+def _servers(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if any(str(folder) in part for part in command) and any(part.endswith("server.py") for part in command):
+            found.append(process)
+    return found
+
+
+def _told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, _ = process.communicate(timeout=60)
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+def test_a_process_is_what_was_asked_for_and_has_its_imports(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("0", "--name=a b", VALUE="x\ny")
+    told = _told(process)
+    assert told["argv"] == [str(tmp_path / "script.py"), "0", "--name=a b"]
+    assert (told["folder"], told["value"], told["main"]) == (str(tmp_path), "x\ny", "__main__")
+    assert told["path0"] == str(tmp_path)
+    assert told["loaded"]
+    assert told["pid"] not in (process.pid, told["parent"])
+    assert told["group"] == told["pid"]  # a signal to its group reaches no sibling
+
+
+def test_all_processes_of_a_node_come_from_one_server(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    running = [start("0", VALUE=str(number)) for number in range(5)]
+    told = [_told(process) for process in running]
+    assert sorted(each["value"] for each in told) == list("01234")
+    assert len({each["parent"] for each in told}) == 1
+    assert len(_servers(tmp_path / "t")) == 1
+
+
+def test_modules_that_cannot_be_imported_are_left_to_the_process(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    assert _told(start("0", modules="no_such_module_at_all,colorsys"))["loaded"]
+
+
+def test_where_the_server_cannot_run_the_process_starts_plainly(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "t" / f"offload-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o755)  # others might listen there
+    process = start("3")
+    told = _told(process)
+    assert told["pid"] == process.pid
+    assert not told["loaded"]
+    assert process.returncode == 3
+
+
+def test_the_socket_is_for_its_user_alone(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    _told(start("0"))
+    folder = tmp_path / "t" / f"offload-{os.getuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_what_is_no_launcher_does_not_disturb_the_server(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    _told(start("0"))
+    (path,) = [p for p in (tmp_path / "t").rglob("*") if p.is_socket()]
+    for junk in (b"", b"12345678", (1 << 60).to_bytes(8, "big"), (4).to_bytes(8, "big") + b"nope"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(junk)
+    assert _told(start("0"))["loaded"]
+
+
+def test_a_server_ends_with_its_raylet(tmp_path: Path) -> None:
+    raylet = subprocess.Popen(["sleep", "600"])
+    path = tmp_path / "socket"
+    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
+    server = subprocess.Popen(
+        [sys.executable, str(LAUNCHER.with_name("server.py")), str(path), "colorsys", str(raylet.pid), str(lock)],
+        pass_fds=[lock],
+    )
+    os.close(lock)
+    deadline = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < deadline:
+        assert server.poll() is None
+    raylet.kill()
+    raylet.wait()
+    assert server.wait(30) == 0
+    assert not path.exists()
+
+
+def test_raylets_of_one_number_in_two_namespaces_have_servers_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    here = launch.socket_path("key", 7)
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[1]")
+    assert launch.socket_path("key", 7) != here
+
+
+@pytest.mark.parametrize("job", [{"pip": ["x"]}, {"conda": "e"}, {"py_executable": "uv run"}, {"image_uri": "i"}])
+def test_a_job_with_a_python_of_its_own_keeps_it(job: dict[str, Any]) -> None:
+    assert preload.runtime_env(job) == {}
+    assert preload.runtime_env({"env_vars": {"A": "b"}})
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:
+    import ray
+
+    class Actor:
+        def tell(self) -> dict[str, Any]:
+            return {
+                "modules": "torch" in sys.modules,
+                "parent": psutil.Process(os.getppid()).cmdline(),
+                "pid": os.getpid(),
+                "value": os.environ.get("OFFLOAD_TEST"),
+            }
+
+    env = {**preload.runtime_env({}), "env_vars": {"OFFLOAD_TEST": "1"}}
+    actor = ray.remote(Actor).options(num_cpus=0, runtime_env=env).remote()
+    told = ray.get(actor.tell.remote())
+    assert told["modules"]
+    assert any(part.endswith("preload/server.py") for part in told["parent"])
+    assert told["value"] == "1"
+    process = psutil.Process(told["pid"])
+    ray.kill(actor)
+    process.wait(30)
