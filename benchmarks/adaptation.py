@@ -57,7 +57,14 @@ CASES = ("statistics", "input-bound", "device-bound", "midway")
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One run. ``beta_s``: of the accelerator, per sample; ``pace_s``: of preprocessing; ``cores``: logical cores that preprocess; ``changes``: at which second how many join (+) or leave (-)."""
+    """One run.
+
+    Args:
+        beta_s: of the accelerator, per sample.
+        pace_s: of preprocessing, per sample.
+        cores: logical cores that preprocess.
+        changes: at which second how many join (+) or leave (-).
+    """
 
     case: str
     policy: str

@@ -113,7 +113,8 @@ def _noise(make: Callable[[], Any], optimizer: Callable[[Any], Any], workers: in
                 began = time.perf_counter()
                 if on:
                     meter.begin(EAGER + step, 1, lambda: 1.0)
-                torch.nn.functional.cross_entropy(net(images), labels).backward()
+                loss: Any = torch.nn.functional.cross_entropy(net(images), labels)
+                loss.backward()
                 if on:
                     meter.finish(EAGER + step, local_batch_size=NOISE_BATCH, whole=True)
                 steps.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ from offload.adapt.observe import Interval, Seen, Size
 from offload.adapt.rules import RULES, learning_rate_factor
 from offload.errors import ConfigError
 from offload.model import GradientNoise, JointGoodput, StepTime
+from offload.model.placement import NodeResources, WorkerResources, place_workers
+from offload.train.resizing import usd_per_hour
 
 TRUTH = StepTime(0.02, 0.001, 0.01, 0.001, 0.02, 0.001, 2.0)
 NOISE = GradientNoise(sqr=0.01, var=1.0, batch_size=64)
@@ -280,3 +283,30 @@ def test_a_schedule_beyond_the_workers_is_refused() -> None:
         )
     with pytest.raises(ConfigError, match=r"hang_s must be > 0 seconds, found 0"):
         offload.Trainer(lambda ctx: None, datasets={"train": offload.from_torch([{"x": 1.0}])}, batch_size=1, hang_s=0)
+
+
+def test_a_node_that_is_there_for_workers_and_holds_none_costs_nothing() -> None:
+    nodes = [
+        NodeResources(name="g1", cpus=4, gpus=1, instance_type="g"),
+        NodeResources(name="g2", cpus=4, gpus=1, instance_type="g"),
+        NodeResources(name="c1", cpus=16, instance_type="c"),
+    ]
+    worker, prices = WorkerResources(cpus=1, gpus=1), {"g": 1.5, "c": 0.5}
+    one, two = (place_workers(nodes, worker, (count, count)) for count in (1, 2))
+    assert usd_per_hour(nodes, worker, one, prices) == 2.0
+    assert usd_per_hour(nodes, worker, two, prices) == 3.5
+    assert usd_per_hour(nodes, worker, two, {"g": 1.5}) is None
+    on_cpus = WorkerResources(cpus=1)  # any node may hold such a worker: none is there for them alone
+    assert usd_per_hour(nodes, on_cpus, place_workers(nodes, on_cpus, (1, 1)), prices) == 3.5
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"objective": "fun"}, r'objective must be "time" or "cost", found \'fun\''),
+        ({"usd_per_hour": {"g": 0.0}}, r"usd_per_hour\['g'\] must be a price > 0 in dollars, found 0\.0"),
+    ],
+)
+def test_an_objective_or_price_that_is_none_is_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(offload.ConfigError, match=text):
+        offload.Adaptation(**given)

@@ -193,6 +193,27 @@ def test_the_input_rate_by_hand() -> None:
     np.testing.assert_allclose(many, [here, here + 2 * there])
 
 
+def test_what_travels_costs_both_its_hosts() -> None:
+    gpu = NodeType(name="g", vcpus=4, memory_gib=16, gpus=1, gpu_model="G", network_gbps=1000, usd_per_hour=1)
+    cpu = NodeType(name="c", vcpus=16, memory_gib=32, network_gbps=1000, usd_per_hour=1)
+    rate = InputRate(0.001, 150_000, remote_core_seconds_per_byte=2e-9)  # 0.15 ms at each end
+    remote = 16 / 0.00115
+    assert rate.samples_per_s(Shape({gpu: 1}), 1) == pytest.approx(3 / 0.001)  # nothing travels
+    assert rate.samples_per_s(Shape({gpu: 1, cpu: 1}), 1) == pytest.approx(remote + (3 - remote * 0.00015) / 0.001)
+    assert rate.samples_per_s(Shape({gpu: 2}), 2) == pytest.approx(2 * 3 / 0.00115)  # half, at two ends
+    # More than the GPU node's cores can receive: it makes nothing itself.
+    assert rate.samples_per_s(Shape({gpu: 1, cpu: 8}), 1) == pytest.approx(8 * remote)
+
+
+@given(input_rates, gpu_types, cpu_types, st.integers(1, 4), st.integers(0, 32), st.floats(0, 1e-8))
+def test_travel_never_speeds_the_input_up(
+    rate: InputRate, gpu: NodeType, cpu: NodeType, gpu_nodes: int, cpu_nodes: int, seconds_per_byte: float
+) -> None:
+    shape, workers = Shape({gpu: gpu_nodes, cpu: cpu_nodes}), gpu_nodes * gpu.gpus
+    dearer = dataclasses.replace(rate, remote_core_seconds_per_byte=seconds_per_byte)
+    assert dearer.samples_per_s(shape, workers) <= rate.samples_per_s(shape, workers) * (1 + 1e-12)
+
+
 def test_workers_that_do_not_divide_evenly_take_cores_where_they_are() -> None:
     gpu = NodeType(name="g", vcpus=4, memory_gib=16, gpus=4, gpu_model="G", network_gbps=10, usd_per_hour=1)
     rate = InputRate(core_seconds_per_sample=0.01, wire_bytes_per_sample=1)

@@ -32,10 +32,9 @@ sys.exit(int(sys.argv[1]))
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Launches a script from a process that stands for the raylet; servers end with the test."""
+    """Launches a script as Ray would; servers end with the test."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    raylet = subprocess.Popen(["sleep", "600"])
     # The launcher's parent counts as its raylet: this test process does. Servers are found by their socket's folder.
     folder = tmp_path / "t"
     folder.mkdir()
@@ -48,7 +47,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         )  # fmt: skip
 
     yield launched
-    raylet.kill()
     for process in _servers(folder):
         process.kill()
         process.wait(10)

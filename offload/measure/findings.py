@@ -14,6 +14,7 @@ from offload.measure.equivalents import faster_equivalent
 from offload.measure.sizes import Measured, at_whole_depth, largest_that_fits
 from offload.model.fit import StepTimeFit, fit_step_time
 from offload.model.goodput import JointGoodput
+from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE
 from offload.model.noise import GradientNoise, noise_from_gradients
 from offload.model.overlap import overlap_of_queue
 from offload.model.profile import SCHEMA
@@ -150,6 +151,7 @@ def profile_document(found: Findings) -> dict[str, Any]:
             "wire_bytes_per_sample": found.wire_bytes,
             "ingest_samples_per_s_per_worker": found.ingest_samples_per_s,
             "storage_bytes_per_s": None,
+            "remote_core_seconds_per_byte": REMOTE_CORE_SECONDS_PER_BYTE,
             "stages": [
                 {"name": name, "core_seconds_per_sample": share * w, "bytes_out": size}
                 for name, share, size in found.stages

@@ -14,6 +14,9 @@ from offload.model.catalog import NodeType, Shape
 from offload.model.checks import check_number
 from offload.model.overlap import Floats, plain
 
+# CPU time that the daemons of two hosts spend on a byte that travels between them, measured on cores of speed 1: what the
+# two-host rows of benchmarks/results/offload_vs_single-*.json cost beyond the one-host rows is 1.4 to 1.6 ns.
+REMOTE_CORE_SECONDS_PER_BYTE = 1.4e-9
 NETWORK_EFFICIENCY = 0.8  # eta: payload that a NIC carries against its figure in the tables
 BYTES_PER_GIGABIT = 1e9 / 8
 BOTTLENECKS = ("cpu", "network", "ingest", "storage")
@@ -29,6 +32,8 @@ class InputRate:
         storage  bytes/s of the store / raw bytes per sample
 
     ``c_g`` are the cores of a node that preprocess: all of a CPU node's, and on a GPU node those that its workers leave.
+    A sample that travels from one node to another costs each of the two ``remote_core_seconds_per_byte·wire_bytes/2`` more:
+    all those of CPU nodes do, and of those made on G GPU nodes the share ``1 − 1/G``.
 
     Args:
         core_seconds_per_sample: w, CPU time of one sample on a core of speed 1, with its node's other cores busy.
@@ -39,6 +44,7 @@ class InputRate:
         raw_bytes_per_sample: bytes read from storage.
         storage_bytes_per_s: what the store delivers to all nodes together.
         host_cpus_per_worker: cores of a GPU node that each of its workers keeps for its own threads.
+        remote_core_seconds_per_byte: CPU time of both ends together, on cores of speed 1.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -51,6 +57,7 @@ class InputRate:
     raw_bytes_per_sample: float = 0.0
     storage_bytes_per_s: float = math.inf
     host_cpus_per_worker: float = 1.0
+    remote_core_seconds_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         check_number("core_seconds_per_sample", self.core_seconds_per_sample, above=0.0)
@@ -60,6 +67,7 @@ class InputRate:
         check_number("raw_bytes_per_sample", self.raw_bytes_per_sample)
         check_number("storage_bytes_per_s", self.storage_bytes_per_s, above=0.0, infinite=True)
         check_number("host_cpus_per_worker", self.host_cpus_per_worker)
+        check_number("remote_core_seconds_per_byte", self.remote_core_seconds_per_byte)
 
     def samples_per_s(self, shape: Shape, workers: ArrayLike) -> Any:
         """The input ceiling of ``shape`` with ``workers`` workers spread evenly over its GPU nodes, over broadcast
@@ -75,11 +83,14 @@ class InputRate:
         k = np.asarray(workers, dtype=float)
         if np.any(~(k >= 1)):
             raise ConfigError(f"the number of workers must be at least 1, found {np.min(k):g}.")
-        local, nic_gpu = self._gpu_nodes(shape, k)
+        w, one_end = self.core_seconds_per_sample, self.remote_core_seconds_per_byte * self.wire_bytes_per_sample / 2
+        local, between, nic_gpu = self._gpu_nodes(shape, k)
         remote, nic_cpu = np.zeros(()), np.zeros(())
         for kind, count in shape.of(gpu=False):
-            remote = remote + count * self._node_rate(kind, np.asarray(float(kind.vcpus)))
+            remote = remote + count * self._node_rate(kind, np.asarray(float(kind.vcpus)), one_end)
             nic_cpu = nic_cpu + count * kind.network_gbps
+        # What comes from CPU nodes takes cores of the GPU nodes, too.
+        local = np.maximum(local - remote * one_end / (w + 2 * one_end * between), 0.0)
         wire = np.full(np.broadcast_shapes(nic_cpu.shape, nic_gpu.shape), np.inf)
         if self.wire_bytes_per_sample > 0:
             usable = NETWORK_EFFICIENCY * BYTES_PER_GIGABIT * np.minimum(nic_cpu, nic_gpu)
@@ -91,23 +102,27 @@ class InputRate:
         limits = np.broadcast_arrays(local + remote, local + np.minimum(remote, wire), ingest, storage)
         return np.stack(limits).astype(np.float64)
 
-    def _gpu_nodes(self, shape: Shape, workers: Floats) -> tuple[Floats, Floats]:
-        """Samples/s preprocessed on the workers' own nodes, and those nodes' network in Gb/s."""
+    def _gpu_nodes(self, shape: Shape, workers: Floats) -> tuple[Floats, Floats, Floats]:
+        """Samples/s preprocessed on the workers' own nodes, the share of them that travels to another such node, and those
+        nodes' network in Gb/s."""
         total = np.asarray(sum(count for _, count in shape.of(gpu=True)), dtype=float)
         if np.any(total < 1):
             raise ConfigError("a shape needs at least one GPU node for its workers, found none.")
         fewer = np.floor(workers / total)
         with_one_more = workers - fewer * total
+        between = 1 - 1 / np.minimum(total, workers)
+        both_ends = self.remote_core_seconds_per_byte * self.wire_bytes_per_sample
         rate, nic = np.zeros(()), np.zeros(())
         for kind, count in shape.of(gpu=True):
             # Some nodes hold one worker more than the others, in proportion on each type.
             share = count / total
             for nodes, held in ((count - with_one_more * share, fewer), (with_one_more * share, fewer + 1)):
                 free = np.maximum(kind.vcpus - held * self.host_cpus_per_worker, 0.0)
-                rate = rate + nodes * self._node_rate(kind, free)
+                rate = rate + nodes * self._node_rate(kind, free, between * both_ends)
             nic = nic + count * kind.network_gbps
-        return rate, nic
+        return rate, between, nic
 
-    def _node_rate(self, kind: NodeType, cores: Floats) -> Floats:
+    def _node_rate(self, kind: NodeType, cores: Floats, travel: Floats | float) -> Floats:
+        """Samples/s of a node, each of which costs ``travel`` core-seconds there beyond its making."""
         slowed = 1 + self.contention * np.maximum(cores - 1, 0.0)
-        return np.asarray(kind.core_speed * cores / (self.core_seconds_per_sample * slowed))
+        return np.asarray(kind.core_speed * cores / (self.core_seconds_per_sample * slowed + travel))

@@ -15,7 +15,7 @@ from typing import Any
 from offload.errors import ConfigError
 from offload.model.checks import check_count, check_number
 from offload.model.goodput import OVERLAP
-from offload.model.input_rate import InputRate
+from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE, InputRate
 from offload.model.noise import GradientNoise
 from offload.model.step_time import StepTime
 
@@ -48,6 +48,9 @@ _INPUT = {
     ),
     "storage_bytes_per_s": _Rule(
         sane="in bytes/s, such as 1.2e9, or null where it is unknown", above=0.0, default=math.inf
+    ),
+    "remote_core_seconds_per_byte": _Rule(
+        sane="in seconds, such as 1.4e-9: 1.4 ns", most=1e-6, default=REMOTE_CORE_SECONDS_PER_BYTE
     ),
 }
 _STEP = {

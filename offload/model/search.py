@@ -24,6 +24,7 @@ from offload.model.step_time import StepTime
 Ints = NDArray[np.int64]
 
 BATCHES = 50  # global batches tried for each worker count, spaced geometrically
+MORE_MICRO_BATCHES = 3  # than needed, that a batch is also cut into
 FULL_BATCHES = 20  # and those at which every micro-batch is as large as memory allows
 # Nanoseconds that an enumeration may take, and what it takes for each (GPU nodes, workers, batch), and for each of these
 # with each kind and number of CPU nodes; measured on one core.
@@ -291,7 +292,8 @@ class _Batches:
 
 def _batches(workers: Ints, workload: Workload) -> _Batches:
     """The global batches to try. As few micro-batches as memory allows: each further one costs a constant and hides no
-    synchronisation. Between the ends all local batches are equal, so that no worker waits for another's last sample."""
+    synchronisation. Between the ends all local batches are equal, so that no worker waits for another's last sample; the first
+    batch is tried with a few micro-batches more as well, which may fill them better."""
     least, most = workload.batch_range
     limit = workload.max_local_batch_size
     first, last = np.maximum(least, workers), np.maximum(most, workers)
@@ -301,11 +303,16 @@ def _batches(workers: Ints, workload: Workload) -> _Batches:
         per_worker.append(np.ceil(last / workers)[None])
         per_worker.append(np.floor(np.geomspace(first, last, BATCHES) / workers))
         per_worker.append(full * limit if np.isfinite(limit) else full)
+    filled = range(1, MORE_MICRO_BATCHES + 1) if np.isfinite(limit) else range(0)
+    per_worker += [per_worker[0] for _ in filled]
     each = np.concatenate(per_worker)
     accum = np.maximum(np.ceil(each / limit) - 1, 0)
+    for more in filled:
+        accum[-more] += np.where(accum[-more] > 0, more, 0)
     local = np.ceil(each / (accum + 1))
     whole = local * (accum + 1) * workers
-    whole[0] = first
+    for row in (0, *(-more for more in filled)):
+        whole[row] = first
     if most > least:
         whole[1] = last
     # Rounding may lead out of the range: there the first batch stands once more.

@@ -83,7 +83,8 @@ def _start_server(path: str, modules: str) -> "subprocess.Popen[bytes] | None":
         server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
         return subprocess.Popen(
             [sys.executable, server, path, modules, str(os.getppid()), str(lock)],
-            stdin=subprocess.DEVNULL, pass_fds=[lock], start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,  # it outlives this process's
+            pass_fds=[lock], start_new_session=True,
         )  # fmt: skip
     except BlockingIOError:
         return None

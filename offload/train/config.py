@@ -96,8 +96,8 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if self.every_epochs < 1:
             raise ConfigError(f"every_epochs must be ≥ 1, found {self.every_epochs}.")
-        every_s = self.every_s
-        if not (every_s is None or every_s == "auto" or (isinstance(every_s, int | float) and every_s >= 0)):
+        every_s: Any = self.every_s
+        if not (every_s in (None, "auto") or (isinstance(every_s, int | float) and every_s >= 0)):
             raise ConfigError(f'every_s must be "auto", a number of seconds ≥ 0, or None, found {every_s!r}.')
         if self.keep < 1:
             raise ConfigError(f"at least one checkpoint must be kept, found keep={self.keep}.")

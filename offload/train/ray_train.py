@@ -134,7 +134,7 @@ def _is_broken_connection(error: BaseException) -> bool:
 
 def draining_nodes() -> set[str]:
     """Ids of the nodes that are alive, and were given notice that they soon will not be."""
-    return set(ray._private.state.state.get_draining_nodes())  # type: ignore[attr-defined]
+    return set(ray._private.state.state.get_draining_nodes())
 
 
 class Avoiding(ControllerCallback):

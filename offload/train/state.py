@@ -199,7 +199,7 @@ class TrainingState:
             ray.train.report(metrics, checkpoint_upload_mode=later)
             return
         kept = copied(content)
-        storage: Any = ray.train.get_context().get_storage()  # type: ignore[no-untyped-call]
+        storage: Any = ray.train.get_context().get_storage()
         folder = Path(tempfile.mkdtemp(prefix="offload-"))
         self.storing = True
 
