@@ -160,6 +160,28 @@ def test_a_job_with_a_python_of_its_own_keeps_it(job: dict[str, Any]) -> None:
     assert preload.runtime_env({"env_vars": {"A": "b"}})
 
 
+FORKS = """
+import sys
+from offload.preload import ray_ids, server
+if sys.argv[1] == "as usual":
+    import ray.train.torch
+    print(ray_ids.repeat_in_forks())
+else:
+    print(server._imported(["torch", "ray.train.torch", "ray.data", "offload.train.context", "offload.pipeline.pool"]))
+"""
+
+
+def test_forks_draw_ids_of_their_own() -> None:
+    def run(how: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", FORKS, how], capture_output=True, text=True, check=True, timeout=120
+        )
+        return done.stdout.strip()
+
+    assert run("as usual") == "True"  # what this is for: when Ray mends it, ray_ids.py can go
+    assert run("kept apart") == "True"
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:

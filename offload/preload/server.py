@@ -18,9 +18,17 @@ import socket
 import sys
 from dataclasses import dataclass
 
+if __name__ == "__main__":
+    # As a script its folder comes first, where modules lie that are nobody's to import by their short names.
+    sys.path.pop(0)
+    sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
+
+from offload.preload import ray_ids
+
 IDLE_S = 30.0  # without a process of ours alive
 REQUEST_S = 5.0
 LARGEST = 16 << 20
+RAY = ("ray", "offload")  # what imports Ray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +45,11 @@ class Wanted:
 def main(argv: list[str]) -> None:
     """Serve until the raylet ends."""
     path, modules, raylet, lock = argv
-    # As a script, its own folder comes first: the modules in there are nobody's to import by their short names.
-    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(os.path.abspath(__file__))]
     raylet_ended = os.pidfd_open(int(raylet))
-    for module in modules.split(","):
-        # A node that lacks one of them lacks it for the processes too, and they say so.
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+    if not _imported(modules.split(",")):
+        without = ",".join(name for name in modules.split(",") if name.split(".")[0] not in RAY)
+        os.set_inheritable(int(lock), True)
+        os.execv(sys.executable, [sys.executable, __file__, path, without, raylet, lock])
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, all of this
     with contextlib.suppress(FileNotFoundError):
@@ -58,6 +64,17 @@ def main(argv: list[str]) -> None:
         os.unlink(path)
     else:
         _become(wanted)
+
+
+def _imported(modules: list[str]) -> bool:
+    """Import them. False where forks of this process would then not be told apart by Ray."""
+    with_ray = any(name.split(".")[0] in RAY for name in modules)
+    with ray_ids.drawn_elsewhere() if with_ray else contextlib.nullcontext():
+        for module in modules:
+            # A node that lacks one of them lacks it for the processes too, and they say so.
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+    return not (with_ray and ray_ids.repeat_in_forks())
 
 
 def _serve(listener: socket.socket, raylet_ended: int) -> Wanted | None:

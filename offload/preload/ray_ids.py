@@ -1,0 +1,50 @@
+"""Forks of a process that has imported Ray must not give their objects the same ids: what is private to Ray about that.
+
+Ray draws ids from a generator that it seeds when it is first used. A module that decorates a class with ``ray.remote`` uses
+it, so that a process forked after importing such a module would go on with the same numbers as its siblings; Ray then
+takes the call of one for that of another, and the actor that both call dies.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def drawn_elsewhere() -> Iterator[None]:
+    """Within, classes that are decorated with ``ray.remote`` get their ids from the operating system."""
+    import ray.actor
+
+    real: Any = ray.actor.ActorClassID  # type: ignore[attr-defined]
+
+    class FromSystem:
+        @staticmethod
+        def from_random() -> Any:
+            return real(os.urandom(real.size()))
+
+    ray.actor.ActorClassID = FromSystem  # type: ignore[attr-defined, assignment, misc, unused-ignore]
+    try:
+        yield
+    finally:
+        ray.actor.ActorClassID = real  # type: ignore[attr-defined, misc, unused-ignore]
+
+
+def repeat_in_forks() -> bool:
+    """Whether two forks of this process would draw the same ids."""
+    return len({_drawn_in_a_fork() for _ in range(2)}) == 1
+
+
+def _drawn_in_a_fork() -> bytes:
+    from ray import NodeID  # any kind of id
+
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, NodeID.from_random().binary())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        drawn = pipe.read()
+    os.waitpid(child, 0)
+    return drawn
