@@ -190,8 +190,7 @@ def _run(setting: Setting) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, _cluster(setting) as cluster, _policy(setting.policy):
         folder = Path(name)
         ended = threading.Event()
-        changing = threading.Thread(target=_change, args=(cluster, setting, folder / "log", ended), daemon=True)
-        changing.start()
+        failed: list[BaseException] = []
         trainer = offload.Trainer(
             train,
             datasets={"train": offload.from_torch(Digits(setting.pace_s))},
@@ -206,9 +205,19 @@ def _run(setting: Setting) -> dict[str, Any]:
                 "log": str(folder / "log"),
             },
         )  # fmt: skip
-        trainer.fit(run_dir=folder / "run", quiet=True)
-        ended.set()
-        changing.join()
+
+        def fit() -> None:
+            try:
+                trainer.fit(run_dir=folder / "run", quiet=True)
+            except BaseException as error:
+                failed.append(error)
+            ended.set()
+
+        threading.Thread(target=fit, daemon=True).start()
+        _change(cluster, setting, folder / "log", ended)  # Ray starts nodes from the main thread only
+        ended.wait()
+        if failed:
+            raise failed[0]
         lines, events = read_lines(folder / "log"), read_lines(folder / "run" / "events.jsonl")
     return {
         **{k: v for k, v in dataclasses.asdict(setting).items() if k not in ("batch", "changes")},

@@ -52,6 +52,10 @@ def train(ctx: offload.Context) -> None:
             ctx.step()
 
 
+def _batches(log: Path) -> int:
+    return max((len(path.read_text().splitlines()) for path in log.glob("*-0.jsonl")), default=0)
+
+
 def main(scenario: str, folder: Path) -> None:
     log = folder / "log"
     log.mkdir()
@@ -61,11 +65,11 @@ def main(scenario: str, folder: Path) -> None:
     head = ray.get_runtime_context().get_node_id()
 
     def disturb() -> None:
-        while len(list(log.glob("*.jsonl"))) == 0 or len(next(log.glob("*-0.jsonl")).read_text().splitlines()) < 20:
+        while not ended.is_set() and _batches(log) < 20:
             time.sleep(0.1)
         if scenario == "drain":
             subprocess.run(
-                ["ray", "drain-node", f"--address={cluster.address}", f"--node-id={other.node_id}",
+                [str(Path(sys.executable).with_name("ray")), "drain-node", f"--address={cluster.address}", f"--node-id={other.node_id}",
                  "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot",
                  "--deadline-remaining-seconds=60"],
                 check=True, capture_output=True,
@@ -75,20 +79,32 @@ def main(scenario: str, folder: Path) -> None:
         elif scenario == "join":
             cluster.add_node(num_cpus=2)
 
-    threading.Thread(target=disturb, daemon=True).start()
-    workers = 1 if scenario in ("preprocessing", "join") else (1, 2)
-    result = offload.Trainer(
-        train,
-        datasets={"train": offload.from_torch(Numbers())},
-        workers=workers,
-        batch_size=16,
-        adaptation=offload.Adaptation(schedule={0: 2}) if workers == (1, 2) else None,
-        checkpoints=offload.Checkpoints(every_s=1.0),
-        scaling_config=ray.train.ScalingConfig(
-            resources_per_worker={"CPU": 0.5, "place": 1}, placement_strategy="SPREAD"
-        ),
-        train_loop_config={"log": str(log), "deadly": scenario == "deadly", "head": head},
-    ).fit(run_dir=folder / "run", quiet=True)
+    def fit() -> None:
+        workers = 1 if scenario in ("preprocessing", "join") else (1, 2)
+        try:
+            outcome.append(
+                offload.Trainer(
+                    train,
+                    datasets={"train": offload.from_torch(Numbers())},
+                    workers=workers,
+                    batch_size=16,
+                    adaptation=offload.Adaptation(schedule={0: 2}) if workers == (1, 2) else None,
+                    checkpoints=offload.Checkpoints(every_s=1.0),
+                    scaling_config=ray.train.ScalingConfig(
+                        resources_per_worker={"CPU": 0.5, "place": 1}, placement_strategy="SPREAD"
+                    ),
+                    train_loop_config={"log": str(log), "deadly": scenario == "deadly", "head": head},
+                ).fit(run_dir=folder / "run", quiet=True)
+            )
+        finally:
+            ended.set()
+
+    outcome: list[Any] = []
+    ended = threading.Event()
+    threading.Thread(target=fit, daemon=True).start()
+    disturb()  # Ray starts nodes from the main thread only
+    ended.wait()
+    (result,) = outcome
     events = read_lines(folder / "run" / "events.jsonl")
     history = read_history(log, events)
     right = each_pass(history) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}

@@ -5,6 +5,7 @@ Prints them as JSON. The script's imports and model are those of `benchmarks/ela
 
 import json
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ray.cluster_utils import Cluster
 from ray.train.torch import TorchTrainer
 
 STEP_S = 0.05
+STEPS_BEFORE = 60
 STEPS_AFTER = 100
 
 
@@ -69,16 +71,12 @@ def main() -> None:
             ),
             run_config=ray.train.RunConfig(storage_path=folder, name="elastic"),
         )
-
-        import threading
-
-        def grow() -> None:
-            while not log.exists() or len(log.read_text().splitlines()) < 60:
-                time.sleep(0.5)
-            cluster.add_node(num_cpus=2, resources={"place": 1})
-
-        threading.Thread(target=grow, daemon=True).start()
-        trainer.fit()
+        fitting = threading.Thread(target=trainer.fit, daemon=True)
+        fitting.start()
+        while fitting.is_alive() and (not log.exists() or len(log.read_text().splitlines()) < STEPS_BEFORE):
+            time.sleep(0.2)
+        cluster.add_node(num_cpus=2, resources={"place": 1})  # from the main thread only
+        fitting.join()
         lines = [json.loads(text) for text in log.read_text().splitlines()]
     before = max(line["at"] for line in lines if line["workers"] == 1)
     after = min(line["at"] for line in lines if line["workers"] == 2)

@@ -84,7 +84,9 @@ class Run:
         self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
         self.worker = self._worker_resources()
         wanted = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
-        self.placement: Placement = place_most(cluster.nodes, self.worker, wanted, self._allowed)
+        scheduled = trainer.adaptation.scheduled(0)
+        first = wanted if scheduled is None else (wanted[0], scheduled)
+        self.placement: Placement = place_most(cluster.nodes, self.worker, first, self._allowed)
         # Without a range the workers are as many as fit at the start, and fewer only if nodes are lost.
         self.bounds = wanted if trainer.workers is not None else (1, self.placement.workers)
         self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
