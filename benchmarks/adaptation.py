@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import math
 import statistics
 import sys
@@ -46,7 +47,7 @@ from offload.report.run_dir import read_lines
 GPU, CPU = "ml.g5.xlarge", "ml.c5.4xlarge"
 ALPHA_S = 0.02  # of the paced accelerator, per step
 INITIAL, LARGEST = 16, 256
-FIXED = (16, 32, 64, 128, 256)
+FIXED = (16, 64, 256)
 TARGET = {"cnn": 0.96, "vit": 0.94}
 INTERVAL_S = 3.0
 SEEDS = 3
@@ -102,7 +103,7 @@ def settings(case: str, seeds: int) -> list[Setting]:
                 pace_s=PACED_SAMPLE_S, cores=4, changes=((45.0, 10), (105.0, -10)),
             )
         ]  # fmt: skip
-    pace, epochs = (PACED_SAMPLE_S, 14) if case == "input-bound" else (0.0, 60)
+    pace, epochs = (PACED_SAMPLE_S, 10) if case == "input-bound" else (0.0, 50)
     return [
         Setting(case=case, policy=policy, batch=adaptive, workers=(1, WORKERS), epochs=epochs, pace_s=pace, seed=seed)
         for seed in range(seeds)
@@ -282,7 +283,7 @@ def _cluster(setting: Setting) -> Iterator[Cluster]:
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": setting.cores, "resources": {"gpu_instance": WORKERS}}
     )
-    ray.init(address=cluster.address, log_to_driver=False)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield cluster
     finally:

@@ -116,7 +116,7 @@ def main(scenario: str, folder: Path) -> None:
                 "right": right,
                 "events": events,
                 "repeated_steps": len(steps) - len(set(steps)),
-                "workers": [line["workers"] for line in history],
+                "workers": [line["workers"] for path in sorted(log.glob("*-0.jsonl")) for line in read_lines(path)],
             }
         )
     )

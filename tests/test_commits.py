@@ -73,7 +73,7 @@ def test_an_order_of_the_driver_does_not_bring_back_what_did_not_fit() -> None:
     assert monitor.orders().batch == (2, 32, 1)
     monitor.order(Orders(batch=(2, 128, 0)))
     assert monitor.orders().batch == (2, 32, 3)
-    assert monitor.read(0, 2).most_local == 32
+    assert monitor.read(0).most_local == 32
     assert not monitor.out_of_memory(0, BatchSplit(local_batch_size=1, accum_steps=0, workers=2))
 
 
@@ -85,10 +85,10 @@ def test_a_node_that_fails_repeatedly_is_told() -> None:
     for _ in range(2):
         for rank, node in enumerate(("good", "bad")):
             monitor.push(Push(rank=rank, totals=Totals(), epoch=0, step=0, samples=0, node=node))
-        assert monitor.read(0, 2).failing == ()
+        assert monitor.read(0).failing == ()
         monitor.worker_failed("died", (1,))
         monitor.anew()
-    assert monitor.read(0, 2).failing == ("bad",)
+    assert monitor.read(0).failing == ("bad",)
 
 
 def test_a_copied_state_does_not_change_with_training() -> None:

@@ -106,8 +106,8 @@ class ProbeRun(Run):
         text, kind = describe_failure(error, "the probed script failed", remedy)
         raise kind(text) from None
 
-    def _read(self, hub: Any, wanted: int) -> None:
-        news: News = ray.get(hub.read.remote(self.journal.news.cursor, wanted))
+    def _read(self, hub: Any) -> None:
+        news: News = ray.get(hub.read.remote(self.journal.news.cursor))
         self.journal.news = replace(news, totals={})  # nothing is trained that would have to be committed
         for event in news.events:
             if event["event"] == "probing":

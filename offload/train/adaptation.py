@@ -55,7 +55,7 @@ class Adaptor:
 
     def look(self, news: News, now_s: float) -> None:
         """Decide, if an interval has passed since the last time."""
-        if not news.adapted.workers or self._workers.busy:
+        if not news.running or self._workers.busy:
             self._looked = None
             return
         if self._looked is None or news.attempts != self._looked[1].attempts:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload.errors import ConfigError
 from offload.model.placement import NodeResources
@@ -117,6 +118,11 @@ def _answer() -> bool:
     return True
 
 
+def ping(node_id: str) -> Any:
+    """A reference that is ready when the node has answered, or Ray has found that it is gone."""
+    return _answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
+
+
 def probe(address: str) -> None:
     """Raise ConfigError unless Ray, or what looks like it, listens at ``host:port`` (``ray://host:port`` too)."""
     host, _, port = address.split("://", 1)[-1].rpartition(":")
@@ -193,8 +199,6 @@ def alive_nodes() -> tuple[tuple[NodeResources, ...], float]:
 
 def on_this_node(actor_class: Any, **options: Any) -> Any:
     """An actor class's options to live beside the driver, without a CPU of its own."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     here = ray.get_runtime_context().get_node_id()
     # Ray takes a soft affinity for none at all where no CPU is asked for, and starts the actor anywhere.
     return actor_class.options(

@@ -86,8 +86,8 @@ class Push:
 class News:
     """What the driver gets: each rank's newest totals, those of the worker groups before (their number of workers, and all
     ranks' totals), what each data set's preprocessing was measured at, all events since
-    ``cursor``, how many worker groups were started, :attr:`Orders.most_local`, and the nodes on which workers
-    failed repeatedly."""
+    ``cursor``, how many worker groups were started, whether one is running, how many failed,
+    the nodes of the workers that died last, :attr:`Orders.most_local`, and the nodes on which workers failed repeatedly."""
 
     cursor: int
     totals: dict[int, Totals]
@@ -100,6 +100,9 @@ class News:
     adapted: Adapted = field(default_factory=Adapted)
     attempts: int = 0
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    running: bool = False
+    failures: int = 0
+    suspects: tuple[str, ...] = ()
     most_local: int | None = None
     failing: tuple[str, ...] = ()
 
@@ -129,10 +132,11 @@ class Monitor:
         self._adapted = Adapted()
         self._orders = Orders()
         self._changed = threading.Condition(self._board)
-        self._ready = self._stale = False
+        self._ready = self._stale = self._running = False
         self._wanted = workers
         self._node_of: dict[int, str] = {}
         self._failed_at: dict[str, list[float]] = {}
+        self._suspects: tuple[str, ...] = ()
         self._avoided: tuple[str, ...] = ()
         self._nodes, self._began_at, self._failures = nodes, time.monotonic(), 0
         self._fruitless = self._attempts = 0
@@ -146,15 +150,14 @@ class Monitor:
             if push.rank == 0:
                 self._epoch, self._step, self._samples = push.epoch, push.step, push.samples
                 self._adapted = push.adapted
+                self._running = push.adapted.workers > 0
                 self._metrics.update(push.metrics)
             self._events.extend(push.events)
             return self._orders
 
-    def read(self, cursor: int, wanted: int) -> News:
-        """Everything since ``cursor``. ``wanted``: workers that the driver, having looked at the cluster, wants."""
-        with self._changed:
-            self._wanted, self._stale = wanted, False
-            self._changed.notify_all()
+    def read(self, cursor: int) -> News:
+        """Everything since ``cursor``."""
+        with self._board:
             return News(
                 cursor=len(self._events),
                 totals=dict(self._totals),
@@ -167,9 +170,19 @@ class Monitor:
                 adapted=self._adapted,
                 attempts=self._attempts,
                 rates=self._rates_now(),
+                running=self._running,
+                failures=self._failures,
+                suspects=self._suspects,
                 most_local=self._orders.most_local,
                 failing=tuple(node for node, at in self._failed_at.items() if len(at) >= FAILURES),
             )
+
+    def looked(self, wanted: int, failures: int) -> None:
+        """The driver has looked at the cluster, knowing of so many failures, and wants this many workers."""
+        with self._changed:
+            self._wanted = wanted
+            self._stale = self._stale and failures < self._failures
+            self._changed.notify_all()
 
     def note(self, kind: str, **values: Any) -> None:
         """An event of the actor's own."""
@@ -185,7 +198,7 @@ class Monitor:
             self._node_of.clear()
             self._adapted = Adapted()
             self._orders = replace(self._orders, resize=False)
-            self._ready = False
+            self._ready = self._running = False
             self._attempts += 1
 
     def ready_to_resize(self) -> None:
@@ -221,8 +234,10 @@ class Monitor:
         self.note("worker_lost", reason=reason)
         with self._changed:
             self._failures += 1
+            self._running = False
             now = time.monotonic()
-            for node in {self._node_of[rank] for rank in ranks if rank in self._node_of}:
+            self._suspects = tuple({self._node_of[rank] for rank in ranks if rank in self._node_of})
+            for node in self._suspects:
                 recent = [at for at in self._failed_at.get(node, []) if now - at < FORGET_S]
                 self._failed_at[node] = [*recent, now]
             self._fruitless = 0 if self._step > self._furthest else self._fruitless + 1

@@ -104,7 +104,7 @@ class GoOn(FailurePolicy):
                 return FailureDecision.RETRY
             lost = [each for each in failures if isinstance(each, WORKER_LOST)]
             # When a host dies its peers notice before Ray does: their connections to it break.
-            if lost or all(map(_is_broken_connection, failures)):
+            if lost or all(map(is_broken_connection, failures)):
                 ranks = [
                     rank for rank, each in error.worker_failures.items() if isinstance(each, WORKER_LOST) or not lost
                 ]
@@ -125,7 +125,7 @@ def _within(count: int, limit: int) -> FailureDecision:
     return FailureDecision.RETRY if limit < 0 or count <= limit else FailureDecision.RAISE
 
 
-def _is_broken_connection(error: BaseException) -> bool:
+def is_broken_connection(error: BaseException) -> bool:
     """Whether a collective operation failed because a peer is gone (gloo's and NCCL's words for it)."""
     return isinstance(error, dist.DistBackendError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in BROKEN_CONNECTION)

@@ -30,13 +30,13 @@ from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory, to_json
 from offload.train.adaptation import Adaptor
-from offload.train.cluster import INSTANCE_TYPE, Cluster, alive_nodes, on_this_node
+from offload.train.cluster import INSTANCE_TYPE, Cluster, alive_nodes, on_this_node, ping
 from offload.train.config import BatchSplit
 from offload.train.context import TRAIN, WorkerSetup, first_pass, run_worker
 from offload.train.hub import Hub
 from offload.train.journal import Journal
 from offload.train.monitor import Orders
-from offload.train.ray_train import TorchTrainer, draining_nodes
+from offload.train.ray_train import TorchTrainer, draining_nodes, is_broken_connection
 from offload.train.resizing import Workers, place_most, task_cpus
 from offload.train.storage import Storage
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 POLL_S = 2.0  # each answer takes CPU from the preprocessing
 INTERRUPT_S = 0.25
+PING_S = 30.0  # for a node to answer, or for Ray to find it gone
 FEED_THREADS = 8
 MOST_WORKERS = 1024
 MOST_RANKS_AT_ONCE = 64  # that the run's actor answers at the same time
@@ -92,6 +93,8 @@ class Run:
         self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
         self.journal = Journal(directory, live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
         self.prices = self._prices()
+        self._failures, self._asked_at = 0, 0.0
+        self._pings: list[Any] = []
         self.streams = self._packed()
         self.job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
@@ -132,7 +135,7 @@ class Run:
             with _interrupts() as pressed:
                 fitting.start()
                 self._watch(fitting, hub, pressed, workers)
-            self._read(hub, workers.wanted)
+            self._read(hub)
         except ray.exceptions.RayError as error:
             # The run's actor died (its host ran out of memory, say). What fit() raised tells more, if it did.
             self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
@@ -313,15 +316,28 @@ class Run:
                 self.journal.finish("interrupted", None)
                 raise KeyboardInterrupt
             if time.monotonic() - read_at >= POLL_S:
+                self._read(hub)
+                read_at = time.monotonic()
+                if not self._answered(read_at):
+                    continue
                 if not told:
                     workers.look(self.journal.news, alive_nodes()[0], draining_nodes())
-                self._read(hub, workers.wanted)
-                read_at = time.monotonic()
+                hub.looked.remote(workers.wanted, self.journal.news.failures)
                 if adaptor is not None and not told:
                     adaptor.look(self.journal.news, read_at)
 
-    def _read(self, hub: Any, wanted: int) -> None:
-        self.journal.take(ray.get(hub.read.remote(self.journal.news.cursor, wanted)))
+    def _answered(self, now_s: float) -> bool:
+        """Whether it is known if the nodes of workers that died are still there. Ray takes some seconds to find out; until
+        then it would wait for room on a node that is gone."""
+        news = self.journal.news
+        if news.failures > self._failures:
+            self._failures, self._asked_at = news.failures, now_s
+            self._pings = [ping(node) for node in news.suspects]
+        answered, _ = ray.wait(self._pings, num_returns=len(self._pings), timeout=0) if self._pings else ([], [])
+        return len(answered) == len(self._pings) or now_s - self._asked_at > PING_S
+
+    def _read(self, hub: Any) -> None:
+        self.journal.take(ray.get(hub.read.remote(self.journal.news.cursor)))
 
     def _failed(self, error: BaseException) -> None:
         self.directory.write("error.txt", _whole_story(error))
@@ -369,9 +385,11 @@ def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str,
     found = find_offload_error(error)
     if found is not None:
         return str(found), type(found)
-    inner = [e for e in causes(error) if not type(e).__module__.startswith("ray.")]
-    cause = inner[-1] if inner else error
-    base = getattr(cause, "_base_exc", cause)
+    bases = [getattr(e, "_base_exc", e) for e in causes(error)]
+    # That a connection to a worker broke tells nothing where another error tells why.
+    telling = [e for e in bases if not is_broken_connection(e)]
+    inner = [e for e in telling if not type(e).__module__.startswith("ray.")]
+    base = (inner or telling[1:] or bases)[-1]
     lines = str(base).strip().splitlines()
     text = f"{type(base).__name__}: {lines[-1] if lines else 'no message'}"
     return f"{what}: {text}. {remedy}", RunError
