@@ -44,7 +44,7 @@ def train(ctx: offload.Context) -> None:
     node = ray.get_runtime_context().get_node_id()
     for _ in ctx.epochs(EPOCHS):
         for batch in ctx.batches("train"):
-            log_batch(ctx, batch, folder)
+            log_batch(ctx, batch, folder, ctx.config["driver"])
             if ctx.config["deadly"] and node != ctx.config["head"] and ctx._state.progress.step % 5 == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.05)
@@ -56,9 +56,9 @@ def _batches(log: Path) -> int:
     return max((len(path.read_text().splitlines()) for path in log.glob("*-0.jsonl")), default=0)
 
 
-def main(scenario: str, folder: Path) -> None:
+def main(scenario: str, folder: Path, driver: int) -> None:
     log = folder / "log"
-    log.mkdir()
+    log.mkdir(exist_ok=True)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"place": 1}})
     other = cluster.add_node(num_cpus=2, resources={"place": 1} if scenario != "preprocessing" else {})
     ray.init(address=cluster.address, log_to_driver=False)
@@ -93,7 +93,7 @@ def main(scenario: str, folder: Path) -> None:
                     scaling_config=ray.train.ScalingConfig(
                         resources_per_worker={"CPU": 0.5, "place": 1}, placement_strategy="SPREAD"
                     ),
-                    train_loop_config={"log": str(log), "deadly": scenario == "deadly", "head": head},
+                    train_loop_config={"log": str(log), "deadly": scenario == "deadly", "head": head, "driver": driver},
                 ).fit(run_dir=folder / "run", quiet=True)
             )
         finally:
@@ -125,4 +125,4 @@ def main(scenario: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400), pytest.mark.slow]
@@ -15,10 +17,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400), pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("nodes_come_and_go.py")
 
 
-def run(scenario: str, tmp_path: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), scenario, str(tmp_path)], capture_output=True, text=True, timeout=300
-    )
+def command(scenario: str, tmp_path: Path, driver: int) -> list[str]:
+    return [sys.executable, str(SCRIPT), scenario, str(tmp_path), str(driver)]
+
+
+def run(scenario: str, tmp_path: Path, driver: int = 0) -> dict[str, Any]:
+    done = subprocess.run(command(scenario, tmp_path, driver), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert told["status"] == "finished"
@@ -68,3 +72,24 @@ def test_a_node_on_which_workers_die_repeatedly_is_excluded(tmp_path: Path) -> N
     assert len(excluded["nodes"]) == 1
     assert len(of_kind(told, "worker_lost")) == 2
     assert told["workers"][-1] == 1
+
+
+def test_a_driver_that_is_killed_resumes_by_the_same_command(tmp_path: Path) -> None:
+    killed = subprocess.Popen(command("driver", tmp_path, 0), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    log = tmp_path / "log" / "1-0.jsonl"
+    while not log.exists() or len(log.read_text().splitlines()) < 80:  # in the fourth epoch
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    started = psutil.Process(killed.pid).children(recursive=True)
+    killed.kill()
+    killed.wait()
+    for process in started:  # its cluster, whose processes would outlive it
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    told = run("driver", tmp_path, 1)
+    (resumed,) = of_kind(told, "resumed")
+    assert resumed["step"] > 0

@@ -285,7 +285,7 @@ class Context:
             due = due or batch.heard.due
             self._obey(batch.heard.end)
             if self._micro == 0:  # between global batches, the same one on all ranks
-                if due:
+                if due and self._state.uncommitted:
                     self._commit("interval")
                     due = False
                 if self._adapting is not None and self._trained_enough(self.epoch):
