@@ -142,7 +142,7 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
     missing = set(ray_train.UNUSED_CALLBACKS) - set(names)
     assert not missing, relies(file, f"TorchTrainer's callbacks that start an actor each: no {missing} in {names}")
     left = [type(each).__name__ for each in ours._create_default_callbacks()]
-    assert left == ["LastLook", *(name for name in names if name not in ray_train.UNUSED_CALLBACKS)]
+    assert left == ["LastLook", "Avoiding", *(name for name in names if name not in ray_train.UNUSED_CALLBACKS)]
     assert ray_train.PREEMPTION_WATCHER in constants.ENV_VARS_TO_PROPAGATE, relies(file, "the variable's name")
     for method in ("_send_resource_request", "_maybe_send_resource_request", "_cancel_resource_request"):
         assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
