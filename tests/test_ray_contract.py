@@ -264,6 +264,13 @@ def test_nodes_say_what_they_have() -> None:
     assert found.store_bytes > 0, relies("train/cluster.py", 'ray.nodes(): Resources["object_store_memory"], in bytes')
 
 
+def test_nodes_that_leave_and_labels_of_nodes_can_be_seen() -> None:
+    assert ray_train.draining_nodes() == set(), relies("train/ray_train.py", "state.get_draining_nodes(): ids of nodes")
+    (node,) = ray.nodes()  # type: ignore[no-untyped-call]
+    reliance = relies("train/ray_train.py", f"a label {ray_train.NODE_ID} on every node, for label selectors")
+    assert node["Labels"][ray_train.NODE_ID] == node["NodeID"], reliance
+
+
 JOIN = """
 import sys
 from offload.errors import ConfigError
