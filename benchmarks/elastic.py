@@ -9,6 +9,7 @@ number of workers follows a random schedule. A pass counts as right if the histo
 The resize stands beside Ray Train's own elastic resize in the same run, on the same machine, with the same imports.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -164,10 +165,22 @@ def _kill_at_random(chance: random.Random, ended: threading.Event, kills: Counte
         if ended.wait(chance.uniform(8, 20)):
             return
         wanted = chance.choice(VICTIMS)
-        mine = [p for p in psutil.Process().children(recursive=True) if _title(p).startswith(wanted)]
+        mine = [p for p in _ray_processes() if _title(p).startswith(wanted)]
         if mine:
             chance.choice(mine).send_signal(signal.SIGKILL)
             kills[wanted] += 1
+
+
+def _ray_processes() -> list[psutil.Process]:
+    """Of this process's cluster: its descendants, and what the servers of forked processes have forked for its raylet."""
+    found = psutil.Process().children(recursive=True)
+    own = {str(process.pid) for process in found}
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if own.intersection(command) and any(part.endswith("preload/server.py") for part in command):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += process.children(recursive=True)
+    return found
 
 
 def _title(process: psutil.Process) -> str:
