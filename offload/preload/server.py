@@ -61,7 +61,9 @@ def main(argv: list[str]) -> None:
     os.close(raylet_ended)
     os.close(int(lock))
     if wanted is None:
-        os.unlink(path)
+        for left in (path, f"{path}.lock"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(left)
     else:
         _become(wanted)
 
