@@ -69,13 +69,15 @@ class BatchSplit:
         return self.workers * self.local_batch_size * (self.accum_steps + 1)
 
     def with_local_at_most(self, most: int | None) -> BatchSplit:
-        """The same global batch, or one that is a few samples larger, in local batches of ``most`` at most."""
+        """The same global batch, or one that is a few samples larger, in local batches of ``most`` at most. Up to twice as many
+        micro-batches as needed are taken, if those leave the global batch as it is."""
         if most is None or self.local_batch_size <= most:
             return self
         share = self.local_batch_size * (self.accum_steps + 1)
-        accum_steps = math.ceil(share / most) - 1
+        least = math.ceil(share / most)
+        micro_batches = next((n for n in range(least, 2 * least + 1) if share % n == 0), least)
         return BatchSplit(
-            local_batch_size=math.ceil(share / (accum_steps + 1)), accum_steps=accum_steps, workers=self.workers
+            local_batch_size=math.ceil(share / micro_batches), accum_steps=micro_batches - 1, workers=self.workers
         )
 
 
