@@ -106,7 +106,7 @@ def main(scenario: str, folder: Path, driver: int) -> None:
     ended.wait()
     (result,) = outcome
     events = read_lines(folder / "run" / "events.jsonl")
-    history = read_history(log, events)
+    history = read_history(log)
     right = each_pass(history) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
     steps = [line["step"] for path in log.glob("*-0.jsonl") for line in read_lines(path)]
     print(

@@ -95,7 +95,7 @@ def run(
 
 
 def history(tmp_path: Path) -> list[dict[str, Any]]:
-    return read_history(tmp_path / "log", events(tmp_path))
+    return read_history(tmp_path / "log")
 
 
 def events(tmp_path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,12 @@ def log_batch(ctx: Any, batch: Mapping[str, Any], folder: Path, driver: int = 0)
         file.write(json.dumps(line) + "\n")
 
 
-def read_history(folder: Path, events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of the final state's history: of each attempt those before the step that a later one resumed from.
-    ``events``: of the run's ``events.jsonl``."""
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The lines of the final state's history: of each attempt those before the step at which a later one began."""
     lines = [json.loads(text) for path in folder.glob("*.jsonl") for text in path.read_text().splitlines()]
-    begun = {line["attempt"]: 0 for line in lines}
-    drivers = 0
-    for event in events:
-        drivers += event["event"] == "run_resumed"
-        if event["event"] == "resumed":
-            begun[drivers * ROUND + event["attempt"]] = event["step"]
+    begun: dict[int, int] = {}
+    for line in lines:  # not from events: a worker that dies early tells none
+        begun[line["attempt"]] = min(line["step"], begun.get(line["attempt"], line["step"]))
     return [
         line
         for line in lines
