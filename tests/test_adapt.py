@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import offload
 from offload.adapt.decide import Keep, Option, Rebatch, Resize, Rules, Situation, State, decide, split_batch
-from offload.adapt.observe import Interval, Seen, Size
+from offload.adapt.observe import SETTLED_S, Interval, Seen, Size
 from offload.adapt.rules import RULES, learning_rate_factor
 from offload.errors import ConfigError
 from offload.model import GradientNoise, JointGoodput, StepTime
@@ -112,8 +112,23 @@ def test_the_input_rate_is_what_was_delivered_when_it_was_the_bottleneck() -> No
     # Fed well it only shows that the input delivers at least so much: what was seen before stands.
     fed = bound.with_interval(interval(size, ceiling=10_000.0), 4.0)
     assert fed.delivered == bound.delivered
-    more = bound.with_interval(replace(interval(size, ceiling=1.0), busy_ceiling_samples_per_s=800.0), 4.0)
-    assert more.input_samples_per_s(4.0) >= interval(size).samples_per_s
+    fast = replace(interval(size, ceiling=1.0), busy_ceiling_samples_per_s=800.0)
+    more = bound
+    for _ in range(math.ceil(5 * SETTLED_S / fast.duration_s)):
+        more = more.with_interval(fast, 4.0)
+    assert more.input_samples_per_s(4.0) >= 0.99 * fast.samples_per_s
+
+
+def test_a_long_interval_is_believed_and_a_short_one_a_little() -> None:
+    size = one(64)
+    known = Seen().with_interval(interval(size, input_samples_per_s=90.0, ceiling=100.0), 4.0)
+    slow = interval(size, input_samples_per_s=45.0, ceiling=100.0)
+    for seconds, least, most in ((1.0, 80.0, 90.0), (30.0, 45.0, 48.0)):
+        times = seconds / slow.duration_s
+        names = ("steps", "samples", "step_time_s", "data_wait_s", "compute_s", "sync_s")
+        stretched = replace(slow, **{name: times * getattr(slow, name) for name in names})
+        found = known.with_interval(stretched, 4.0).input_samples_per_s(4.0)
+        assert least <= found <= most
 
 
 def test_an_interval_of_hardly_a_step_is_not_believed() -> None:

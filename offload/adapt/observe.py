@@ -16,6 +16,7 @@ from offload.model.fit import StepTimeFit, fit_step_time
 LEAST_STEPS = 3  # that an interval must hold to be believed
 FORGOTTEN = 0.7  # of an older interval's weight per newer one at the same size: a machine drifts
 MOST_SIZES = 32
+SETTLED_S = 10.0  # after which a new rate of the input counts for 63 %
 INPUT_BOUND = 0.05  # stall from which the input's rate is what was delivered
 
 
@@ -65,6 +66,11 @@ class Interval:
         return self.samples * self.size.workers / self.step_time_s if self.step_time_s > 0 else 0.0
 
     @property
+    def duration_s(self) -> float:
+        """How long it took, by the ranks' clocks."""
+        return self.step_time_s / self.size.workers
+
+    @property
     def stall(self) -> float:
         """``data_wait_s / step_time_s``."""
         return self.data_wait_s / self.step_time_s if self.step_time_s > 0 else 0.0
@@ -105,7 +111,10 @@ class Seen:
             return seen
         delivered = self.delivered
         if interval.stall >= INPUT_BOUND or interval.samples_per_s > delivered * ceiling:
-            delivered = min(interval.samples_per_s / ceiling, 1.0)
+            newest = min(interval.samples_per_s / ceiling, 1.0)
+            # Blocks come in lumps of seconds: a short interval is a small part of the truth.
+            share = 1.0 if delivered == 1.0 else 1 - math.exp(-interval.duration_s / SETTLED_S)
+            delivered += share * (newest - delivered)
         return replace(seen, delivered=delivered, ceiling_samples_per_s=ceiling)
 
     def _steps_with(self, interval: Interval) -> dict[tuple[int, int, int], StepSeen]:
