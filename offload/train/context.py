@@ -100,7 +100,6 @@ class Context:
         self._commit_s: float | None = None
         self._watchdog = Watchdog(setup.hang_s)
         self._reporter = Reporter(setup.hub, self.rank, self._watchdog)
-        self._reporter.flush()  # where this worker runs should be known if it dies soon
         clock = CudaClock(torch) if self.device.type == "cuda" else Clock()
         self._meter = StepMeter(clock)
         self._state = TrainingState(
@@ -130,6 +129,7 @@ class Context:
         self._pass_rows = 0
         self._first_step = True
         self._resume()
+        self._reporter.flush()  # where this worker runs should be known if it dies soon
 
     # -- model -----------------------------------------------------------------------------------------------------
 
