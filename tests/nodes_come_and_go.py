@@ -89,7 +89,7 @@ def main(scenario: str, folder: Path, driver: int) -> None:
                     workers=workers,
                     batch_size=16,
                     adaptation=offload.Adaptation(schedule={0: 2}) if workers == (1, 2) else None,
-                    checkpoints=offload.Checkpoints(every_s=1.0),
+                    checkpoints=offload.Checkpoints(every_s=1.0, every_epochs=100),
                     scaling_config=ray.train.ScalingConfig(
                         resources_per_worker={"CPU": 0.5, "place": 1}, placement_strategy="SPREAD"
                     ),

@@ -77,6 +77,21 @@ def test_an_order_of_the_driver_does_not_bring_back_what_did_not_fit() -> None:
     assert not monitor.out_of_memory(0, BatchSplit(local_batch_size=1, accum_steps=0, workers=2))
 
 
+def test_workers_are_replaced_once_for_one_order() -> None:
+    monitor = Monitor(workers=1)
+    monitor.order(Orders(resize=True), 2)
+    assert monitor.wait_until_ready(0.0) == 0
+    monitor.ready_to_resize()
+    assert monitor.wait_until_ready(0.0) == 2
+    assert monitor.wait_until_ready(0.0) == 0  # the two were started, but have not begun yet
+    monitor.anew()
+    monitor.order(Orders(resize=True), 0)  # nothing fits at present
+    monitor.ready_to_resize()
+    assert monitor.wait_until_ready(0.0) == 0
+    monitor.looked(1, 0)
+    assert monitor.wait_until_ready(0.0) == 1
+
+
 def test_a_node_that_fails_repeatedly_is_told() -> None:
     from offload.measure.steps import Totals
     from offload.train.monitor import Push

@@ -90,10 +90,7 @@ class Context:
         names = sorted(setup.sized)
         self._peers = {name: DistPeers() if self.world_size > 1 else NoPeers() for name in names}
         self._talk: DistPeers | None = DistPeers() if self.world_size > 1 else None
-        first: Any = None
-        if self.rank == 0:
-            hub = setup.hub
-            first = ray.get([hub.begin.remote(), hub.orders.remote(), hub.failures_per_s.remote()])
+        first: Any = ray.get(setup.hub.begin_group.remote()) if self.rank == 0 else None
         self._attempt: int
         orders: Orders
         self._attempt, orders, self._failures_per_s = first if self._talk is None else self._talk.broadcast(first, 0)

@@ -8,7 +8,7 @@ workers, which do import them.
 from __future__ import annotations
 
 from offload.pipeline.feed import Cores, Feed, Stream
-from offload.train.monitor import Monitor
+from offload.train.monitor import Monitor, Orders
 
 
 class Hub(Feed, Monitor):
@@ -18,10 +18,11 @@ class Hub(Feed, Monitor):
         Monitor.__init__(self, self.rates, workers, nodes)
         Feed.__init__(self, streams, cores)
 
-    def begin(self) -> int:
-        """A worker group starts; see :meth:`Feed.begin`. What was ordered of the one before it is done."""
+    def begin_group(self) -> tuple[int, Orders, float]:
+        """A worker group starts. Returns the number of the attempt, what it is told now (what was ordered of the group before it
+        is done), and :meth:`Monitor.failures_per_s`."""
         self.anew()
-        return super().begin()
+        return self.begin(), self.orders(), self.failures_per_s()
 
     def lost(self, node: str, error: BaseException) -> None:
         """A preprocessing process died."""

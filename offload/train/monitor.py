@@ -216,12 +216,15 @@ class Monitor:
 
     def wait_until_ready(self, timeout_s: float) -> int:
         """How many workers are to take over from those that train, once these are ready for it; 0 where that is not so
-        within the time, or nobody asked for it."""
+        within the time, or nobody asked for it. Said once: the next look may come before the next workers began."""
         with self._changed:
             if not self._orders.resize or self._orders.stop:
                 return 0
             self._changed.wait_for(lambda: self._ready, timeout_s)
-            return self._wanted if self._ready else 0
+            if not (self._ready and self._wanted):
+                return 0
+            self._ready = False
+            return self._wanted
 
     def wanted_now(self, timeout_s: float) -> int:
         """How many workers to start; 0 for none at present. After a failure the driver looks first at what is left."""

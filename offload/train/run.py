@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from offload.train.trainer import Trainer
 
 POLL_S = 2.0  # each answer takes CPU from the preprocessing
+POLL_BUSY_S = 0.5  # while the number of workers changes
 INTERRUPT_S = 0.25
 PING_S = 30.0  # for a node to answer, or for Ray to find it gone
 FEED_THREADS = 8
@@ -315,7 +316,7 @@ class Run:
             if pressed[0] > 1:
                 self.journal.finish("interrupted", None)
                 raise KeyboardInterrupt
-            if time.monotonic() - read_at >= POLL_S:
+            if time.monotonic() - read_at >= (POLL_BUSY_S if workers.busy else POLL_S):
                 self._read(hub)
                 read_at = time.monotonic()
                 if not self._answered(read_at):
