@@ -49,7 +49,7 @@ ALPHA_S = 0.05  # of the paced accelerator, per step
 INITIAL, LARGEST = 16, 256
 FIXED = (16, 64, 256)
 TARGET = {"cnn": 0.96, "vit": 0.92}
-INTERVAL_S = 1.0
+INTERVAL_S = 5.0
 SEEDS = {"input-bound": 2, "device-bound": 2, "midway": 1, "statistics": 3}
 WORKERS = 4
 PACED_SAMPLE_S = 0.06  # of a core: 17 samples/s
@@ -62,6 +62,7 @@ class Setting:
 
     Args:
         beta_s: of the accelerator, per sample.
+        repeats: how often a pass holds each sample.
         pace_s: of preprocessing, per sample.
         cores: logical cores that preprocess.
         changes: at which second how many join (+) or leave (-).
@@ -74,6 +75,7 @@ class Setting:
     batch: int | offload.BatchSize = INITIAL
     workers: tuple[int, int] = (1, 1)
     epochs: int = 12
+    repeats: int = 1
     beta_s: float = 0.0004
     pace_s: float = 0.0
     cores: int = 4
@@ -103,9 +105,18 @@ def settings(case: str, seeds: int) -> list[Setting]:
                 pace_s=PACED_SAMPLE_S / 3, cores=4, changes=((45.0, 10), (105.0, -10)),
             )
         ]  # fmt: skip
-    pace, epochs = (PACED_SAMPLE_S, 6) if case == "input-bound" else (0.0, 40)
+    pace, epochs, repeats = (PACED_SAMPLE_S, 6, 1) if case == "input-bound" else (0.0, 6, 8)
     return [
-        Setting(case=case, policy=policy, batch=adaptive, workers=(1, WORKERS), epochs=epochs, pace_s=pace, seed=seed)
+        Setting(
+            case=case,
+            policy=policy,
+            batch=adaptive,
+            workers=(1, WORKERS),
+            epochs=epochs,
+            repeats=repeats,
+            pace_s=pace,
+            seed=seed,
+        )
         for seed in range(seeds)
         for policy in both
     ]
@@ -194,7 +205,7 @@ def _run(setting: Setting) -> dict[str, Any]:
         failed: list[BaseException] = []
         trainer = offload.Trainer(
             train,
-            datasets={"train": offload.from_torch(Digits(setting.pace_s))},
+            datasets={"train": offload.from_torch(Digits(setting.pace_s, setting.repeats))},
             batch_size=setting.batch,
             workers=setting.workers,
             adaptation=offload.Adaptation(interval_s=INTERVAL_S),
@@ -220,14 +231,21 @@ def _run(setting: Setting) -> dict[str, Any]:
         if failed:
             raise failed[0]
         lines, events = read_lines(folder / "log"), read_lines(folder / "run" / "events.jsonl")
+    decided = [e for e in events if e["event"] == "decided"]
+    changed = [e["at"] for e in events if e["event"] == "cluster_changed"]
     return {
         **{k: v for k, v in dataclasses.asdict(setting).items() if k not in ("batch", "changes")},
         **_outcome(setting, lines),
         "batches": [e["global_batch_size"] for e in events if e["event"] == "rebatched"],
         "decisions": [
             {"at_s": round(e["at"] - lines[0]["at"], 1), **{k: e.get(k) for k in ("decision", "workers", "reason")}}
-            for e in events if e["event"] == "decided"
+            for e in decided
         ],
+        "followed_after_s": [
+            next((round(e["at"] - at, 1) for e in decided if e["at"] > at and e["decision"] == "resize"), None)
+            for at in changed
+        ],
+        "interval_s": INTERVAL_S,
         "resizes": [
             {"at_s": round(e["at"] - lines[0]["at"], 1), "workers": e["workers"]} for e in events if e["event"] == "resized"
         ],

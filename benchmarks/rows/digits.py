@@ -15,22 +15,24 @@ import offload
 from offload.testing.paced import PacedAccelerator
 
 HELD_OUT = 5  # every fifth sample
+EVALUATED_S = 2.0  # between two looks at the held-out samples
 
 
 class Digits(torch.utils.data.Dataset[Any]):
-    """The training part. Each sample takes ``pace_s`` of its core, without burning it."""
+    """The training part, ``repeats`` times in a pass. Each sample takes ``pace_s`` of its core, without burning it."""
 
-    def __init__(self, pace_s: float) -> None:
-        self._pace_s = pace_s
+    def __init__(self, pace_s: float, repeats: int = 1) -> None:
+        self._pace_s, self._repeats = pace_s, repeats
         self._images, self._labels = digits(held_out=False)
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return self._repeats * len(self._labels)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         if self._pace_s:
             time.sleep(self._pace_s)
-        return {"image": self._images[i], "label": self._labels[i]}
+        one = i % len(self._labels)
+        return {"image": self._images[one], "label": self._labels[one]}
 
 
 def digits(*, held_out: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -57,26 +59,38 @@ def model(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def train(ctx: offload.Context) -> None:
-    """Writes a line per pass: when, at what progress, and how accurate on the held-out samples."""
+    """Every few seconds rank 0 writes a line: when, and how accurate on the held-out samples."""
     config = ctx.config
     torch.set_num_threads(1)
     net, optimizer = model(config["model"])
     net, optimizer = ctx.prepare(net, optimizer)
     accelerator = PacedAccelerator(config["alpha_s"], config["beta_s"])
+    plain = getattr(net, "module", net)
     images, labels = map(torch.from_numpy, digits(held_out=True))
     log = Path(config["log"])
+    looked = time.monotonic()
+
+    def look() -> None:
+        nonlocal looked
+        began = time.monotonic()
+        plain.eval()
+        with torch.no_grad():
+            accuracy = float((plain(images).argmax(1) == labels).float().mean())
+        plain.train()
+        looked = time.monotonic()
+        _write(ctx, log, {"accuracy": accuracy, "spent_s": looked - began})
+
     _write(ctx, log, {"began": True})
+    net.train()
     for _ in ctx.epochs(config["epochs"]):
-        net.train()
         for batch in ctx.batches("train"):
+            if ctx.rank == 0 and time.monotonic() - looked >= EVALUATED_S:
+                look()
             accelerator.step(len(batch["label"]))
             ctx.backward(torch.nn.functional.cross_entropy(net(batch["image"]), batch["label"]))
             ctx.step()
-        began = time.monotonic()
-        net.eval()
-        with torch.no_grad():
-            accuracy = float((net(images).argmax(1) == labels).float().mean())
-        _write(ctx, log, {"accuracy": accuracy, "spent_s": time.monotonic() - began})
+    if ctx.rank == 0:
+        look()
 
 
 def _write(ctx: offload.Context, log: Path, values: dict[str, Any]) -> None:

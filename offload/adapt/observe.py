@@ -16,7 +16,10 @@ from offload.model.fit import StepTimeFit, fit_step_time
 LEAST_STEPS = 3  # that an interval must hold to be believed
 FORGOTTEN = 0.7  # of an older interval's weight per newer one at the same size: a machine drifts
 MOST_SIZES = 32
-SETTLED_S = 10.0  # after which a new rate of the input counts for 63 %
+SETTLED_S = 10.0  # at one size, before the input's rate is believed: blocks come in lumps of seconds
+FORGOTTEN_S = (
+    1800.0  # after which 63 % of a low rate is forgotten that nothing confirms: what was in its way may be over
+)
 INPUT_BOUND = 0.05  # stall from which the input's rate is what was delivered
 
 
@@ -86,6 +89,35 @@ class StepSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recent:
+    """The last seconds at one size and with the same cores, older ones with less weight: how long they were, how much of them
+    was waited for data, and how much of them the input would have taken at its busy ceiling; in seconds."""
+
+    size: Size
+    cores: float
+    duration_s: float
+    waited_s: float
+    at_ceiling_s: float
+
+    def before(self, other: Recent) -> Recent:
+        """These and newer ones. What was at another size or with other cores does not count."""
+        if (self.size, self.cores) != (other.size, other.cores):
+            return other
+        kept = math.exp(-other.duration_s / SETTLED_S)
+        return replace(
+            other,
+            duration_s=kept * self.duration_s + other.duration_s,
+            waited_s=kept * self.waited_s + other.waited_s,
+            at_ceiling_s=kept * self.at_ceiling_s + other.at_ceiling_s,
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is long enough to be believed. (Decayed, ten intervals of a second weigh 6.6 s.)"""
+        return self.duration_s >= (1 - math.exp(-1)) * SETTLED_S
+
+
+@dataclass(frozen=True, kw_only=True)
 class Seen:
     """All that was learned.
 
@@ -94,12 +126,14 @@ class Seen:
         delivered: what the input delivered when it was the bottleneck, over its busy ceiling; 1 until it was seen.
         ceiling_samples_per_s: the busy ceiling of the newest interval.
         cores: that preprocessed meanwhile.
+        recent: what ``delivered`` is learned from.
     """
 
     steps: Mapping[tuple[int, int, int], StepSeen] = field(default_factory=dict)
     delivered: float = 1.0
     ceiling_samples_per_s: float | None = None
     cores: float = 0.0
+    recent: Recent | None = None
 
     def with_interval(self, interval: Interval, cores: float) -> Seen:
         """These and one more interval, during which ``cores`` preprocessed."""
@@ -109,13 +143,26 @@ class Seen:
         seen = replace(self, steps=self._steps_with(interval), cores=cores)
         if ceiling is None or not math.isfinite(ceiling) or ceiling <= 0:
             return seen
-        delivered = self.delivered
-        if interval.stall >= INPUT_BOUND or interval.samples_per_s > delivered * ceiling:
-            newest = min(interval.samples_per_s / ceiling, 1.0)
-            # Blocks come in lumps of seconds: a short interval is a small part of the truth.
-            share = 1.0 if delivered == 1.0 else 1 - math.exp(-interval.duration_s / SETTLED_S)
-            delivered += share * (newest - delivered)
-        return replace(seen, delivered=delivered, ceiling_samples_per_s=ceiling)
+        recent = Recent(
+            size=interval.size,
+            cores=cores,
+            duration_s=interval.duration_s,
+            waited_s=interval.stall * interval.duration_s,
+            at_ceiling_s=interval.samples_per_s / ceiling * interval.duration_s,
+        )
+        if self.recent is not None:
+            recent = self.recent.before(recent)
+        delivered = self._delivered_with(recent, interval.duration_s)
+        return replace(seen, delivered=delivered, ceiling_samples_per_s=ceiling, recent=recent)
+
+    def _delivered_with(self, recent: Recent, newest_s: float) -> float:
+        if not recent.settled:
+            return self.delivered
+        share = min(recent.at_ceiling_s / recent.duration_s, 1.0)
+        if recent.waited_s >= INPUT_BOUND * recent.duration_s or share > self.delivered:
+            return share
+        # Fed well it shows that the input delivers at least so much, and nothing of how much it could.
+        return self.delivered + (1 - math.exp(-newest_s / FORGOTTEN_S)) * (1 - self.delivered)
 
     def _steps_with(self, interval: Interval) -> dict[tuple[int, int, int], StepSeen]:
         size = interval.size
