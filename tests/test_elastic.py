@@ -237,7 +237,7 @@ def test_sums_over_an_epoch_count_each_sample_once_across_a_restart(tmp_path: Pa
                 if ctx._state.progress.step == 20 and ctx.rank == 1 and not sums.with_suffix(".killed").exists():
                     sums.with_suffix(".killed").touch()
                     os.kill(os.getpid(), signal.SIGKILL)
-                rows = ctx._batch.rows
+                rows = ctx._stepper.batch.rows
                 ids = batch["sample_id"][:rows]
                 ctx.backward(model(batch["x"]).mean())
                 ctx.step()

@@ -80,7 +80,7 @@ def trainer(
 
 def log_ids(folder: str) -> Callable[[offload.Context, Any], None]:
     def see(ctx: offload.Context, batch: Any) -> None:
-        rows = ctx._batch.rows  # a filler's row is nobody's sample
+        rows = ctx._stepper.batch.rows  # a filler's row is nobody's sample
         line = {"epoch": ctx.epoch, "rank": ctx.rank, "ids": batch["sample_id"][:rows].tolist()}
         with open(f"{folder}/rank{ctx.rank}.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")

@@ -171,7 +171,7 @@ class ProbeContext(Context):
         """Compute the gradient of the loss; where gradients are compared, note its norm."""
         scaler = self._state.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
-        joined = self._wrapped
+        joined = self._stepper.model
         alone = isinstance(joined, torch.nn.parallel.DistributedDataParallel) and not self._syncing
         with joined.no_sync() if alone else contextlib.nullcontext():  # type: ignore[union-attr,operator]
             scaled.backward()  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ def log_batch(ctx: Any, batch: Mapping[str, Any], folder: Path, driver: int = 0)
         "workers": ctx.world_size,
         "epoch": ctx.epoch,
         "step": ctx._state.progress.step,
-        "ids": batch["sample_id"][: ctx._batch.rows].tolist(),  # behind those, fillers
+        "ids": batch["sample_id"][: ctx._stepper.batch.rows].tolist(),  # behind those, fillers
     }
     with open(folder / f"{line['attempt']}-{ctx.rank}.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

@@ -20,7 +20,6 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
-from offload.adapt.commits import commit_interval_s
 from offload.errors import RunError
 from offload.measure.steps import Clock, CudaClock, StepMeter
 from offload.pipeline.passes import PassKey, PassRequest
@@ -29,20 +28,20 @@ from offload.pipeline.spec import OnDevice
 from offload.pipeline.wire import Columns
 from offload.train.adapting import Adapting
 from offload.train.batches import Batches, LocalBatch, NoPeers, Peers, Skipped
+from offload.train.committing import Committer
 from offload.train.config import Adaptation, BatchSize, BatchSplit, Checkpoints, Precision
 from offload.train.device_memory import DeviceMemory, DeviceMemoryError
 from offload.train.feed_client import ActorFeed, open_pass
 from offload.train.monitor import Adapted, Forward, Orders, Reporter
 from offload.train.peers import DistPeers
 from offload.train.state import TrainingState
+from offload.train.stepping import Stepper
 from offload.train.voice import End, Heard, Mailbox, Silent, TrainingVoice
 from offload.train.watchdog import Watchdog
 
 TRAIN = "train"
 ROUNDING = 1e-9  # of an epoch
 RESIZE_DEADLINE_S = 600.0
-LEAST_TO_GO_ON_S = 5.0  # between commits that training does not wait for: Ray Train takes one in every 2 s
-FIRST_COMMIT_S = 60.0  # before it is known what a commit costs
 WAIT_S = 0.2
 
 
@@ -86,15 +85,13 @@ class Context:
         self.config = setup.config
         self.epoch = 0
         self._setup = setup
-        self._wrapped: torch.nn.Module | None = None
         names = sorted(setup.sized)
         self._peers = {name: DistPeers() if self.world_size > 1 else NoPeers() for name in names}
         self._talk: DistPeers | None = DistPeers() if self.world_size > 1 else None
         first: Any = ray.get(setup.hub.begin_group.remote()) if self.rank == 0 else None
         self._attempt: int
         orders: Orders
-        self._attempt, orders, self._failures_per_s = first if self._talk is None else self._talk.broadcast(first, 0)
-        self._commit_s: float | None = None
+        self._attempt, orders, failures_per_s = first if self._talk is None else self._talk.broadcast(first, 0)
         self._watchdog = Watchdog(setup.hang_s)
         self._reporter = Reporter(setup.hub, self.rank, self._watchdog)
         clock = CudaClock(torch) if self.device.type == "cuda" else Clock()
@@ -109,17 +106,26 @@ class Context:
         self._template: dict[str, Columns] = {}
         self._visits = dict.fromkeys(names, 0)
         self._visited_epoch = -1
-        self._due_at = time.monotonic()
         self._epochs_total = 1
-        self._batch: LocalBatch | None = None
-        self._backed = self._last = self._stepping = False
-        self._memory = DeviceMemory(self.device)
-        self._most_local: int | None = None
-        self._micro = 0
-        self._micro_rows = 0
-        self._pending: list[np.ndarray[Any, Any]] = []
         self._reported: dict[str, float] = {}
         self._adapting = self._new_adapting()
+        self._committer = Committer(
+            setup.checkpoints,
+            self._state,
+            self._reporter,
+            self._watchdog,
+            rank=self.rank,
+            failures_per_s=failures_per_s,
+        )
+        self._stepper = Stepper(
+            self._state,
+            self._meter,
+            self._watchdog,
+            rank=self.rank,
+            workers=self.world_size,
+            adapting=self._adapting,
+            memory=DeviceMemory(self.device),
+        )
         self._state.load()
         self._split = self._first_split(orders)
         self._changes = 0
@@ -144,14 +150,7 @@ class Context:
         self._state.adopt(plain, others)
         if self._adapting is not None:
             self._adapting.adopt(self._state.optimizers)
-        if self.world_size > 1 and any(p.requires_grad for p in plain.parameters()):
-            on_gpu = [self.device] if self.device.type == "cuda" else None
-            # Buffers are not broadcast before every forward: the ranks' own statistics serve training as well, and
-            # validation may then run unequal numbers of batches. They are made equal where validation starts.
-            wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=on_gpu, broadcast_buffers=False)
-            wrapped.register_comm_hook(None, lambda state, bucket: self._measured_all_reduce(bucket))
-            model = wrapped
-        self._wrapped = model
+        model = self._stepper.join(model, self.device)
         if not self._state.resumed:
             torch.manual_seed(self._setup.seed + self.rank)  # one seed built the model; dropout is each rank's own
         self._meter.restart()
@@ -281,7 +280,7 @@ class Context:
         while (batch := following[0]) is not None:
             due = due or batch.heard.due
             self._obey(batch.heard.end)
-            if self._micro == 0:  # between global batches, the same one on all ranks
+            if self._stepper.between_global_batches:  # the same ones on all ranks
                 if due and self._state.uncommitted:
                     self._commit("interval")
                     due = False
@@ -289,9 +288,9 @@ class Context:
                     self._tell_untrained(done)
                     break
                 self._begin_global_batch(batch.split)
-            self._batch, self._backed = batch, False
+            self._stepper.take(batch)
             yield dict(batch.tensors)
-            if not self._stepped():
+            if self._stepper.batch is not None:
                 raise RunError(
                     "a batch went by without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch of "
                     "ctx.batches('train')."
@@ -323,7 +322,7 @@ class Context:
 
     def _voice(self) -> TrainingVoice:
         mail = self._adapting.mail if self._adapting is not None else Mailbox(0)
-        return TrainingVoice(self.rank, self.world_size, lambda: self._reporter.orders, self._checkpoint_due, mail)
+        return TrainingVoice(self.rank, self.world_size, lambda: self._reporter.orders, self._committer.due, mail)
 
     def _followed(self) -> bool:
         """Whether another pass will follow this one: its preprocessing may begin early."""
@@ -348,16 +347,11 @@ class Context:
                     accum_steps=split.accum_steps,
                     global_batch_size=split.global_batch_size,
                 )
-        if self._adapting is not None:
-            self._memory.between_batches()
-            self._adapting.begin_step(self._state.progress.step, split, self._state.scaler)
+        self._stepper.begin_global_batch(split)
 
     def _heard(self, heard: Heard) -> None:
         if self._adapting is not None:
             self._adapting.heard(heard.measured)
-
-    def _stepped(self) -> bool:
-        return self._batch is None
 
     def _plain_batches(self, batches: Batches, name: str) -> Iterator[dict[str, Any]]:
         while (batch := self._get(batches)) is not None:
@@ -399,20 +393,6 @@ class Context:
                 "skipped", dataset=dataset, sample_id=each.sample_id, reason=each.reason, epoch=self.epoch
             )
 
-    def _checkpoint_due(self) -> bool:
-        """Whether ``every_s`` has passed since the last checkpoint, or since this said so. Asked ahead of training."""
-        every_s, now = self._commit_every_s(), time.monotonic()
-        if every_s is None or self._state.storing or now - max(self._due_at, self._state.committed_at) < every_s:
-            return False
-        self._due_at = now
-        return True
-
-    def _commit_every_s(self) -> float | None:
-        every_s = self._setup.checkpoints.every_s
-        if every_s != "auto":
-            return every_s
-        return FIRST_COMMIT_S if self._commit_s is None else commit_interval_s(self._commit_s, self._failures_per_s)
-
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -421,107 +401,25 @@ class Context:
         Weighted so that the optimizer sees the mean over all samples of the global batch, however unequal the workers'
         parts are, and scaled for fp16. Gradients are exchanged with the global batch's last micro-batch.
         """
-        batch = self._batch
-        if batch is None:
-            raise RunError("ctx.backward(loss) belongs into the loop over ctx.batches('train'), once per batch.")
-        if self._backed:
-            raise RunError(
-                "ctx.backward(loss) was called twice for one batch. Add the losses up first: ctx.backward(loss + other)."
-            )
-        self._backed = True
-        split = batch.split
-        last = self._micro == split.accum_steps or not self._has_another()
-        # A lone micro-batch knows the rows of its global batch; one of several assumes full ones and step() corrects.
-        goal = batch.all_rows if split.accum_steps == 0 else split.global_batch_size
-        weight = batch.rows * self.world_size / goal
-        scaled = loss if weight == 1.0 else loss * weight
-        if self._state.scaler is not None:
-            scaled = self._state.scaler.scale(scaled)
-        joined = self._wrapped
-        quiet = (
-            joined.no_sync()
-            if not last and isinstance(joined, torch.nn.parallel.DistributedDataParallel)
-            else contextlib.nullcontext()
-        )
-        with quiet:
-            scaled.backward()
-        self._meter.backward_done()
-        self._watchdog.alive()
-        self._micro_rows += batch.all_rows
-        self._last = last
+        self._stepper.backward(loss, self._has_another)
 
     def step(self, *, clip_norm: float | None = None) -> bool:
         """Step the prepared optimizers and clear their gradients, if the global batch is complete; returns whether.
 
         ``clip_norm`` clips the norm of the whole gradient first.
         """
-        batch = self._batch
-        if batch is None:
-            raise RunError("ctx.step() belongs behind ctx.backward(loss), once per batch of ctx.batches('train').")
-        if not self._backed:
-            # Where other ranks went backward, they wait for this one's gradients: ended with it, they do not hang.
-            raise RunError(
-                f"worker {self.rank} called ctx.step() for a batch without ctx.backward(loss). Every worker goes backward for "
-                "every batch; one that has no samples gets a filler that weighs nothing."
-            )
-        self._pending.append(batch.positions)
-        self._batch = None
-        if not self._last:
-            self._micro += 1
-            self._meter.micro_batch_done()
+        samples = self._setup.sized[TRAIN]
+        passes = self._state.progress.samples / samples if samples else float(self.epoch)
+        rows = self._stepper.step(clip_norm=clip_norm, passes=passes)
+        if not rows:
             return False
-        parameters = [
-            p for o in self._state.optimizers for g in o.param_groups for p in g["params"] if p.grad is not None
-        ]
-        if self._state.scaler is not None:
-            for optimizer in self._state.optimizers:
-                self._state.scaler.unscale_(optimizer)
-        split = batch.split
-        if split.accum_steps and self._micro_rows != split.global_batch_size:
-            torch._foreach_mul_([p.grad for p in parameters], split.global_batch_size / self._micro_rows)
-        if self._adapting is not None:
-            self._most_local = self._memory.largest(split.local_batch_size)
-            self._adapting.end_step(self._state.progress.step, split, self._micro_rows)
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-        self._stepping = True
-        with self._rates():
-            for optimizer in self._state.optimizers:
-                if self._state.scaler is not None:
-                    self._state.scaler.step(optimizer)
-                else:
-                    optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-        if self._state.scaler is not None:
-            self._state.scaler.update()
-        self._stepping = False
-        self._meter.stepped()
-        self._watchdog.alive()
-        useful = float(self._micro_rows) if self._adapting is None else self._adapting.useful(self._micro_rows)
-        self._state.stepped(self._pending, self._micro_rows, useful)
-        self._pass_rows += self._micro_rows
-        self._pending, self._micro, self._micro_rows = [], 0, 0
+        self._pass_rows += rows
         self._tell_progress()
         if self._first_step and self.rank == 0:
             self._reporter.event("first_step", step=self._state.progress.step, workers=self.world_size)
         self._first_step = False
         self._reporter.totals = self._meter.totals()
         return True
-
-    def _rates(self) -> contextlib.AbstractContextManager[None]:
-        """Within, learning rates are those for the global batch under way."""
-        if self._adapting is None:
-            return contextlib.nullcontext()
-        samples = self._setup.sized[TRAIN]
-        passes = self._state.progress.samples / samples if samples else float(self.epoch)
-        return self._adapting.scaled_rates(self._micro_rows, passes)
-
-    def _measured_all_reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """DDP's own all-reduce, with a mark at each bucket that becomes ready."""
-        self._meter.last_gradient()
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-        return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the world's group
 
     # -- results ---------------------------------------------------------------------------------------------------
 
@@ -571,16 +469,7 @@ class Context:
         return agreed
 
     def _commit(self, reason: str) -> None:
-        began = time.monotonic()
-        later = reason == "interval" and (self._commit_every_s() or 0.0) >= LEAST_TO_GO_ON_S
-        with self._watchdog.waiting():
-            self._state.commit(self._reported, self._adaptation_state(), wait=not later)
-        if later:
-            self._commit_s = self._state.committed_at - began
-        if self.rank == 0:
-            progress = self._state.progress
-            seconds = round(self._state.committed_at - began, 3)
-            self._reporter.event("checkpoint", reason=reason, epoch=progress.epoch, step=progress.step, seconds=seconds)
+        self._committer.commit(reason, self._reported, self._adaptation_state())
         self._meter.restart()
 
     def _adaptation_state(self) -> dict[str, Any]:
@@ -638,7 +527,7 @@ class Context:
             noise=None if noise is None else (noise.sqr, noise.var),
             goal=None if samples is None else float(self._epochs_total * samples),
             learned=self._state.adapting.get("learned"),
-            most_local=self._most_local,
+            most_local=self._stepper.most_local,
         )
 
     def _share_buffers(self) -> None:
@@ -650,13 +539,13 @@ class Context:
     def out_of_memory(self, error: BaseException) -> None:
         """The user's function could not go on for want of device memory. Raises DeviceMemoryError where smaller batches may do:
         the workers then start again with those."""
-        batch = self._batch
+        batch = self._stepper.batch
         if batch is None:
             return
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         # Alone, nothing is lost: the model is as the last step left it. With others there is no telling what they did.
-        if self.world_size == 1 and self._state.uncommitted and not self._stepping:
+        if self.world_size == 1 and self._state.uncommitted and not self._stepper.stepping:
             self._commit("out_of_memory")
         if ray.get(self._setup.hub.out_of_memory.remote(self.rank, batch.split)):
             self._reporter.flush()

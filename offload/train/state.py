@@ -162,7 +162,7 @@ class TrainingState:
         self._sums, self._summed = {}, {}
         self.progress = dataclasses.replace(self.progress, epoch=epoch, trained=Ranges())
 
-    def commit(self, metrics: dict[str, Any], adapting: dict[str, Any], *, wait: bool) -> None:
+    def commit(self, metrics: Mapping[str, Any], adapting: Mapping[str, Any], *, wait: bool) -> None:
         """Write a checkpoint of this very step, through Ray Train. ``adapting``: what adaptation has learned; ``wait``: until
         it is stored, or only until its content is copied.
 
@@ -222,7 +222,7 @@ class TrainingState:
             checkpoint_upload_fn=store,
         )
 
-    def _content(self, generators: list[Any], adapting: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _content(self, generators: list[Any], adapting: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         assert self.model is not None
         training = {
             "progress": self.progress.to_state(),
