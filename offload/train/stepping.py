@@ -68,7 +68,7 @@ class Stepper:
             # Buffers are not broadcast before every forward: the ranks' own statistics serve training as well, and
             # validation may then run unequal numbers of batches. They are made equal where validation starts.
             joined = torch.nn.parallel.DistributedDataParallel(model, device_ids=on_gpu, broadcast_buffers=False)
-            joined.register_comm_hook(None, self._measured_all_reduce())
+            joined.register_comm_hook(None, lambda state, bucket: self._measured_all_reduce(bucket))
             model = joined
         self.model = model
         return model
@@ -177,12 +177,9 @@ class Stepper:
         self._meter.stepped()
         self._watchdog.alive()
 
-    def _measured_all_reduce(self) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
+    def _measured_all_reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """DDP's own all-reduce, with a mark at each bucket that becomes ready."""
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # slow, and seldom needed
 
-        def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-            self._meter.last_gradient()
-            return allreduce_hook(state, bucket)
-
-        return hook
+        self._meter.last_gradient()
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the world's group
