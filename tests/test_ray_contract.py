@@ -130,7 +130,9 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
         ),
         logging_config=ray.train.LoggingConfig(log_level="ERROR"),
     )
-    ours = TorchTrainer(lambda: None, monitor=None, beside_ray_data=False, scaling_config=scaling, run_config=run)
+    ours = TorchTrainer(
+        lambda: None, monitor=None, beside_ray_data=False, controller_env={}, scaling_config=scaling, run_config=run
+    )
     assert (run.name, run.storage_path) == ("checkpoints", str(tmp_path)), relies(
         file, "RunConfig keeps what it is given"
     )
@@ -149,6 +151,8 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
     source = inspect.getsource(theirs._initialize_and_run_controller) + inspect.getsource(type(theirs).fit)
     for name in ("scaling_policy=", "failure_policy=", "_initialize_and_run_controller"):
         assert name in source, relies(file, f"TorchTrainer._initialize_and_run_controller, called with {name}")
+    for name in ("(TrainController)", "controller.run.remote()", "controller.get_result.remote()", "num_cpus=0"):
+        assert name in source, relies(file, f"the controller is started with {name}")
     shutdown = inspect.getsource(WorkerGroup.shutdown)
     order = [
         shutdown.index(name)

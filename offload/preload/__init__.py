@@ -13,7 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ALWAYS = ("ray", "torch", "ray.train.torch", "offload.train.context", "offload.pipeline.pool")
+ALWAYS = (
+    "ray",
+    "torch",
+    "ray.train.torch",
+    "offload.train.context",
+    "offload.train.ray_train",
+    "offload.pipeline.pool",
+)
 # Imported ahead where the driver imported them too: a script that does without them need not have them.
 IF_USED = ("torchvision", "torchvision.transforms.v2", "timm", "cv2", "simplejpeg", "PIL.Image", "pandas", "scipy")
 # Each of these names another Python than this one.

@@ -6,20 +6,22 @@ Each of Ray Train's helper actors is one more process that imports torch for som
 a hundred times a second while it runs: on a host with few cores, those are the cores that were to preprocess. Left out
 are the actors for data sets (a run has its own feed), for removing placement groups (they end with the controller, and
 with the job), for notices of preemption (unless the environment asks for it), and, where no Ray Data pipeline is to be
-told what the workers take, the one that coordinates the two.
+told what the workers take, the one that coordinates the two. The controller is started with its imports done, as the
+workers are (:mod:`offload.preload`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
 import ray.train.torch
 import torch.distributed as dist
 from ray.exceptions import RayError
+from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2._internal.exceptions import (
     WorkerGroupStartupFailedError,
     WorkerGroupStartupTimeoutError,
@@ -27,6 +29,7 @@ from ray.train.v2._internal.exceptions import (
     WorkerHealthCheckTimeoutError,
 )
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
 from ray.train.v2._internal.execution.scaling_policy import (
     FixedScalingPolicy,
@@ -39,6 +42,7 @@ from ray.train.v2.api.exceptions import ControllerError, PreemptionError, Worker
 from offload.train.device_memory import DeviceMemoryError
 
 NODE_ID = "ray.io/node-id"  # a label that every node has
+BLOCKING_GET_WARNING = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"
 UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 READY_WAIT_S = 1.5  # less than Ray Train's interval between two looks at the workers, who may wait for that look
@@ -173,11 +177,13 @@ class LastLook(WorkerGroupCallback):
 # Statically ray.train.torch.TorchTrainer is version 1's, which lacks what version 2's has at run time.
 class TorchTrainer(ray.train.torch.TorchTrainer):
     """Ray Train's trainer with fewer processes. ``beside_ray_data``: whether Ray Data pipelines run beside the workers;
-    ``monitor``: the actor that knows how many workers are wanted."""
+    ``monitor``: the actor that knows how many workers are wanted; ``controller_env``: the controller's runtime environment."""
 
-    def __init__(self, train: Any, *, monitor: Any, beside_ray_data: bool, **options: Any) -> None:
+    def __init__(
+        self, train: Any, *, monitor: Any, beside_ray_data: bool, controller_env: Mapping[str, Any], **options: Any
+    ) -> None:
         super().__init__(train, **options)
-        self._monitor, self._beside_ray_data = monitor, beside_ray_data
+        self._monitor, self._beside_ray_data, self._controller_env = monitor, beside_ray_data, controller_env
 
     def fit(self) -> Any:
         os.environ.setdefault(PREEMPTION_WATCHER, "0")
@@ -196,7 +202,15 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
         run_config: Any = self.run_config
         arguments["scaling_policy"] = DecidedWorkers(config, self._monitor, announced=self._beside_ray_data)
         arguments["failure_policy"] = GoOn(run_config.failure_config, self._monitor)
-        return super()._initialize_and_run_controller(**arguments)  # type: ignore[misc]
+        # As Ray Train does it, in the given environment; it has no handler of Ctrl-C, which the driver hears first.
+        env_vars = {BLOCKING_GET_WARNING: "0", **get_env_vars_to_propagate()}
+        controller: Any = ray.remote(
+            num_cpus=0,
+            label_selector={NODE_ID: ray.get_runtime_context().get_node_id()},
+            runtime_env={**self._controller_env, "env_vars": env_vars},
+        )(TrainController).remote(**arguments)
+        ray.get(controller.run.remote())
+        return ray.get(controller.get_result.remote())
 
 
 def _first_line(error: BaseException) -> str:

@@ -223,6 +223,7 @@ class Run:
         return TorchTrainer(
             self.worker_main(self.trainer.train, self._setup(hub)),
             monitor=hub,
+            controller_env=preload.runtime_env(self.job_env),
             beside_ray_data=any(each.index is None for each in self.listed.values()),
             scaling_config=scaling,
             run_config=run_config,
