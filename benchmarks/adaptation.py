@@ -105,7 +105,7 @@ def settings(case: str, seeds: int) -> list[Setting]:
                 pace_s=PACED_SAMPLE_S / 3, cores=4, changes=((45.0, 10), (105.0, -10)),
             )
         ]  # fmt: skip
-    pace, epochs, repeats = (PACED_SAMPLE_S, 6, 1) if case == "input-bound" else (0.0, 6, 8)
+    pace, epochs, repeats = (PACED_SAMPLE_S, 4, 1) if case == "input-bound" else (0.0, 6, 8)
     return [
         Setting(
             case=case,

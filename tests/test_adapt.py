@@ -148,6 +148,18 @@ def test_lumps_of_blocks_are_averaged_over_seconds() -> None:
             assert abs(seen.delivered - before.delivered) < 0.06
 
 
+def test_a_first_short_wait_holds_the_input_back_until_more_is_known() -> None:
+    size = one(16)
+    bound = stretched(interval(size, input_samples_per_s=60.0, ceiling=100.0), 2.0)
+    seen = Seen().with_interval(bound, 4.0)
+    assert seen.input_samples_per_s(4.0) == pytest.approx(60.0, rel=0.01)
+    assert seen.delivered == 1.0  # not learned: it may have been the start
+    fed = stretched(interval(size, ceiling=1000.0), 10.0)
+    for _ in range(5):
+        seen = seen.with_interval(fed, 4.0)
+    assert seen.input_samples_per_s(4.0) > 900.0
+
+
 def test_waiting_at_another_size_tells_nothing_of_this_one() -> None:
     bound = Seen().with_interval(stretched(interval(one(64), input_samples_per_s=90.0, ceiling=100.0), 30.0), 4.0)
     fed = bound.with_interval(stretched(interval(one(16), ceiling=2000.0), 30.0), 4.0)

@@ -112,6 +112,16 @@ class Recent:
         )
 
     @property
+    def at_ceiling(self) -> float:
+        """What was trained, over what the input could deliver at its busy ceiling."""
+        return min(self.at_ceiling_s / self.duration_s, 1.0)
+
+    @property
+    def input_bound(self) -> bool:
+        """Whether it was waited for data."""
+        return self.waited_s >= INPUT_BOUND * self.duration_s
+
+    @property
     def settled(self) -> bool:
         """Whether it is long enough to be believed. (Decayed, ten intervals of a second weigh 6.6 s.)"""
         return self.duration_s >= (1 - math.exp(-1)) * SETTLED_S
@@ -143,26 +153,24 @@ class Seen:
         seen = replace(self, steps=self._steps_with(interval), cores=cores)
         if ceiling is None or not math.isfinite(ceiling) or ceiling <= 0:
             return seen
-        recent = Recent(
+        newest = Recent(
             size=interval.size,
             cores=cores,
             duration_s=interval.duration_s,
             waited_s=interval.stall * interval.duration_s,
             at_ceiling_s=interval.samples_per_s / ceiling * interval.duration_s,
         )
-        if self.recent is not None:
-            recent = self.recent.before(recent)
-        delivered = self._delivered_with(recent, interval.duration_s)
+        recent = newest if self.recent is None else self.recent.before(newest)
+        delivered = self._delivered_with(recent, newest)
         return replace(seen, delivered=delivered, ceiling_samples_per_s=ceiling, recent=recent)
 
-    def _delivered_with(self, recent: Recent, newest_s: float) -> float:
+    def _delivered_with(self, recent: Recent, newest: Recent) -> float:
         if not recent.settled:
             return self.delivered
-        share = min(recent.at_ceiling_s / recent.duration_s, 1.0)
-        if recent.waited_s >= INPUT_BOUND * recent.duration_s or share > self.delivered:
-            return share
+        if (recent.input_bound and newest.input_bound) or recent.at_ceiling > self.delivered:
+            return recent.at_ceiling
         # Fed well it shows that the input delivers at least so much, and nothing of how much it could.
-        return self.delivered + (1 - math.exp(-newest_s / FORGOTTEN_S)) * (1 - self.delivered)
+        return self.delivered + (1 - math.exp(-newest.duration_s / FORGOTTEN_S)) * (1 - self.delivered)
 
     def _steps_with(self, interval: Interval) -> dict[tuple[int, int, int], StepSeen]:
         size = interval.size
@@ -195,7 +203,10 @@ class Seen:
         """What ``cores`` cores like those seen deliver; infinite where nothing is known of them."""
         if self.ceiling_samples_per_s is None or self.cores <= 0:
             return math.inf
-        return self.delivered * self.ceiling_samples_per_s * cores / self.cores
+        delivered, recent = self.delivered, self.recent
+        if recent is not None and recent.input_bound and not recent.settled:
+            delivered = min(delivered, recent.at_ceiling)  # until it is known for sure, nothing is built on more
+        return delivered * self.ceiling_samples_per_s * cores / self.cores
 
     def to_state(self) -> dict[str, Any]:
         """Plain numbers and lists."""
