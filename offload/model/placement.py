@@ -75,6 +75,19 @@ class Placement:
         return math.floor(min(*shares, 1.0) * 1e4) / 1e4
 
 
+def on_fewest_nodes(placement: Placement, cores: int, before: Sequence[int] = ()) -> tuple[int, ...]:
+    """How many cores of each node preprocess where ``cores`` are enough: those beside workers first, whose nodes are there
+    anyway, then those of nodes that did ``before`` (as this returned it), then of the largest."""
+    free = placement.cores_by_node
+    used = [*before, *[0] * (len(free) - len(before))]
+    order = sorted(range(len(free)), key=lambda i: (-placement.held[i], -used[i], -free[i]))
+    chosen, left = [0] * len(free), cores
+    for i in order:
+        chosen[i] = min(free[i], left)
+        left -= chosen[i]
+    return tuple(chosen)
+
+
 def _cores(free_cpus: float) -> int:
     # A worker on a small host may reserve a token share of its core (0.01 CPU): what is left still is that core.
     return int(free_cpus + 0.5)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from offload.adapt.decide import Decision, Keep, Option, Resize, Rules, Situation, State, decide
+from offload.adapt.demand import wanted_cores
 from offload.adapt.observe import Interval, Seen, Size
 from offload.measure.steps import Totals
 from offload.model.noise import GradientNoise
@@ -71,7 +72,8 @@ class Adaptor:
             return  # the batch changed meanwhile
         if not self.seen.steps and news.adapted.learned:
             self.seen = Seen.from_state(news.adapted.learned)
-        self.seen = self.seen.with_interval(interval, option.cores if option is not None else 0.0)
+        self.seen = self.seen.with_interval(interval, self._workers.cores)
+        self._want_cores(interval.size)
         self._compare(interval)
         if self._adaptation.scheduled(news.epoch) is not None:
             options = [option] if option is not None else []
@@ -99,6 +101,15 @@ class Adaptor:
         self._tell("decided", decision="resize", reason=reason, **dataclasses.asdict(size))
         self._workers.change(size, self.orders, news)
         return True
+
+    def _want_cores(self, size: Size) -> None:
+        """As many cores as the workers are worth at this size, where the cluster can have more or fewer."""
+        bounds, fit, each = self._adaptation.preprocessing_cores, self.seen.fit, self.seen.input_samples_per_s(1.0)
+        if bounds is None or fit is None or math.isinf(each):
+            return
+        where = size.nodes, size.workers, size.local_batch_size, size.accum_steps
+        device = size.global_batch_size / float(fit.step_time.predict(*where))
+        self._workers.want_cores(wanted_cores(device, each, bounds=bounds, before=self._workers.cores_wanted))
 
     def _situation(self, news: News, size: Size, options: Sequence[Option]) -> Situation:
         noise, goal = news.adapted.noise, news.adapted.goal

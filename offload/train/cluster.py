@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -195,6 +195,14 @@ def alive_nodes() -> tuple[tuple[NodeResources, ...], float]:
         for n in alive
     )
     return nodes, sum(float(n["Resources"].get("object_store_memory", 0)) for n in alive)
+
+
+def ask_for(bundles: Sequence[Mapping[str, float]]) -> None:
+    """Ask the cluster's autoscaler, if it has one, that all of these fit beside each other; for nothing more with an empty
+    sequence. It holds until it is asked anew."""
+    from ray.autoscaler.sdk import request_resources  # slow, and seldom needed
+
+    request_resources(bundles=[dict(bundle) for bundle in bundles])
 
 
 def on_this_node(actor_class: Any, **options: Any) -> Any:

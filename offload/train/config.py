@@ -118,6 +118,9 @@ class Adaptation:
         warmup_epochs: of LEGW, at the initial batch.
         interval_s: seconds between two decisions.
         schedule: worker counts by the epoch from which on they hold, in place of decisions: ``{0: 2, 30: 4}``.
+        preprocessing_cores: least and most, on a cluster that adds and removes nodes as they are asked for (Ray's autoscaler):
+            as many are asked for as the accelerators are worth at present, and whole nodes that are not needed are left, so
+            that they go. None: all that the cluster has preprocess, and none is asked for.
         objective: ``"time"``: the most progress per second; ``"cost"``: the most per dollar. A node without workers that is
             there for workers costs nothing then: it can be given back.
         usd_per_hour: prices of instance types, in place of those of the catalog. Nodes say their type by the label
@@ -128,6 +131,7 @@ class Adaptation:
     warmup_epochs: float = 0.0
     interval_s: float = 30.0
     schedule: Mapping[int, int] | None = None
+    preprocessing_cores: tuple[int, int] | None = None
     objective: Objective = "time"
     usd_per_hour: Mapping[str, float] | None = None
 
@@ -140,6 +144,12 @@ class Adaptation:
             raise ConfigError(f"interval_s must be > 0 seconds, found {self.interval_s}.")
         if self.objective not in ("time", "cost"):
             raise ConfigError(f'objective must be "time" or "cost", found {self.objective!r}.')
+        if self.preprocessing_cores is not None:
+            least, most = self.preprocessing_cores
+            if not 1 <= least <= most:
+                raise ConfigError(
+                    f"preprocessing_cores must be (least, most) with 1 ≤ least ≤ most, found {self.preprocessing_cores}."
+                )
         for name, usd in (self.usd_per_hour or {}).items():
             if not usd > 0:
                 raise ConfigError(f"usd_per_hour[{name!r}] must be a price > 0 in dollars, found {usd}.")

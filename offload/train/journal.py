@@ -183,6 +183,8 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         verbs = ("left", "leaving", "joined")
         parts = [f"{verb} {', '.join(event[verb])}" for verb in verbs if event[verb]]
         return f"the cluster changed ({'; '.join(parts)}): {event['preprocessing_cores']} cores preprocess"
+    if kind == "cores_wanted":
+        return f"{event['cores']} cores are to preprocess, {event['before']} do"
     if kind == "pass_not_finished" and event["untrained"]:
         return f"the last pass ended with the epochs: {event['untrained']:,} samples of it were not trained"
     return None

@@ -7,6 +7,7 @@ others, and preprocessing takes what cores are left. Where it stops: whether to 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +18,8 @@ import ray
 from offload.adapt.decide import Option
 from offload.adapt.observe import Size
 from offload.errors import ConfigError
-from offload.model.placement import NodeResources, Placement, WorkerResources, place_workers
+from offload.model.placement import NodeResources, Placement, WorkerResources, on_fewest_nodes, place_workers
+from offload.train.cluster import ask_for
 from offload.train.monitor import News, Orders
 
 ROOM_TIMEOUT_S = 60.0  # for the tasks that run on cores which workers are to take
@@ -84,6 +86,8 @@ class Workers:
         chosen: whether a count is to be chosen; else it only changes with the cluster.
         allowed: whether a count may be used at all.
         usd_per_hour: prices of instance types, as far as they are known.
+        core_cpus: what a preprocessing core reserves.
+        most_cores: that are to preprocess; None for all.
     """
 
     def __init__(
@@ -98,12 +102,16 @@ class Workers:
         chosen: bool,
         allowed: Callable[[int], bool],
         usd_per_hour: Mapping[str, float],
+        core_cpus: float = 1.0,
+        most_cores: int | None = None,
     ) -> None:
         self.placement = placement
         self.restart_s = FIRST_RESTART_S
         self._nodes, self._worker, self._bounds = tuple(nodes), worker, bounds
         self._hub, self._tell, self._chosen, self._allowed = hub, tell, chosen, allowed
-        self._usd_per_hour = usd_per_hour
+        self._usd_per_hour, self._core_cpus, self._most_cores = usd_per_hour, core_cpus, most_cores
+        self.cores_wanted: int | None = None
+        self._used = Counter(self._nodes_of(placement.cores_by_node))  # cores that preprocess, by node
         self._avoided: tuple[str, ...] = ()
         self._phase: Phase = ""
         self._next = placement
@@ -135,8 +143,37 @@ class Workers:
             if placement is None:
                 break
             usd = usd_per_hour(self._nodes, self._worker, placement, self._usd_per_hour)
-            found.append(Option(workers=count, nodes=placement.nodes, cores=placement.cores, usd_per_hour=usd))
+            cores = placement.cores if self._most_cores is None else min(placement.cores, self._most_cores)
+            found.append(Option(workers=count, nodes=placement.nodes, cores=cores, usd_per_hour=usd))
         return found
+
+    @property
+    def cores(self) -> int:
+        """That preprocess now."""
+        return self._used.total()
+
+    def want_cores(self, cores: int) -> None:
+        """So many are to preprocess: ask the cluster for them, and leave nodes that are not needed."""
+        if cores == self.cores_wanted:
+            return
+        self._tell("cores_wanted", cores=cores, before=self.cores)
+        self.cores_wanted = cores
+        self._ask()
+        if not self.busy:
+            self._reshape()
+
+    def close(self) -> None:
+        """The run is over: nothing is asked for any more."""
+        if self.cores_wanted is not None:
+            with contextlib.suppress(RuntimeError, ray.exceptions.RayError):  # the cluster may be gone
+                ask_for([])
+
+    def _ask(self) -> None:
+        if self.cores_wanted is None:
+            return
+        worker = {"CPU": self._worker.cpus, "GPU": self._worker.gpus, **self._worker.others}
+        each = {name: amount for name, amount in worker.items() if amount > 0}
+        ask_for([*[each] * self.placement.workers, *[{"CPU": self._core_cpus}] * self.cores_wanted])
 
     def change(self, size: Size, orders: Orders, news: News) -> None:
         """Begin to change to another count; ``orders`` are those that hold otherwise."""
@@ -144,13 +181,13 @@ class Workers:
         if placement is None:
             return
         batch = size.workers, size.local_batch_size, size.accum_steps
-        self._begin(placement, dataclasses.replace(orders, resize=True, batch=batch), self._cores())
+        self._begin(placement, dataclasses.replace(orders, resize=True, batch=batch))
 
-    def _begin(self, placement: Placement, orders: Orders, cores_before: Counter[str]) -> None:
+    def _begin(self, placement: Placement, orders: Orders) -> None:
         """Let preprocessing leave the cores that workers are to take, and those of nodes that are to be left."""
         self._next, self._phase, self._orders = placement, "room", orders
-        both = cores_before & Counter(self._nodes_of(placement.cores_by_node))
-        self._room = self._hub.reshape.remote(tuple(both.elements()), ROOM_TIMEOUT_S)
+        self._used &= Counter(self._nodes_of(self._cores_by_node(placement)))
+        self._room = self._hub.reshape.remote(tuple(self._used.elements()), ROOM_TIMEOUT_S)
 
     def look(self, news: News, alive: Sequence[NodeResources], leaving: Collection[str] = ()) -> None:
         """Go on with a change, and follow the cluster. ``leaving``: ids of nodes that are alive but will soon be gone."""
@@ -165,6 +202,7 @@ class Workers:
             self._hub.order.remote(self._orders, self.wanted)
         elif self._phase == "commit" and news.attempts > self._attempts and news.adapted.workers:
             before, self.placement, self._phase = self.placement.workers, self._next, ""
+            self._ask()
             self._reshape()
             self._tell("resized", workers_before=before, workers=news.adapted.workers)
 
@@ -191,7 +229,6 @@ class Workers:
 
     def _follow(self, alive: tuple[NodeResources, ...], still: Sequence[NodeResources]) -> None:
         """The cluster has other nodes than before. Those in ``still`` are about to leave it, and work meanwhile."""
-        before = self._cores()
         gone = {n.node_id: n.name for n in self._nodes}
         come = {n.node_id: n.name for n in alive}
         self._nodes, self._phase = alive, ""
@@ -202,14 +239,14 @@ class Workers:
             leaving=[node.name for node in still],
             joined=[name for id_, name in come.items() if id_ not in gone],
             workers=placement.workers if placement is not None else 0,
-            preprocessing_cores=placement.cores if placement is not None else 0,
+            preprocessing_cores=sum(self._cores_by_node(placement)) if placement is not None else 0,
         )
         self._waiting = placement is None
         if still and placement is None:
             # Workers commit within the notice, and wait for other nodes.
             self._hub.order.remote(dataclasses.replace(self._orders, resize=True, batch=None), 0)
         elif still and placement is not None and placement.workers < self.placement.workers:
-            self._begin(placement, dataclasses.replace(self._orders, resize=True, batch=None), before)
+            self._begin(placement, dataclasses.replace(self._orders, resize=True, batch=None))
         elif placement is not None:
             fewer = placement.workers < self.placement.workers
             self.placement = placement
@@ -229,12 +266,16 @@ class Workers:
     def _placed(self, counts: tuple[int, int]) -> Placement | None:
         return _placed(self._nodes, self._worker, counts)
 
-    def _cores(self) -> Counter[str]:
-        """How many cores of each node preprocess."""
-        return Counter(self._nodes_of(self.placement.cores_by_node))
+    def _cores_by_node(self, placement: Placement) -> tuple[int, ...]:
+        """How many cores of each node are to preprocess."""
+        if self.cores_wanted is None:
+            return placement.cores_by_node
+        return on_fewest_nodes(placement, self.cores_wanted, [self._used[node.node_id] for node in self._nodes])
 
     def _reshape(self) -> None:
-        self._hub.reshape.remote(self._nodes_of(self.placement.cores_by_node), 0.0)
+        nodes = self._nodes_of(self._cores_by_node(self.placement))
+        self._used = Counter(nodes)
+        self._hub.reshape.remote(nodes, 0.0)
 
     def _nodes_of(self, cores: Sequence[int]) -> tuple[str, ...]:
         return tuple(node.node_id for node, count in zip(self._nodes, cores, strict=True) for _ in range(count))

@@ -105,9 +105,10 @@ class Run:
         Raises RunError (or what else of offload's errors is behind it) for a run that failed.
         """
         by_node = zip(self.cluster.nodes, self.placement.cores_by_node, strict=True)
+        core_cpus = task_cpus(self.cluster.nodes, self.worker, self.bounds)
         cores = Cores(
             nodes=tuple(node.node_id for node, cores in by_node for _ in range(cores)),
-            task_cpus=task_cpus(self.cluster.nodes, self.worker, self.bounds),
+            task_cpus=core_cpus,
             store_bytes=self.cluster.store_bytes,
             runtime_env=preload.runtime_env(self.job_env),
         )
@@ -129,6 +130,8 @@ class Run:
             chosen=self.trainer.workers is not None,
             allowed=self._allowed,
             usd_per_hour=self.prices,
+            core_cpus=core_cpus,
+            most_cores=(self.trainer.adaptation.preprocessing_cores or (1, None))[1],
         )
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
@@ -142,6 +145,7 @@ class Run:
             self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
         finally:
             ray.kill(hub)  # and with it the pool: its cores are free again at once
+            workers.close()
         result = outcome[0] if outcome else None
         if isinstance(result, BaseException):
             self._failed(result)
@@ -291,7 +295,8 @@ class Run:
     def _adaptor(self, hub: Any, workers: Workers) -> Adaptor | None:
         """What adapts batches and workers, where either may change."""
         least, most = self.bounds
-        if not self.trainer.batch_size.adaptive and (self.trainer.workers is None or least == most):
+        fixed = not self.trainer.batch_size.adaptive and (self.trainer.workers is None or least == most)
+        if fixed and self.trainer.adaptation.preprocessing_cores is None:
             return None
         return Adaptor(
             self.trainer.batch_size,
