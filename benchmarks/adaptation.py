@@ -53,6 +53,7 @@ INTERVAL_S = 5.0
 SEEDS = {"input-bound": 2, "device-bound": 2, "midway": 1, "statistics": 3}
 WORKERS = 4
 PACED_SAMPLE_S = 0.06  # of a core: 17 samples/s
+SAME = ("case", "model", "policy", "seed")
 CASES = ("input-bound", "device-bound", "midway", "statistics")
 
 
@@ -127,17 +128,22 @@ def settings(case: str, seeds: int) -> list[Setting]:
 @click.option("--seeds", type=int, help="Runs of each policy; default: 2, of statistics 3.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
-def main(cases: tuple[str, ...], seeds: int | None, as_json: bool, output: Path | None) -> None:
+@click.option("--resume", is_flag=True, help="Go on with what the output holds: run only what it lacks.")
+def main(cases: tuple[str, ...], seeds: int | None, as_json: bool, output: Path | None, resume: bool) -> None:
     console = Console(stderr=True, width=140)
     rows: list[dict[str, Any]] = []
+    if resume and output is not None and output.exists():
+        rows = json.loads(output.read_text())["cases"]
     for case in cases or CASES:
         for setting in settings(case, seeds or SEEDS[case]):
+            if any(all(row[name] == getattr(setting, name) for name in SAME) for row in rows):
+                continue
             row = _run(setting)
             rows.append(row)
             console.print(
                 f"{case} {setting.model} {setting.policy} seed {setting.seed}: to {row['target']:.0%} "
                 f"{_or_dash(row['time_to_accuracy_s'])} s, {_or_dash(row['usd'])} $, "
-                f"final {row['final_accuracy']:.1%}, batch {row['batches'][-1] if row['batches'] else setting.batch}, "
+                f"final {row['final_accuracy']:.1%}, batch {row['batches'][-1] if row['batches'] else INITIAL}, "
                 f"workers {row['workers']}"
             )
             if output is not None:
@@ -242,7 +248,7 @@ def _run(setting: Setting) -> dict[str, Any]:
             for e in decided
         ],
         "followed_after_s": [
-            next((round(e["at"] - at, 1) for e in decided if e["at"] > at and e["decision"] == "resize"), None)
+            next((round(e["at"] - at, 1) for e in decided if e["at"] > at + 1 and e["decision"] != "keep"), None)
             for at in changed
         ],
         "interval_s": INTERVAL_S,

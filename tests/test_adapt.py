@@ -160,6 +160,15 @@ def test_a_first_short_wait_holds_the_input_back_until_more_is_known() -> None:
     assert seen.input_samples_per_s(4.0) > 900.0
 
 
+def test_an_input_that_is_about_as_fast_as_the_workers_is_learned_while_batches_change() -> None:
+    """Or the batch would grow, starve, shrink, and grow again, each time too soon for anything to be learned."""
+    seen = Seen()
+    for number in range(12):
+        size = one(64 if number % 2 else 96)
+        seen = seen.with_interval(stretched(interval(size, input_samples_per_s=500.0, ceiling=2000.0), 5.0), 4.0)
+    assert seen.input_samples_per_s(4.0) == pytest.approx(500.0, rel=0.02)
+
+
 def test_waiting_at_another_size_tells_nothing_of_this_one() -> None:
     bound = Seen().with_interval(stretched(interval(one(64), input_samples_per_s=90.0, ceiling=100.0), 30.0), 4.0)
     fed = bound.with_interval(stretched(interval(one(16), ceiling=2000.0), 30.0), 4.0)
@@ -316,10 +325,22 @@ def test_settings_that_contradict_are_refused_with_what_to_pass() -> None:
         offload.Adaptation(interval_s=0)
     with pytest.raises(ConfigError, match=r"warmup_epochs must be ≥ 0, found -1"):
         offload.Adaptation(warmup_epochs=-1)
-    with pytest.raises(ConfigError, match=r"epochs ≥ 0 to worker counts ≥ 1, found \{3: 0\}"):
-        offload.Adaptation(schedule={3: 0})
+    for schedule in ({3: 0}, {-1: 2}, {1.5: 2}):
+        with pytest.raises(ConfigError, match=r"epochs ≥ 0, or shares .* from 0.0 to 1.0, to worker counts ≥ 1, found"):
+            offload.Adaptation(schedule=schedule)
+    with pytest.raises(ConfigError, match=r"epochs and shares of the training"):
+        offload.Adaptation(schedule={0: 1, 0.5: 2, 3: 4})
     with pytest.raises(ConfigError, match=r"initial batch size 4 is below the least local batch of one worker, 8"):
         offload.BatchSize(initial=4, local=(8, 16))
+
+
+def test_a_schedule_goes_by_epochs_or_by_shares_of_the_training() -> None:
+    by_epoch = offload.Adaptation(schedule={0: 1, 2: 4})
+    assert [by_epoch.scheduled(epoch, 0.9) for epoch in range(4)] == [1, 1, 4, 4]
+    by_share = offload.Adaptation(schedule={0: 1, 0.5: 2, 1.0: 3})
+    assert [by_share.scheduled(7, share) for share in (0.0, 0.49, 0.5, 1.0)] == [1, 1, 2, 3]
+    assert offload.Adaptation(schedule={3: 2}).scheduled(2, 0.5) is None
+    assert offload.Adaptation().scheduled(0, 0.0) is None
 
 
 def test_a_schedule_beyond_the_workers_is_refused() -> None:

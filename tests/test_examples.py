@@ -105,3 +105,29 @@ def test_image_classification(folder: Path) -> None:
     few = ["--model", "resnet10t", "--pixels", "64", "--epochs", "1"]
     summary = offload_run(folder, "image_classification.py", data, *few)
     assert 0 <= summary["metrics"]["val_accuracy"] <= 1  # type: ignore[index]
+
+
+ELASTIC = """
+import importlib, json, sys
+import ray, ray.train
+import offload
+
+name, *sys.argv[1:] = sys.argv[1:]
+ray.init(num_cpus=4, log_to_driver=False)
+trainer = importlib.import_module(name).build()
+trainer.workers = (1, 4)
+trainer.scaling_config = ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5})
+document = trainer.fit(run_dir=f"runs/elastic-{name}", quiet=True).document
+print(json.dumps([document["status"], document["workers"]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [("quickstart", []), ("vit_blur", ["--samples", "96", "--batch-size", "16", "--depth", "1"])]
+)
+def test_examples_run_unchanged_with_a_range_of_workers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, flags: list[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    done = run(folder, sys.executable, "-c", ELASTIC, name, *flags)
+    assert json.loads(done.stdout.splitlines()[-1]) == ["finished", 4]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from offload.testing import Hosts, HostSpec
+from offload.testing.history import each_pass, read_history
+from offload.testing.netns import HostProcess
 from tests.helpers import require_hosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
@@ -118,3 +121,88 @@ def test_an_actor_without_a_cpu_lives_beside_its_driver() -> None:
         ran = hosts["gpu-1"].run([sys.executable, "-c", BESIDE], env={"PYTHONPATH": str(ROOT)}, timeout=150)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert ran.stdout.strip().splitlines()[-1] == "['gpu-1']"
+
+
+KILLED = """
+import json, sys, time
+from pathlib import Path
+import numpy as np, ray.train, torch
+import offload
+from offload.testing.history import log_batch
+
+SAMPLES, EPOCHS = 400, 2
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return SAMPLES
+    def __getitem__(self, i):
+        time.sleep(0.002)
+        return {"x": np.full(2, i / SAMPLES, dtype=np.float32)}
+
+def train(ctx):
+    model = torch.nn.Linear(2, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
+    folder = Path(ctx.config["log"])
+    for _ in ctx.epochs(EPOCHS):
+        for batch in ctx.batches("train"):
+            log_batch(ctx, batch, folder, ctx.config["driver"])
+            while ctx._state.progress.step >= 20 and not (folder.parent / "killed").exists():
+                time.sleep(0.05)
+            ctx.backward(model(batch["x"]).mean())
+            ctx.step()
+
+folder = Path(sys.argv[1])
+(folder / "log").mkdir(parents=True, exist_ok=True)
+offload.Trainer(
+    train,
+    datasets={"train": offload.from_torch(Numbers())},
+    workers=2,
+    batch_size=16,
+    checkpoints=offload.Checkpoints(every_s=1.0, every_epochs=100),
+    scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}, placement_strategy="SPREAD"),
+    train_loop_config={"log": str(folder / "log"), "driver": int(sys.argv[2])},
+).fit(run_dir=folder / "run", quiet=True)
+"""
+
+# (whose command line holds this, on which host, how often the command is given until the run is through)
+VICTIMS = (
+    ("ray::RayTrainWorker", "cpu-1", 1),
+    ("ray::Preprocessor", "cpu-1", 1),
+    ("offload/preload/server.py", "cpu-1", 1),
+    ("ray::TrainController", "gpu-1", 2),
+    ("ray::Hub", "gpu-1", 2),
+    ("raylet/raylet", "cpu-1", 1),  # and with it that host
+)
+
+
+@pytest.mark.timeout(600)
+def test_any_process_may_be_killed_and_the_run_is_correct(tmp_path: Path) -> None:
+    specs = {
+        "gpu-1": HostSpec(core=CORES[0], shm_bytes=256 << 20),
+        "cpu-1": HostSpec(core=CORES[-1], shm_bytes=256 << 20),
+    }
+    with Hosts(specs) as hosts:
+        hosts.start_ray(head="gpu-1", num_cpus={"gpu-1": 2, "cpu-1": 2}, env={"PYTHONPATH": str(ROOT)})
+        for number, (victim, where, most_commands) in enumerate(VICTIMS):
+            folder = tmp_path / str(number)
+            commands = 0
+            while commands < most_commands:
+                argv = [sys.executable, "-c", KILLED, str(folder), str(commands)]
+                run = hosts["gpu-1"].popen(argv, env={"PYTHONPATH": str(ROOT)})
+                commands += 1
+                if commands == 1:
+                    wait_for_batches(run, folder / "log", 20)
+                    hosts[where].run(["pkill", "-KILL", "-f", victim], timeout=20)
+                    (folder / "killed").touch()
+                if run.wait(timeout=150) == 0:
+                    break
+            assert (victim, run.returncode) == (victim, 0)
+            assert each_pass(read_history(folder / "log")) == {n: Counter(range(400)) for n in range(2)}, victim
+
+
+def wait_for_batches(run: HostProcess, log: Path, batches: int) -> None:
+    deadline = time.monotonic() + 120
+    while max((len(path.read_text().splitlines()) for path in log.glob("*-0.jsonl")), default=0) <= batches:
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

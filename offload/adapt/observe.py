@@ -16,7 +16,7 @@ from offload.model.fit import StepTimeFit, fit_step_time
 LEAST_STEPS = 3  # that an interval must hold to be believed
 FORGOTTEN = 0.7  # of an older interval's weight per newer one at the same size: a machine drifts
 MOST_SIZES = 32
-SETTLED_S = 10.0  # at one size, before the input's rate is believed: blocks come in lumps of seconds
+SETTLED_S = 10.0  # with the same cores, before the input's rate is believed: blocks come in lumps of seconds
 FORGOTTEN_S = (
     1800.0  # after which 63 % of a low rate is forgotten that nothing confirms: what was in its way may be over
 )
@@ -90,18 +90,17 @@ class StepSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class Recent:
-    """The last seconds at one size and with the same cores, older ones with less weight: how long they were, how much of them
-    was waited for data, and how much of them the input would have taken at its busy ceiling; in seconds."""
+    """The last seconds with the same cores, older ones with less weight: how long they were, how much of them was waited for
+    data, and how much of them the input would have taken at its busy ceiling; in seconds."""
 
-    size: Size
     cores: float
     duration_s: float
     waited_s: float
     at_ceiling_s: float
 
     def before(self, other: Recent) -> Recent:
-        """These and newer ones. What was at another size or with other cores does not count."""
-        if (self.size, self.cores) != (other.size, other.cores):
+        """These and newer ones. What was with other cores does not count."""
+        if self.cores != other.cores:
             return other
         kept = math.exp(-other.duration_s / SETTLED_S)
         return replace(
@@ -154,7 +153,6 @@ class Seen:
         if ceiling is None or not math.isfinite(ceiling) or ceiling <= 0:
             return seen
         newest = Recent(
-            size=interval.size,
             cores=cores,
             duration_s=interval.duration_s,
             waited_s=interval.stall * interval.duration_s,
@@ -167,6 +165,7 @@ class Seen:
     def _delivered_with(self, recent: Recent, newest: Recent) -> float:
         if not recent.settled:
             return self.delivered
+        # What was waited for at a larger size, a moment ago, tells nothing of the input where it is not waited for now.
         if (recent.input_bound and newest.input_bound) or recent.at_ceiling > self.delivered:
             return recent.at_ceiling
         # Fed well it shows that the input delivers at least so much, and nothing of how much it could.

@@ -59,7 +59,7 @@ class Adaptor:
         if not news.running or self._workers.busy:
             self._looked = None
             return
-        if self._looked is None or news.attempts != self._looked[1].attempts:
+        if self._looked is None or _restarted(self._looked[1], news):
             self._looked = now_s, news
         since, before = self._looked
         if self._follow_schedule(news) or now_s - since < self._adaptation.interval_s:
@@ -68,14 +68,12 @@ class Adaptor:
         options = self._workers.options()
         option = next((o for o in options if o.workers == news.adapted.workers), None)
         interval = interval_of(before, news, nodes=option.nodes if option is not None else 1)
-        if interval is None:
-            return  # the batch changed meanwhile
         if not self.seen.steps and news.adapted.learned:
             self.seen = Seen.from_state(news.adapted.learned)
         self.seen = self.seen.with_interval(interval, self._workers.cores)
         self._want_cores(interval.size)
         self._compare(interval)
-        if self._adaptation.scheduled(news.epoch) is not None:
+        if self._scheduled(news) is not None:
             options = [option] if option is not None else []
         situation = self._situation(news, interval.size, options)
         self._state, decision = decide(self._state, situation, self._rules(news))
@@ -83,7 +81,7 @@ class Adaptor:
 
     def _follow_schedule(self, news: News) -> bool:
         """Begin the change that the user's schedule asks for. Returns whether there is one."""
-        asked = self._adaptation.scheduled(news.epoch)
+        asked = self._scheduled(news)
         options = {option.workers: option for option in self._workers.options()} if asked is not None else {}
         if asked is None or not options:
             return False
@@ -97,10 +95,18 @@ class Adaptor:
             local_batch_size=batch.local_batch_size,
             accum_steps=batch.accum_steps,
         )
-        reason = f"the schedule asks for {asked} workers in epoch {news.epoch + 1}"
+        when = (
+            f"at {_progress(news):.0%} of the training"
+            if self._adaptation.by_progress
+            else f"in epoch {news.epoch + 1}"
+        )
+        reason = f"the schedule asks for {asked} workers {when}"
         self._tell("decided", decision="resize", reason=reason, **dataclasses.asdict(size))
         self._workers.change(size, self.orders, news)
         return True
+
+    def _scheduled(self, news: News) -> int | None:
+        return self._adaptation.scheduled(news.epoch, _progress(news))
 
     def _want_cores(self, size: Size) -> None:
         """As many cores as the workers are worth at this size, where the cluster can have more or fewer."""
@@ -172,10 +178,20 @@ class Adaptor:
             self._order(self.orders)
 
 
-def interval_of(before: News, now: News, *, nodes: int) -> Interval | None:
-    """What happened between two looks; None where the batch changed meanwhile."""
-    if before.adapted.changes != now.adapted.changes or before.adapted.batch != now.adapted.batch:
-        return None
+def _progress(news: News) -> float:
+    """The share of the training that is done; 0 where its end is not known."""
+    return min(news.adapted.useful / news.adapted.goal, 1.0) if news.adapted.goal else 0.0
+
+
+def _restarted(before: News, now: News) -> bool:
+    """Whether the workers or the batch are others than before: what is measured across that belongs to neither."""
+    return (before.attempts, before.adapted.changes, before.adapted.batch) != (
+        now.attempts, now.adapted.changes, now.adapted.batch
+    )  # fmt: skip
+
+
+def interval_of(before: News, now: News, *, nodes: int) -> Interval:
+    """What happened between two looks."""
     since: Totals = sum_of(now.totals).minus(sum_of(before.totals))
     local, accum = now.adapted.batch
     return Interval(

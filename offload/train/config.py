@@ -117,7 +117,8 @@ class Adaptation:
             adascale for others.
         warmup_epochs: of LEGW, at the initial batch.
         interval_s: seconds between two decisions.
-        schedule: worker counts by the epoch from which on they hold, in place of decisions: ``{0: 2, 30: 4}``.
+        schedule: worker counts in place of decisions, by the epoch from which on they hold (``{0: 2, 30: 4}``) or by the share of
+            the training that is done (``{0.0: 2, 0.5: 4}``).
         preprocessing_cores: least and most, on a cluster that adds and removes nodes as they are asked for (Ray's autoscaler):
             as many are asked for as the accelerators are worth at present, and whole nodes that are not needed are left, so
             that they go. None: all that the cluster has preprocess, and none is asked for.
@@ -130,7 +131,7 @@ class Adaptation:
     learning_rate: Rule | Literal["auto"] = "auto"
     warmup_epochs: float = 0.0
     interval_s: float = 30.0
-    schedule: Mapping[int, int] | None = None
+    schedule: Mapping[int, int] | Mapping[float, int] | None = None
     preprocessing_cores: tuple[int, int] | None = None
     objective: Objective = "time"
     usd_per_hour: Mapping[str, float] | None = None
@@ -153,16 +154,30 @@ class Adaptation:
         for name, usd in (self.usd_per_hour or {}).items():
             if not usd > 0:
                 raise ConfigError(f"usd_per_hour[{name!r}] must be a price > 0 in dollars, found {usd}.")
-        for epoch, workers in (self.schedule or {}).items():
-            if epoch < 0 or workers < 1:
+        for at, workers in (self.schedule or {}).items():
+            if not (at >= 0 and (at <= 1 or isinstance(at, int)) and workers >= 1):
                 raise ConfigError(
-                    f"schedule maps epochs ≥ 0 to worker counts ≥ 1, found {{{epoch}: {workers}}}; pass {{0: 2, 30: 4}}, say."
+                    f"schedule maps epochs ≥ 0, or shares of the training from 0.0 to 1.0, to worker counts ≥ 1, found "
+                    f"{{{at}: {workers}}}; pass {{0: 2, 30: 4}} or {{0.0: 2, 0.5: 4}}, say."
                 )
+        if self.by_progress and any(isinstance(at, int) and at > 0 for at in self.schedule or {}):
+            raise ConfigError(
+                f"schedule has epochs and shares of the training: {dict(self.schedule or {})}. Pass one or the other."
+            )
 
-    def scheduled(self, epoch: int) -> int | None:
-        """The worker count of an epoch; None where decisions are free."""
-        begun = [at for at in self.schedule or {} if at <= epoch]
-        return self.schedule[max(begun)] if self.schedule and begun else None
+    @property
+    def by_progress(self) -> bool:
+        """Whether the schedule goes by shares of the training, not by epochs."""
+        return any(isinstance(at, float) for at in self.schedule or {})
+
+    def scheduled(self, epoch: int, progress: float) -> int | None:
+        """The worker count in an epoch, and at that share of the training; None where decisions are free."""
+        begun = [
+            (at, workers)
+            for at, workers in (self.schedule or {}).items()
+            if at <= (progress if self.by_progress else epoch)
+        ]
+        return max(begun)[1] if begun else None
 
 
 def workers_range(workers: Any) -> tuple[int, int]:

@@ -85,8 +85,13 @@ class Run:
     ) -> None:
         self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
         self.worker = self._worker_resources()
+        if trainer.adaptation.by_progress and listed[TRAIN].index is None:
+            raise ConfigError(
+                f"the schedule goes by shares of the training, and how many samples {TRAIN!r} has is not known: pass epochs, "
+                "such as schedule={0: 2, 30: 4}."
+            )
         wanted = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
-        scheduled = trainer.adaptation.scheduled(0)
+        scheduled = trainer.adaptation.scheduled(0, 0.0)
         first = wanted if scheduled is None else (wanted[0], scheduled)
         self.placement: Placement = place_most(cluster.nodes, self.worker, first, self._allowed)
         # Without a range the workers are as many as fit at the start, and fewer only if nodes are lost.

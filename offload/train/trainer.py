@@ -131,10 +131,11 @@ class Trainer:
 
     def _check_schedule(self) -> None:
         least, most = self.workers or (1, 1)
-        for epoch, workers in (self.adaptation.schedule or {}).items():
+        for at, workers in (self.adaptation.schedule or {}).items():
+            when = f"at {at:.0%} of the training" if self.adaptation.by_progress else f"in epoch {at + 1}"
             if not least <= workers <= most:
                 raise ConfigError(
-                    f"the schedule asks for {workers} workers in epoch {epoch + 1}, and workers={self.workers} allows {least} to "
+                    f"the schedule asks for {workers} workers {when}, and workers={self.workers} allows {least} to "
                     f"{most}: pass workers=({min(least, workers)}, {max(most, workers)})."
                 )
 
