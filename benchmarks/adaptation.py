@@ -49,7 +49,6 @@ ALPHA_S = 0.05  # of the paced accelerator, per step
 INITIAL, LARGEST = 16, 256
 FIXED = (16, 64, 256)
 TARGET = {"cnn": 0.96, "vit": 0.92}
-INTERVAL_S = 5.0
 SEEDS = {"input-bound": 2, "device-bound": 2, "midway": 1, "statistics": 3}
 WORKERS = 4
 PACED_SAMPLE_S = 0.06  # of a core: 17 samples/s
@@ -66,6 +65,7 @@ class Setting:
         repeats: how often a pass holds each sample.
         pace_s: of preprocessing, per sample.
         cores: logical cores that preprocess.
+        interval_s: between two decisions.
         changes: at which second how many join (+) or leave (-).
     """
 
@@ -80,6 +80,7 @@ class Setting:
     beta_s: float = 0.0004
     pace_s: float = 0.0
     cores: int = 4
+    interval_s: float = 5.0
     changes: tuple[tuple[float, int], ...] = ()
 
 
@@ -94,7 +95,7 @@ def settings(case: str, seeds: int) -> list[Setting]:
             for size in FIXED
         ]
         adapted = [
-            dataclasses.replace(run, policy="adaptive", batch=adaptive)
+            dataclasses.replace(run, policy="adaptive", batch=adaptive, interval_s=2.0)
             for run in runs if run.policy == f"fixed {INITIAL}"
         ]  # fmt: skip
         return runs + adapted
@@ -214,7 +215,7 @@ def _run(setting: Setting) -> dict[str, Any]:
             datasets={"train": offload.from_torch(Digits(setting.pace_s, setting.repeats))},
             batch_size=setting.batch,
             workers=setting.workers,
-            adaptation=offload.Adaptation(interval_s=INTERVAL_S),
+            adaptation=offload.Adaptation(interval_s=setting.interval_s),
             checkpoints=offload.Checkpoints(every_epochs=1000, every_s=None),
             seed=setting.seed,
             scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.01, "gpu_instance": 1}),
@@ -251,7 +252,6 @@ def _run(setting: Setting) -> dict[str, Any]:
             next((round(e["at"] - at, 1) for e in decided if e["at"] > at + 1 and e["decision"] != "keep"), None)
             for at in changed
         ],
-        "interval_s": INTERVAL_S,
         "resizes": [
             {"at_s": round(e["at"] - lines[0]["at"], 1), "workers": e["workers"]} for e in events if e["event"] == "resized"
         ],
