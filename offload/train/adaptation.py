@@ -111,7 +111,9 @@ class Adaptor:
     def _want_cores(self, size: Size) -> None:
         """As many cores as the workers are worth at this size, where the cluster can have more or fewer."""
         bounds, fit, each = self._adaptation.preprocessing_cores, self.seen.fit, self.seen.input_samples_per_s(1.0)
-        if bounds is None or fit is None or math.isinf(each):
+        # Cores that have just come may not preprocess yet, and would seem slow.
+        settled = self.seen.recent is not None and self.seen.recent.settled
+        if bounds is None or fit is None or math.isinf(each) or not settled:
             return
         where = size.nodes, size.workers, size.local_batch_size, size.accum_steps
         device = size.global_batch_size / float(fit.step_time.predict(*where))
