@@ -98,7 +98,7 @@ def settings(case: str, seeds: int) -> list[Setting]:
             dataclasses.replace(run, policy="adaptive", batch=adaptive, interval_s=2.0)
             for run in runs if run.policy == f"fixed {INITIAL}"
         ]  # fmt: skip
-        return runs + adapted
+        return adapted + runs
     both = ("joint", "without input term")
     if case == "midway":
         return [
