@@ -21,7 +21,7 @@ import offload
 from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 
-SAMPLES, EPOCHS, SLOW_FROM = 400, 17, 13
+SAMPLES, EPOCHS, SLOW_FROM = 400, 13, 9
 BATCH = 16
 SAMPLE_S = 0.02  # of a core: 50 samples/s
 FAST_S, SLOW_S = 0.11, 0.5  # of a step: 145 and 32 samples/s

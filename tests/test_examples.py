@@ -122,12 +122,7 @@ print(json.dumps([document["status"], document["workers"]]))
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"), [("quickstart", []), ("vit_blur", ["--samples", "96", "--batch-size", "16", "--depth", "1"])]
-)
-def test_examples_run_unchanged_with_a_range_of_workers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, flags: list[str]
-) -> None:
+def test_an_example_runs_unchanged_with_a_range_of_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-    done = run(folder, sys.executable, "-c", ELASTIC, name, *flags)
+    done = run(folder, sys.executable, "-c", ELASTIC, "quickstart")
     assert json.loads(done.stdout.splitlines()[-1]) == ["finished", 4]
