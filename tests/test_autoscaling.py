@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 import offload
 from offload.adapt.demand import wanted_cores
 from offload.model.placement import Placement, on_fewest_nodes
+from tests.helpers import require_hosts
 
 SCRIPT = Path(__file__).with_name("cores_come_and_go.py")
 # Ray's stand-in for a provider ends every Ray process that it can see.
@@ -54,8 +54,8 @@ def test_bounds_of_cores_that_contradict_are_refused() -> None:
 @pytest.mark.hosts
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(os.geteuid() != 0 and "CI" not in os.environ, reason="needs root for namespaces of its own")
 def test_nodes_come_when_the_input_binds_and_are_left_when_it_does_not(tmp_path: Path) -> None:
+    require_hosts()
     command = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, str(SCRIPT), str(tmp_path)]
     done = subprocess.run([*ALONE, *command], capture_output=True, text=True, timeout=350)
     assert done.returncode == 0, done.stderr[-3000:]

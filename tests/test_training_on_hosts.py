@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -9,11 +10,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from offload.testing import Hosts, HostSpec
 from offload.testing.history import each_pass, read_history
-from offload.testing.netns import HostProcess
+from offload.testing.netns import Host, HostProcess
 from tests.helpers import require_hosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
@@ -189,12 +191,23 @@ def test_processes_of_any_kind_may_be_killed_and_the_run_is_correct(tmp_path: Pa
                 commands += 1
                 if commands == 1:
                     wait_for_batches(run, folder / "log", 20)
-                    hosts[where].run(["pkill", "-KILL", "-f", victim], timeout=20)
+                    kill(hosts[where], victim)
                     (folder / "killed").touch()
                 if run.wait(timeout=150) == 0:
                     break
             assert (victim, run.returncode) == (victim, 0)
             assert each_pass(read_history(folder / "log")) == {n: Counter(range(400)) for n in range(2)}, victim
+
+
+def kill(host: Host, victim: str) -> None:
+    killed = 0
+    for pid in host.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):  # others come and go
+            process = psutil.Process(pid)
+            if victim in " ".join(process.cmdline()):
+                process.kill()
+                killed += 1
+    assert killed, f"no {victim} on {host.name}"
 
 
 def wait_for_batches(run: HostProcess, log: Path, batches: int) -> None:

@@ -19,6 +19,7 @@ from offload.errors import RunError
 from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, Measured, next_size
 from offload.probe.depth import Depth, repeated_blocks
 from offload.train.context import TRAIN, Context, StopRun, WorkerSetup, tuple_of
+from offload.train.stepping import step_all
 
 NOISE_GROUPS = 4
 FEW_GROUPS = 2
@@ -190,13 +191,7 @@ class ProbeContext(Context):
             if clip_norm is not None:
                 parameters = [p for group in optimizer.param_groups for p in group["params"]]
                 torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-            if scaler is not None:
-                scaler.step(optimizer)
-            else:
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        if scaler is not None:
-            scaler.update()
+        step_all(self._state.optimizers, scaler)
         return True
 
     def _note_gradient(self, scale: float) -> None:

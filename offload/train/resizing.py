@@ -102,7 +102,7 @@ class Workers:
         chosen: bool,
         allowed: Callable[[int], bool],
         usd_per_hour: Mapping[str, float],
-        core_cpus: float = 1.0,
+        core_cpus: float,
         most_cores: int | None = None,
     ) -> None:
         self.placement = placement

@@ -7,7 +7,7 @@ Where it stops: which batch comes next, and what is told of a step, is the conte
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,14 +165,7 @@ class Stepper:
         adapting, scaler = self._adapting, self._state.scaler
         self.stepping = True
         with contextlib.nullcontext() if adapting is None else adapting.scaled_rates(self._rows, passes):
-            for optimizer in self._state.optimizers:
-                if scaler is not None:
-                    scaler.step(optimizer)
-                else:
-                    optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-        if scaler is not None:
-            scaler.update()
+            step_all(self._state.optimizers, scaler)
         self.stepping = False
         self._meter.stepped()
         self._watchdog.alive()
@@ -183,3 +176,15 @@ class Stepper:
 
         self._meter.last_gradient()
         return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the world's group
+
+
+def step_all(optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler | None) -> None:
+    """Step optimizers whose gradients are unscaled, and clear these."""
+    for optimizer in optimizers:
+        if scaler is not None:
+            scaler.step(optimizer)
+        else:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    if scaler is not None:
+        scaler.update()
