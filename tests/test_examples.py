@@ -113,7 +113,7 @@ import ray, ray.train
 import offload
 
 name, *sys.argv[1:] = sys.argv[1:]
-ray.init(num_cpus=4, log_to_driver=False)
+ray.init("local", num_cpus=4, log_to_driver=False)
 trainer = importlib.import_module(name).build()
 trainer.workers = (1, 4)
 trainer.scaling_config = ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5})

@@ -168,7 +168,7 @@ offload.Trainer(
 
 # (whose command line holds this, on which host, how often the command is given until the run is through)
 VICTIMS = (
-    ("ray::RayTrainWorker", "cpu-1", 1),
+    ("ray::RayTrainWorker", "gpu-1", 1),
     ("ray::TrainController", "gpu-1", 2),
     ("raylet/raylet", "cpu-1", 1),  # and with it that host
 )
