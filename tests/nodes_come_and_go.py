@@ -25,6 +25,7 @@ from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 
 SAMPLES, EPOCHS = 400, 6
+CHANGES = ("drain", "lost", "preprocessing", "join")
 WORKER_HOST = {"CPU": 2, "place": 1}
 
 
@@ -42,8 +43,10 @@ def train(ctx: offload.Context) -> None:
     model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
     folder = Path(ctx.config["log"])
     node = ray.get_runtime_context().get_node_id()
-    for _ in ctx.epochs(EPOCHS):
+    for epoch in ctx.epochs(EPOCHS):
         for batch in ctx.batches("train"):
+            while epoch == EPOCHS - 1 and not Path(ctx.config["seen"]).exists():  # the run must not end before that
+                time.sleep(0.05)
             log_batch(ctx, batch, folder, ctx.config["driver"])
             if ctx.config["deadly"] and node != ctx.config["head"] and ctx._state.progress.step % 5 == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -59,6 +62,7 @@ def _batches(log: Path) -> int:
 def main(scenario: str, folder: Path, driver: int) -> None:
     log = folder / "log"
     log.mkdir(exist_ok=True)
+    seen = folder / "seen"
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"place": 1}})
     other = cluster.add_node(num_cpus=2, resources={"place": 1} if scenario != "preprocessing" else {})
     ray.init(address=cluster.address, log_to_driver=False)
@@ -78,6 +82,10 @@ def main(scenario: str, folder: Path, driver: int) -> None:
             cluster.remove_node(other, allow_graceful=False)
         elif scenario == "join":
             cluster.add_node(num_cpus=2)
+        events = folder / "run" / "events.jsonl"
+        while scenario in CHANGES and not ended.is_set() and '"cluster_changed"' not in events.read_text():
+            time.sleep(0.1)
+        seen.touch()
 
     def fit() -> None:
         workers = 1 if scenario in ("preprocessing", "join") else (1, 2)
@@ -93,7 +101,13 @@ def main(scenario: str, folder: Path, driver: int) -> None:
                     scaling_config=ray.train.ScalingConfig(
                         resources_per_worker={"CPU": 0.5, "place": 1}, placement_strategy="SPREAD"
                     ),
-                    train_loop_config={"log": str(log), "deadly": scenario == "deadly", "head": head, "driver": driver},
+                    train_loop_config={
+                        "log": str(log),
+                        "deadly": scenario == "deadly",
+                        "head": head,
+                        "driver": driver,
+                        "seen": str(seen),
+                    },
                 ).fit(run_dir=folder / "run", quiet=True)
             )
         finally:
