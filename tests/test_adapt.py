@@ -15,8 +15,11 @@ from offload.adapt.decide import Keep, Option, Rebatch, Resize, Rules, Situation
 from offload.adapt.observe import Interval, Seen, Size
 from offload.adapt.rules import RULES, learning_rate_factor
 from offload.errors import ConfigError
+from offload.measure.steps import Totals
 from offload.model import GradientNoise, JointGoodput, StepTime
 from offload.model.placement import NodeResources, WorkerResources, place_workers
+from offload.train.adaptation import interval_of
+from offload.train.monitor import Adapted, News
 from offload.train.resizing import usd_per_hour
 
 TRUTH = StepTime(0.02, 0.001, 0.01, 0.001, 0.02, 0.001, 2.0)
@@ -381,3 +384,16 @@ def test_a_node_that_is_there_for_workers_and_holds_none_costs_nothing() -> None
 def test_an_objective_or_price_that_is_none_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(offload.ConfigError, match=text):
         offload.Adaptation(**given)
+
+
+def test_the_wait_for_the_first_batch_of_a_pass_is_not_held_against_the_input() -> None:
+    """Passes of a second, half of which is waited for the first batch: nothing is learned of the rate of what follows."""
+    each = Totals(steps=8, samples=64, step_time_s=8.0, data_wait_s=4.0, compute_s=4.0, pass_start_s=4.0)
+    adapted = Adapted(workers=2, batch=(8, 0))
+    before = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=(), adapted=adapted)
+    rates = {"train": {"input_ceiling_samples_per_s": 1000.0}}
+    now = replace(before, totals={0: each, 1: each}, rates=rates)
+    found = interval_of(before, now, nodes=1)
+    assert found.stall == 0.0
+    assert found.samples_per_s == pytest.approx(2 * 64 / 4.0)
+    assert Seen().with_interval(stretched(found, 60.0), 4.0).delivered == 1.0

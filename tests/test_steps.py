@@ -95,6 +95,15 @@ def test_a_step_of_several_micro_batches(hands: Hands, meter: StepMeter) -> None
     )
 
 
+def test_the_wait_for_the_first_batch_of_a_pass_is_told_apart(hands: Hands, meter: StepMeter) -> None:
+    for first in (True, False, False):
+        hands.at += 5.0
+        meter.waited(4.0, 1.0, 8, first=first)
+        meter.stepped()
+    totals = meter.totals()
+    assert (totals.step_time_s, totals.data_wait_s, totals.pass_start_s) == (15.0, 12.0, 4.0)
+
+
 def test_a_look_for_the_next_batch_is_not_computing(hands: Hands, meter: StepMeter) -> None:
     batch(hands, meter, compute=1.0)
     with meter.paused():
@@ -176,7 +185,9 @@ def test_the_parts_of_a_step_make_the_step(steps: list[list[tuple[float, float, 
 
 
 def test_totals_add_and_subtract() -> None:
-    step = StepTimes(step_time_s=2.0, data_wait_s=0.5, peer_wait_s=0.25, compute_s=1.0, sync_s=0.25, samples=8)
+    step = StepTimes(
+        step_time_s=2.0, data_wait_s=0.5, peer_wait_s=0.25, compute_s=1.0, sync_s=0.25, samples=8, pass_start_s=0.1
+    )
     one = Totals().add(step)
     assert one.plus(one) == one.add(step)
     assert one.plus(one).minus(one) == one

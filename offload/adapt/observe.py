@@ -46,8 +46,8 @@ class Interval:
         size: at which all of its steps were made.
         steps: of all ranks.
         samples: of all ranks.
-        step_time_s: wall time.
-        data_wait_s: waiting for the rank's own samples.
+        step_time_s: wall time, without waits for the first batch of a pass.
+        data_wait_s: waiting for the rank's own samples, without those either.
         compute_s: computing, the optimizer included.
         sync_s: synchronisation that computing did not hide.
         busy_ceiling_samples_per_s: cores over busy core-seconds per sample: what preprocessing could deliver at best; None

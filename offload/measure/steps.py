@@ -20,7 +20,8 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """One optimizer step of one rank, in seconds of wall time, all its micro-batches included."""
+    """One optimizer step of one rank, in seconds of wall time, all its micro-batches included. ``pass_start_s``: the part of
+    ``data_wait_s`` that was waited for the first batch of a pass."""
 
     step_time_s: float
     data_wait_s: float
@@ -28,6 +29,7 @@ class StepTimes:
     compute_s: float
     sync_s: float
     samples: int
+    pass_start_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class Totals:
     peer_wait_s: float = 0.0
     compute_s: float = 0.0
     sync_s: float = 0.0
+    pass_start_s: float = 0.0
 
     def plus(self, other: Totals) -> Totals:
         """Both together."""
@@ -65,6 +68,7 @@ class Totals:
             peer_wait_s=self.peer_wait_s + step.peer_wait_s,
             compute_s=self.compute_s + step.compute_s,
             sync_s=self.sync_s + step.sync_s,
+            pass_start_s=self.pass_start_s + step.pass_start_s,
         )
 
 
@@ -104,6 +108,7 @@ class _Open:
     wall_s: float
     wait_s: float
     peer_s: float
+    first_s: float
     samples: int
     busy: list[tuple[Any, Any]]
     sync: list[tuple[Any, Any]]
@@ -121,16 +126,17 @@ class StepMeter:
     def restart(self) -> None:
         """Begin anew after a pause that is no part of a step: validation, a checkpoint, the seam between two passes."""
         self._began = self._now()
-        self._wait_s = self._peer_s = 0.0
+        self._wait_s = self._peer_s = self._first_s = 0.0
         self._samples = 0
         self._busy: list[tuple[Any, Any]] = []
         self._sync: list[tuple[Any, Any]] = []
         self._batch_mark: Any = None
         self._gradient_mark: Any = None
 
-    def waited(self, own_s: float, peer_s: float, samples: int) -> None:
-        """A local batch of ``samples`` came after these waits."""
+    def waited(self, own_s: float, peer_s: float, samples: int, *, first: bool = False) -> None:
+        """A local batch of ``samples`` came after these waits; ``first``: of a pass."""
         self._wait_s += own_s
+        self._first_s += own_s if first else 0.0
         self._peer_s += peer_s
         self._samples += samples
         self._batch_mark = self._clock.mark()
@@ -149,7 +155,8 @@ class StepMeter:
         """The optimizer stepped: the step is complete."""
         end = self._now()
         self._close_batch()
-        step = _Open(end - self._began, self._wait_s, self._peer_s, self._samples, self._busy, self._sync)
+        waits = self._wait_s, self._peer_s, self._first_s
+        step = _Open(end - self._began, *waits, self._samples, self._busy, self._sync)
         self._pending.append(step)
         self.restart()
         self._began = end
@@ -188,6 +195,7 @@ class StepMeter:
                     compute_s=compute_s,
                     sync_s=sync_s,
                     samples=step.samples,
+                    pass_start_s=step.first_s,
                 )
             )
             self._pending.popleft()

@@ -193,15 +193,16 @@ def _restarted(before: News, now: News) -> bool:
 
 
 def interval_of(before: News, now: News, *, nodes: int) -> Interval:
-    """What happened between two looks."""
+    """What happened between two looks. The wait for a pass's first batch is left out: it is as long whatever the batch, and
+    tells nothing of the rate at which the input delivers."""
     since: Totals = sum_of(now.totals).minus(sum_of(before.totals))
     local, accum = now.adapted.batch
     return Interval(
         size=Size(nodes=nodes, workers=now.adapted.workers, local_batch_size=local, accum_steps=accum),
         steps=since.steps,
         samples=since.samples,
-        step_time_s=since.step_time_s,
-        data_wait_s=since.data_wait_s,
+        step_time_s=since.step_time_s - since.pass_start_s,
+        data_wait_s=since.data_wait_s - since.pass_start_s,
         compute_s=since.compute_s,
         sync_s=since.sync_s,
         busy_ceiling_samples_per_s=now.rates.get(TRAIN, {}).get("input_ceiling_samples_per_s"),

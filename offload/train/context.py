@@ -272,7 +272,7 @@ class Context:
         self._ahead: list[tuple[LocalBatch | None, float, float]] = []
         self._peek_at = batches
         following = self._next_batch(batches)
-        self._start_batch(following)
+        self._start_batch(following, first=True)
         if following[0] is not None:
             self._reporter.event("first_batch", epoch=self.epoch, seconds=round(time.monotonic() - began, 3))
         due, done = False, len(self._state.progress.trained)
@@ -372,10 +372,10 @@ class Context:
         with self._watchdog.waiting():
             return batches.get()
 
-    def _start_batch(self, following: tuple[LocalBatch | None, float, float]) -> None:
+    def _start_batch(self, following: tuple[LocalBatch | None, float, float], *, first: bool = False) -> None:
         batch, own, peer = following
         if batch is not None:
-            self._meter.waited(own, peer, batch.rows)
+            self._meter.waited(own, peer, batch.rows, first=first)
             self._note_skipped(batch.skipped, TRAIN)
             self._heard(batch.heard)
 
