@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import offload
@@ -285,6 +285,42 @@ def test_a_decision_is_stable_at_what_it_chose() -> None:
     else:
         pytest.fail("the batch never settled")
     assert len(sizes) < 8
+
+
+def settled(options: list[Option], noise: GradientNoise, input_samples_per_s: float) -> Size:
+    """Where decisions come to rest, from the initial batch on the most workers."""
+    size = split_batch(RULES_OF.initial_batch_size, options[-1], RULES_OF.local_batch_size)
+    state, seen, kept = State(), Seen(), 0
+    for _ in range(100):
+        known = None if math.isinf(input_samples_per_s) else input_samples_per_s
+        shown = interval(size, input_samples_per_s=input_samples_per_s, ceiling=known)
+        seen = seen.with_interval(stretched(shown, 30.0), 8.0)
+        situation = Situation(size=size, seen=seen, noise=noise, options=options, work_left=1e9, restart_s=10.0)
+        state, decision = decide(state, situation, RULES_OF)
+        kept = kept + 1 if isinstance(decision, Keep) else 0
+        if kept > RULES_OF.agreeing:
+            return size
+        if not isinstance(decision, Keep):
+            size = decision.size
+    pytest.fail("decisions never came to rest")
+
+
+@settings(max_examples=6, deadline=None)
+@given(sqr=st.floats(1e-4, 0.1), var=st.floats(0.1, 10.0), spare=st.floats(1.5, 20.0))
+def test_with_input_to_spare_the_choice_is_that_of_a_policy_without_the_input_term(
+    sqr: float, var: float, spare: float
+) -> None:
+    noise = GradientNoise(sqr=sqr, var=var, batch_size=RULES_OF.initial_batch_size)
+    device = JointGoodput(TRUTH, noise)
+
+    def goodput(size: Size) -> float:
+        where = (size.nodes, size.workers, size.local_batch_size, size.accum_steps)
+        return float(device.throughput(*where) * noise.efficiency(size.global_batch_size))
+
+    fastest = max(float(device.throughput(1, k, 512, 1)) for k in (1, 2, 3, 4))
+    without = settled(UP_TO_4, noise, math.inf)
+    joint = settled(UP_TO_4, noise, spare * fastest)
+    assert goodput(joint) >= 0.98 * goodput(without)
 
 
 def test_dollars_choose_fewer_workers_than_time() -> None:
