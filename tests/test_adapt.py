@@ -433,3 +433,21 @@ def test_the_wait_for_the_first_batch_of_a_pass_is_not_held_against_the_input() 
     assert found.stall == 0.0
     assert found.samples_per_s == pytest.approx(2 * 64 / 4.0)
     assert Seen().with_interval(stretched(found, 60.0), 4.0).delivered == 1.0
+
+
+def test_cores_that_are_being_started_do_not_make_the_others_look_slow() -> None:
+    """Twelve cores where there were four: they are taken to deliver as the four did, until they do and are seen to."""
+    size = one(64)
+    known = Seen().with_interval(stretched(interval(size, input_samples_per_s=90.0, ceiling=100.0), 30.0), 4.0)
+    before = News(
+        cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=(), cores_starting=8,
+        adapted=Adapted(workers=1, batch=(64, 0)),
+    )  # fmt: skip
+    starved = Totals(steps=10, samples=640, step_time_s=7.0, data_wait_s=5.0, compute_s=2.0)
+    rates = {"train": {"input_ceiling_samples_per_s": 300.0}}
+    found = interval_of(before, replace(before, totals={0: starved}, rates=rates, cores_starting=0), nodes=1)
+    assert known.with_interval(stretched(found, 60.0), 12.0).input_samples_per_s(12.0) == pytest.approx(270.0)
+    whole = interval_of(
+        replace(before, cores_starting=0), replace(before, totals={0: starved}, rates=rates, cores_starting=0), nodes=1
+    )
+    assert known.with_interval(stretched(whole, 60.0), 12.0).input_samples_per_s(12.0) < 100.0

@@ -51,7 +51,7 @@ class Interval:
         compute_s: computing, the optimizer included.
         sync_s: synchronisation that computing did not hide.
         busy_ceiling_samples_per_s: cores over busy core-seconds per sample: what preprocessing could deliver at best; None
-            where it is not known yet.
+            where it is not known yet, or not all of these cores preprocessed.
     """
 
     size: Size
@@ -149,9 +149,9 @@ class Seen:
         if interval.steps < LEAST_STEPS * interval.size.workers or interval.samples <= 0:
             return self
         ceiling = interval.busy_ceiling_samples_per_s
-        seen = replace(self, steps=self._steps_with(interval), cores=cores)
+        steps = self._steps_with(interval)
         if ceiling is None or not math.isfinite(ceiling) or ceiling <= 0:
-            return seen
+            return replace(self, steps=steps)
         newest = Recent(
             cores=cores,
             duration_s=interval.duration_s,
@@ -160,7 +160,9 @@ class Seen:
         )
         recent = newest if self.recent is None else self.recent.before(newest)
         delivered = self._delivered_with(recent, newest)
-        return replace(seen, delivered=delivered, ceiling_samples_per_s=ceiling, recent=recent)
+        return replace(
+            self, steps=steps, delivered=delivered, ceiling_samples_per_s=ceiling, cores=cores, recent=recent
+        )
 
     def _delivered_with(self, recent: Recent, newest: Recent) -> float:
         if not recent.settled:

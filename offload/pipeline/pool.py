@@ -37,6 +37,7 @@ AT_ONCE_S = 0.25  # between two tasks: longer, and the core was idle or set some
 REPLACEMENTS = 3  # of one core's process, should it die
 NODE_GONE = ray.exceptions.ActorUnschedulableError
 DEAD = (ray.exceptions.RayActorError, NODE_GONE)
+START_S = 60.0  # that a process may take to start, imports and set-up included, before its core counts as a slow one
 RETRIES = 3  # of one task, should the process that runs it die: it may be what kills it
 
 
@@ -144,6 +145,7 @@ class _Core:
     node: str
     actor: Any
     replaced: int = 0
+    began: float = field(default_factory=time.monotonic)
     ready: bool = False
     leaving: bool = False
     dead: bool = False
@@ -186,6 +188,11 @@ class Pool:
         left = threading.Event()
         self._news.put(lambda: self._reshape(Counter(nodes), left))
         return left
+
+    def starting(self) -> int:
+        """How many cores have no process yet that could be given a task. One that others hold is not waited for for ever."""
+        earliest = time.monotonic() - START_S
+        return sum(not core.ready and core.began > earliest for core in tuple(self._cores))
 
     def _run(self) -> None:
         try:

@@ -194,9 +194,10 @@ def _restarted(before: News, now: News) -> bool:
 
 def interval_of(before: News, now: News, *, nodes: int) -> Interval:
     """What happened between two looks. The wait for a pass's first batch is left out: it is as long whatever the batch, and
-    tells nothing of the rate at which the input delivers."""
+    tells nothing of the rate at which the input delivers. Nor does what was delivered while cores were being started."""
     since: Totals = sum_of(now.totals).minus(sum_of(before.totals))
     local, accum = now.adapted.batch
+    ceiling = now.rates.get(TRAIN, {}).get("input_ceiling_samples_per_s")
     return Interval(
         size=Size(nodes=nodes, workers=now.adapted.workers, local_batch_size=local, accum_steps=accum),
         steps=since.steps,
@@ -205,5 +206,5 @@ def interval_of(before: News, now: News, *, nodes: int) -> Interval:
         data_wait_s=since.data_wait_s - since.pass_start_s,
         compute_s=since.compute_s,
         sync_s=since.sync_s,
-        busy_ceiling_samples_per_s=now.rates.get(TRAIN, {}).get("input_ceiling_samples_per_s"),
+        busy_ceiling_samples_per_s=None if before.cores_starting or now.cores_starting else ceiling,
     )

@@ -85,8 +85,8 @@ class Push:
 @dataclass(frozen=True, kw_only=True)
 class News:
     """What the driver gets: each rank's newest totals, those of the worker groups before (their number of workers, and all
-    ranks' totals), what each data set's preprocessing was measured at, all events since
-    ``cursor``, how many worker groups were started, whether one is running, how many failed,
+    ranks' totals), what each data set's preprocessing was measured at, how many of its cores have no process yet, all events
+    since ``cursor``, how many worker groups were started, whether one is running, how many failed,
     the nodes of the workers that died last, :attr:`Orders.most_local`, and the nodes on which workers failed repeatedly."""
 
     cursor: int
@@ -100,6 +100,7 @@ class News:
     adapted: Adapted = field(default_factory=Adapted)
     attempts: int = 0
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    cores_starting: int = 0
     running: bool = False
     failures: int = 0
     suspects: tuple[str, ...] = ()
@@ -116,13 +117,18 @@ def sum_of(totals: Mapping[int, Totals]) -> Totals:
 
 
 class Monitor:
-    """What the actor answers. Its methods run on several threads. ``rates``: where to ask for the data sets' rates;
+    """What the actor answers. Its methods run on several threads. ``rates``, ``cores_starting``: where to ask for those;
     ``workers``: how many to begin with; ``nodes``: of the cluster."""
 
     def __init__(
-        self, rates: Callable[[], dict[str, dict[str, float]]] = dict, workers: int = 1, nodes: int = 1
+        self,
+        rates: Callable[[], dict[str, dict[str, float]]] = dict,
+        cores_starting: Callable[[], int] = int,
+        *,
+        workers: int = 1,
+        nodes: int = 1,
     ) -> None:
-        self._rates_now = rates
+        self._rates_now, self._cores_starting_now = rates, cores_starting
         self._board = threading.Lock()
         self._totals: dict[int, Totals] = {}
         self._past: list[tuple[int, Totals]] = []
@@ -170,6 +176,7 @@ class Monitor:
                 adapted=self._adapted,
                 attempts=self._attempts,
                 rates=self._rates_now(),
+                cores_starting=self._cores_starting_now(),
                 running=self._running,
                 failures=self._failures,
                 suspects=self._suspects,
