@@ -103,7 +103,7 @@ def settings(case: str, seeds: int) -> list[Setting]:
     if case == "midway":
         return [
             Setting(
-                case=case, policy="joint", batch=adaptive, workers=(1, WORKERS), epochs=35, beta_s=0.004,
+                case=case, policy="joint", batch=adaptive, workers=(1, WORKERS), epochs=4, repeats=8, beta_s=0.004,
                 pace_s=PACED_SAMPLE_S / 3, cores=4, changes=((45.0, 10), (105.0, -10)),
             )
         ]  # fmt: skip

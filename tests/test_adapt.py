@@ -27,11 +27,13 @@ NOISE = GradientNoise(sqr=0.01, var=1.0, batch_size=64)
 RULES_OF = Rules(initial_batch_size=64, max_batch_size=1024, local_batch_size=(8, 512))
 
 
-def interval(size: Size, *, input_samples_per_s: float = math.inf, ceiling: float | None = None) -> Interval:
+def interval(
+    size: Size, *, input_samples_per_s: float = math.inf, ceiling: float | None = None, truth: StepTime = TRUTH
+) -> Interval:
     """What the truth shows at one size in ten steps a rank."""
     where = (size.nodes, size.workers, size.local_batch_size)
-    compute = float(TRUTH.compute_time_s(size.local_batch_size)) * (size.accum_steps + 1)
-    step = float(TRUTH.predict(*where, size.accum_steps))
+    compute = float(truth.compute_time_s(size.local_batch_size)) * (size.accum_steps + 1)
+    step = float(truth.predict(*where, size.accum_steps))
     wait = max(size.global_batch_size / input_samples_per_s - step, 0.0)
     steps = 10 * size.workers
     return Interval(
@@ -229,6 +231,30 @@ def test_a_batch_beyond_twice_what_was_seen_is_not_tried_at_once() -> None:
     _, decision = decide(State(), Situation(size=size, seen=seen_at(size), noise=NOISE, options=[four]), RULES_OF)
     assert isinstance(decision, Rebatch)
     assert decision.size.local_batch_size <= 32
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_larger_batch_that_could_be_better_is_tried_once(faster: bool) -> None:
+    """Steps of one size do not say what a step of twice the size takes: as long (``faster``), or twice as long."""
+    truth = StepTime(0.1, 0.0) if faster else StepTime(0.0, 0.1 / 64)
+    noise = GradientNoise(sqr=1.0, var=1.33, batch_size=64)  # of 128 samples 0.7 are as useful as those of 64
+    sizes, seen = [one(64)], Seen()
+    for _ in range(12):
+        seen = seen.with_interval(interval(sizes[-1], truth=truth), 8.0)
+        situation = Situation(size=sizes[-1], seen=seen, noise=noise, options=[HERE])
+        _, decision = decide(State(), situation, RULES_OF)
+        if not isinstance(decision, Keep):
+            sizes.append(decision.size)
+    batches = [size.global_batch_size for size in sizes]
+    assert 100 < batches[1] <= 128
+    assert batches[-1] > 100 if faster else batches[2:] == [64]
+
+
+def test_a_larger_batch_is_not_tried_where_the_input_could_not_feed_it() -> None:
+    shown = interval(one(64), input_samples_per_s=500.0, ceiling=500.0)
+    seen = Seen().with_interval(stretched(shown, 60.0), 8.0)
+    _, decision = decide(State(), Situation(size=one(64), seen=seen, noise=NOISE, options=[HERE]), RULES_OF)
+    assert isinstance(decision, Keep)
 
 
 def test_before_anything_is_known_nothing_changes() -> None:

@@ -129,19 +129,25 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _Model:
-    """The joint model of each option."""
+    """The joint model of each option. ``hopeful``: larger local batches are taken to need no more time than those seen, to find
+    out what they do need."""
 
     situation: Situation
     rules: Rules
+    hopeful: bool = False
     models: dict[int, JointGoodput] = field(default_factory=dict)
 
     def of(self, option: Option) -> JointGoodput:
         if option.workers not in self.models:
             fit = self.situation.seen.fit
             assert fit is not None
+            step_time = fit.step_time
+            if self.hopeful:
+                alpha_s = float(step_time.compute_time_s(self.situation.size.local_batch_size))
+                step_time = replace(step_time, alpha_compute=alpha_s, beta_compute=0.0)
             rate = self.situation.seen.input_samples_per_s(option.cores)
             self.models[option.workers] = JointGoodput(
-                fit.step_time, self.situation.noise, None if math.isinf(rate) else rate, overlap=self.rules.overlap
+                step_time, self.situation.noise, None if math.isinf(rate) else rate, overlap=self.rules.overlap
             )
         return self.models[option.workers]
 
@@ -165,7 +171,7 @@ class _Model:
         if math.ceil(rules.initial_batch_size / option.workers) < least:
             return None
         goodput, local, accum = self.of(option).optimize(
-            option.nodes, option.workers, largest, (least, most), accumulate=True
+            option.nodes, option.workers, largest, (least, most), accumulate=True, alone_accumulates=False
         )
         if goodput <= 0:
             return self.at(option, split_batch(rules.initial_batch_size, option, (least, most)))
@@ -197,12 +203,11 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
     choices = [c for o in situation.options if (c := model.best(o)) is not None]
     best = _pick(choices, rules)
     if best is None or best.option.workers == here.workers:
-        mine = best or now
-        return State(), _rebatch(now, mine, rules)
+        return State(), _rebatch(now, _at_home(here, best or now, situation, rules), rules)
     asked = state.asked + 1 if state.wanted_workers == best.option.workers else 1
     waiting = replace(state, wanted_workers=best.option.workers, asked=asked)
     why_not = _not_worth(now, best, situation, rules)
-    at_home = next((c for c in choices if c.option.workers == here.workers), now)
+    at_home = _at_home(here, next((c for c in choices if c.option.workers == here.workers), now), situation, rules)
     if why_not is not None:
         return State(), _rebatch(now, at_home, rules, instead=why_not)
     if asked < rules.agreeing:
@@ -214,6 +219,14 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
         predicted_samples_per_s=best.samples_per_s,
         predicted_goodput=best.goodput,
     )
+
+
+def _at_home(here: Option, best: _Choice, situation: Situation, rules: Rules) -> _Choice:
+    """The best batch with as many workers as there are. Steps of one size say nothing of what a larger one would take, and
+    whoever waits until it looks better may wait for ever: it is tried if it could be better."""
+    if len({local for _, _, local in situation.seen.steps}) > 1:
+        return best
+    return _Model(situation, rules, hopeful=True).best(here) or best
 
 
 def _forced(situation: Situation, rules: Rules, model: _Model) -> Decision:
