@@ -27,8 +27,7 @@ def main(result: Path, output: Path) -> None:
     ):
         axis.barh(row, resize[f"{name}_s"], color=colour)
         axis.scatter(resize[f"{name}_each_s"], [row] * len(resize[f"{name}_each_s"]), color="black", s=12, zorder=3)
-        axis.text(resize[f"{name}_s"], row, f"  {resize[f'{name}_s']:.1f} s", va="center", fontsize=9)
-        axis.text(0, row, f" {label}", va="center", color="white", fontsize=9)
+        axis.text(0, row, f" {label} {resize[f'{name}_s']:.1f} s", va="center", color="white", fontsize=9)
     axis.set(yticks=[], xlabel="seconds without a step while one worker becomes two")
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.set_title(
