@@ -452,10 +452,10 @@ def test_the_wait_for_the_first_batch_of_a_pass_is_not_held_against_the_input() 
     """Passes of a second, half of which is waited for the first batch: nothing is learned of the rate of what follows."""
     each = Totals(steps=8, samples=64, step_time_s=8.0, data_wait_s=4.0, compute_s=4.0, pass_start_s=4.0)
     adapted = Adapted(workers=2, batch=(8, 0))
-    before = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=(), adapted=adapted)
+    before = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=(), adapted=adapted, cores=(4, 0))
     rates = {"train": {"input_ceiling_samples_per_s": 1000.0}}
     now = replace(before, totals={0: each, 1: each}, rates=rates)
-    found = interval_of(before, now, nodes=1)
+    found = interval_of(before, now, nodes=1, cores=4)
     assert found.stall == 0.0
     assert found.samples_per_s == pytest.approx(2 * 64 / 4.0)
     assert Seen().with_interval(stretched(found, 60.0), 4.0).delivered == 1.0
@@ -465,15 +465,13 @@ def test_cores_that_are_being_started_do_not_make_the_others_look_slow() -> None
     """Twelve cores where there were four: they are taken to deliver as the four did, until they do and are seen to."""
     size = one(64)
     known = Seen().with_interval(stretched(interval(size, input_samples_per_s=90.0, ceiling=100.0), 30.0), 4.0)
-    before = News(
-        cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=(), cores_starting=8,
-        adapted=Adapted(workers=1, batch=(64, 0)),
-    )  # fmt: skip
     starved = Totals(steps=10, samples=640, step_time_s=7.0, data_wait_s=5.0, compute_s=2.0)
-    rates = {"train": {"input_ceiling_samples_per_s": 300.0}}
-    found = interval_of(before, replace(before, totals={0: starved}, rates=rates, cores_starting=0), nodes=1)
-    assert known.with_interval(stretched(found, 60.0), 12.0).input_samples_per_s(12.0) == pytest.approx(270.0)
-    whole = interval_of(
-        replace(before, cores_starting=0), replace(before, totals={0: starved}, rates=rates, cores_starting=0), nodes=1
-    )
+    now = News(
+        cursor=0, totals={0: starved}, epoch=0, step=0, samples=0, metrics={}, events=(), cores=(12, 0),
+        rates={"train": {"input_ceiling_samples_per_s": 300.0}}, adapted=Adapted(workers=1, batch=(64, 0)),
+    )  # fmt: skip
+    for cores in ((4, 0), (12, 8)):
+        found = interval_of(replace(now, totals={}, cores=cores), now, nodes=1, cores=12)
+        assert known.with_interval(stretched(found, 60.0), 12.0).input_samples_per_s(12.0) == pytest.approx(270.0)
+    whole = interval_of(replace(now, totals={}), now, nodes=1, cores=12)
     assert known.with_interval(stretched(whole, 60.0), 12.0).input_samples_per_s(12.0) < 100.0

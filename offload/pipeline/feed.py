@@ -341,9 +341,10 @@ class Feed:
         """What each data set's preprocessing was measured at, so far."""
         return {name: meter.summary() for name, meter in self._meters.items()}
 
-    def cores_starting(self) -> int:
-        """How many cores do not preprocess yet: their processes are being started."""
-        return 0 if self._pool is None else self._pool.starting()
+    def cores(self) -> tuple[int, int]:
+        """How many cores are to preprocess, and how many of them do not yet: their processes are being started."""
+        with self._lock:
+            return self._cores.cores, 0 if self._pool is None else self._pool.starting()
 
     def costs(self, name: str) -> list[tuple[float, float]]:
         """What a data set's newest tasks cost: core-seconds and bytes per sample."""

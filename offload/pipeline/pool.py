@@ -172,6 +172,7 @@ class Pool:
         self._again: deque[_Given] = deque()
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[threading.Event] = []
+        self._asked = self._begun = 0  # reshapes, by the threads that write these
         threading.Thread(target=self._run, daemon=True, name="pool").start()
 
     def warm(self, stage: PackedStage) -> None:
@@ -186,13 +187,14 @@ class Pool:
         """Run on these nodes from now on, one core for each mention. The event is set when the cores that are left over have
         finished their tasks and are free."""
         left = threading.Event()
+        self._asked += 1
         self._news.put(lambda: self._reshape(Counter(nodes), left))
         return left
 
     def starting(self) -> int:
         """How many cores have no process yet that could be given a task. One that others hold is not waited for for ever."""
         earliest = time.monotonic() - START_S
-        return sum(not core.ready and core.began > earliest for core in tuple(self._cores))
+        return self._asked - self._begun + sum(not core.ready and core.began > earliest for core in tuple(self._cores))
 
     def _run(self) -> None:
         try:
@@ -288,6 +290,7 @@ class Pool:
                 self._let_go(core)
             self._cores += [self._new_core(node) for _ in range(wanted[node] - len(here))]
         self._waiting.append(left)
+        self._begun += 1
         self._tell_free()
 
     def _let_go(self, core: _Core) -> None:

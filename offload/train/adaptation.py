@@ -67,10 +67,11 @@ class Adaptor:
         self._looked = now_s, news
         options = self._workers.options()
         option = next((o for o in options if o.workers == news.adapted.workers), None)
-        interval = interval_of(before, news, nodes=option.nodes if option is not None else 1)
+        cores = self._workers.cores
+        interval = interval_of(before, news, nodes=option.nodes if option is not None else 1, cores=cores)
         if not self.seen.steps and news.adapted.learned:
             self.seen = Seen.from_state(news.adapted.learned)
-        self.seen = self.seen.with_interval(interval, self._workers.cores)
+        self.seen = self.seen.with_interval(interval, cores)
         self._want_cores(interval.size)
         self._compare(interval)
         if self._scheduled(news) is not None:
@@ -192,9 +193,10 @@ def _restarted(before: News, now: News) -> bool:
     )  # fmt: skip
 
 
-def interval_of(before: News, now: News, *, nodes: int) -> Interval:
+def interval_of(before: News, now: News, *, nodes: int, cores: int) -> Interval:
     """What happened between two looks. The wait for a pass's first batch is left out: it is as long whatever the batch, and
-    tells nothing of the rate at which the input delivers. Nor does what was delivered while cores were being started."""
+    tells nothing of the rate at which the input delivers. Nor does what was delivered while ``cores`` did not all preprocess.
+    """
     since: Totals = sum_of(now.totals).minus(sum_of(before.totals))
     local, accum = now.adapted.batch
     ceiling = now.rates.get(TRAIN, {}).get("input_ceiling_samples_per_s")
@@ -206,5 +208,5 @@ def interval_of(before: News, now: News, *, nodes: int) -> Interval:
         data_wait_s=since.data_wait_s - since.pass_start_s,
         compute_s=since.compute_s,
         sync_s=since.sync_s,
-        busy_ceiling_samples_per_s=None if before.cores_starting or now.cores_starting else ceiling,
+        busy_ceiling_samples_per_s=ceiling if before.cores == now.cores == (cores, 0) else None,
     )

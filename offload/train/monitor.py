@@ -85,8 +85,8 @@ class Push:
 @dataclass(frozen=True, kw_only=True)
 class News:
     """What the driver gets: each rank's newest totals, those of the worker groups before (their number of workers, and all
-    ranks' totals), what each data set's preprocessing was measured at, how many of its cores have no process yet, all events
-    since ``cursor``, how many worker groups were started, whether one is running, how many failed,
+    ranks' totals), what each data set's preprocessing was measured at, how many cores are to preprocess and how many of them
+    have no process yet, all events since ``cursor``, how many worker groups were started, whether one is running, how many failed,
     the nodes of the workers that died last, :attr:`Orders.most_local`, and the nodes on which workers failed repeatedly."""
 
     cursor: int
@@ -100,7 +100,7 @@ class News:
     adapted: Adapted = field(default_factory=Adapted)
     attempts: int = 0
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
-    cores_starting: int = 0
+    cores: tuple[int, int] = (0, 0)
     running: bool = False
     failures: int = 0
     suspects: tuple[str, ...] = ()
@@ -117,18 +117,18 @@ def sum_of(totals: Mapping[int, Totals]) -> Totals:
 
 
 class Monitor:
-    """What the actor answers. Its methods run on several threads. ``rates``, ``cores_starting``: where to ask for those;
+    """What the actor answers. Its methods run on several threads. ``rates``, ``cores``: where to ask for those;
     ``workers``: how many to begin with; ``nodes``: of the cluster."""
 
     def __init__(
         self,
         rates: Callable[[], dict[str, dict[str, float]]] = dict,
-        cores_starting: Callable[[], int] = int,
+        cores: Callable[[], tuple[int, int]] = lambda: (0, 0),
         *,
         workers: int = 1,
         nodes: int = 1,
     ) -> None:
-        self._rates_now, self._cores_starting_now = rates, cores_starting
+        self._rates_now, self._cores_now = rates, cores
         self._board = threading.Lock()
         self._totals: dict[int, Totals] = {}
         self._past: list[tuple[int, Totals]] = []
@@ -176,7 +176,7 @@ class Monitor:
                 adapted=self._adapted,
                 attempts=self._attempts,
                 rates=self._rates_now(),
-                cores_starting=self._cores_starting_now(),
+                cores=self._cores_now(),
                 running=self._running,
                 failures=self._failures,
                 suspects=self._suspects,
