@@ -175,7 +175,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         mine = [row for row in rows if (row["case"], row["model"], row["policy"]) == key]
         values = {
             name: statistics.median(math.inf if row[name] is None else row[name] for row in mine)
-            for name in ("time_to_accuracy_s", "usd", "final_accuracy")
+            for name in ("time_to_accuracy_s", "usd", "final_accuracy", "total_s")
         }
         accuracies = [row["final_accuracy"] for row in mine]
         found.append(
@@ -191,12 +191,12 @@ def _summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="medians over seeds")
-    for name in ("case", "model", "policy", "s to accuracy", "$ to accuracy", "final accuracy"):
+    for name in ("case", "model", "policy", "s to accuracy", "$ to accuracy", "final accuracy", "s to the end"):
         table.add_column(name)
     for each in _summary(rows):
         table.add_row(
             each["case"], each["model"], each["policy"], _or_dash(each["time_to_accuracy_s"]), _or_dash(each["usd"]),
-            f"{each['final_accuracy']:.1%}",
+            f"{each['final_accuracy']:.1%}", _or_dash(each["total_s"]),
         )  # fmt: skip
     return table
 
