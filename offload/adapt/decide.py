@@ -159,10 +159,10 @@ class _Model:
         rate = float(joint.throughput(*where))
         return _Choice(option=option, size=size, samples_per_s=rate, goodput=rate * efficiency)
 
-    def best(self, option: Option) -> _Choice | None:
-        """The best batch for an option, None where no batch fits it."""
+    def best(self, option: Option, within: float = math.inf) -> _Choice | None:
+        """The best batch for an option, of global batches up to ``within``; None where no batch fits it."""
         rules, least, most = self.rules, *self.rules.local_batch_size
-        largest = rules.max_batch_size
+        largest = max(min(rules.max_batch_size, within), rules.initial_batch_size)
         if self.situation.noise is None or largest <= rules.initial_batch_size:
             size = split_batch(rules.initial_batch_size, option, rules.local_batch_size)
             return self.at(option, size)
@@ -222,11 +222,12 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
 
 
 def _at_home(here: Option, best: _Choice, situation: Situation, rules: Rules) -> _Choice:
-    """The best batch with as many workers as there are. Steps of one size say nothing of what a larger one would take, and
-    whoever waits until it looks better may wait for ever: it is tried if it could be better."""
-    if len({local for _, _, local in situation.seen.steps}) > 1:
-        return best
-    return _Model(situation, rules, hopeful=True).best(here) or best
+    """The best batch with as many workers as there are, at most twice what was seen, accumulated or not: gradients change
+    while batches grow. Steps of one size say nothing of what a larger one would take, and whoever waits until it looks better
+    may wait for ever: it is tried if it could be better."""
+    sizes = {local for _, _, local in situation.seen.steps}
+    within = EXPLORED * max(situation.size.global_batch_size, here.workers * max(sizes))
+    return _Model(situation, rules, hopeful=len(sizes) == 1).best(here, within) or best
 
 
 def _forced(situation: Situation, rules: Rules, model: _Model) -> Decision:
