@@ -1,0 +1,1 @@
+"""From a script to a heterogeneous SageMaker training job."""

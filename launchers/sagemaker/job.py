@@ -1,0 +1,248 @@
+"""A heterogeneous training job, and the request that starts it: pure.
+
+What the service would refuse is found here, before any call: its limits on single values by :mod:`launchers.sagemaker.limits`,
+and the rules between values. Where it stops: nothing is read, uploaded or submitted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launchers.sagemaker import limits
+from offload.errors import ConfigError
+from offload.model import Catalog
+
+GPU_GROUP, CPU_GROUP = "gpu", "cpu"
+CHECKPOINTS = "/opt/ml/checkpoints"
+ENTRY = "offload_entry.py"
+MOST_SHOWN = 20
+SHORTEST_RUN_S = 600  # below, a cap on spend buys hardly more than the machines' start
+METRICS = {  # CloudWatch's name: the word before the number in the entry's progress lines
+    "samples_per_s": "samples/s",
+    "stall": "stall",
+    "goodput": "goodput",
+    "loss": "loss",
+    "workers": "workers",
+    "global_batch_size": "batch",
+}
+_NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
+_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE_KEY|API_?KEY|ACCESS_KEY", re.IGNORECASE)
+_GPU_FAMILIES = re.compile(r"ml\.(p|g)\d")
+_SPEC = re.compile(r"(?P<type>[^:\s]+):(?P<count>\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Instances of one type."""
+
+    name: str
+    instance_type: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """Input data. ``groups``: those that get it; empty: all."""
+
+    name: str
+    uri: str
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that a job is made of.
+
+    Args:
+        name: of the job, unique in the account and region.
+        groups: the group with GPUs, named ``gpu``, and groups that preprocess.
+        role: ARN of the role that the job runs under.
+        image: URI of the container image, the same for all groups.
+        region: of the service.
+        source: S3 URI of the bundle with the user's folder and the entry.
+        output: S3 URI below which model and failure go.
+        checkpoints: S3 URI that ``/opt/ml/checkpoints`` is kept in; None: nothing outlives the job.
+        channels: inputs.
+        hyperparameters, environment, tags: as the service takes them. No secrets: whoever may describe the job reads them.
+        volume_gib: of each instance.
+        max_run_s: after which the service stops the job.
+        spot: on spare capacity, waited for as long again as the job may run.
+        subnets, security_groups: of the VPC to run in; none: outside one.
+        kms_key: that encrypts volumes and output.
+        encrypt_traffic: between instances.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    role: str
+    image: str
+    region: str
+    source: str
+    output: str
+    checkpoints: str | None = None
+    channels: tuple[Channel, ...] = ()
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    volume_gib: int = 50
+    max_run_s: int = 86_400
+    spot: bool = False
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    kms_key: str | None = None
+    encrypt_traffic: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError that lists everything that the service would refuse."""
+        wrong = [*self._contradictions(), *limits.violations(self.request(), limits.create_training_job().input_shape)]
+        if wrong:
+            more = f"\n  and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
+            raise ConfigError("SageMaker would refuse this job:\n  " + "\n  ".join(wrong[:MOST_SHOWN]) + more)
+
+    def request(self) -> dict[str, Any]:
+        """The document of a CreateTrainingJob call."""
+        hyperparameters = {
+            **self.hyperparameters,
+            "sagemaker_program": ENTRY,
+            "sagemaker_submit_directory": self.source,
+            "sagemaker_container_log_level": 20,
+            "sagemaker_job_name": self.name,
+            "sagemaker_region": self.region,
+        }
+        document: dict[str, Any] = {
+            "TrainingJobName": self.name,
+            "RoleArn": self.role,
+            "AlgorithmSpecification": {
+                "TrainingImage": self.image,
+                "TrainingInputMode": "File",
+                "MetricDefinitions": [
+                    {"Name": name, "Regex": rf"\b{re.escape(word)}={_NUMBER}"} for name, word in METRICS.items()
+                ],
+            },
+            "HyperParameters": {key: json.dumps(value) for key, value in hyperparameters.items()},
+            "OutputDataConfig": {"S3OutputPath": self.output, **_if(KmsKeyId=self.kms_key)},
+            "ResourceConfig": {
+                "VolumeSizeInGB": self.volume_gib,
+                "InstanceGroups": [
+                    {"InstanceGroupName": g.name, "InstanceType": g.instance_type, "InstanceCount": g.count}
+                    for g in self.groups
+                ],
+                **_if(VolumeKmsKeyId=self.kms_key),
+            },
+            "StoppingCondition": {
+                "MaxRuntimeInSeconds": self.max_run_s,
+                **_if(MaxWaitTimeInSeconds=2 * self.max_run_s if self.spot else None),
+            },
+            "EnableManagedSpotTraining": self.spot,
+            "EnableInterContainerTrafficEncryption": self.encrypt_traffic,
+        }
+        if self.channels:
+            document["InputDataConfig"] = [_channel(channel) for channel in self.channels]
+        if self.subnets or self.security_groups:
+            document["VpcConfig"] = {"Subnets": [*self.subnets], "SecurityGroupIds": [*self.security_groups]}
+        if self.checkpoints:
+            document["CheckpointConfig"] = {"S3Uri": self.checkpoints, "LocalPath": CHECKPOINTS}
+        if self.environment:
+            document["Environment"] = dict(self.environment)
+        if self.tags:
+            document["Tags"] = [{"Key": key, "Value": value} for key, value in self.tags.items()]
+        return document
+
+    def _contradictions(self) -> Iterator[str]:
+        """Rules between values, which the service's description does not hold."""
+        names = [group.name for group in self.groups]
+        for name, times in Counter(names).items():
+            if times > 1:
+                yield f"{times} groups are named {name!r}"
+        for group in self.groups:
+            if group.count < 1:
+                yield f"group {group.name!r} has {group.count} instances, at least 1 is needed"
+            yield from _wrong_type(group)
+        if GPU_GROUP not in names:
+            yield f"no group is named {GPU_GROUP!r}: the workers run there"
+        yield from self._wrong_channels(names)
+        if bool(self.subnets) != bool(self.security_groups):
+            yield "a VPC needs both subnets and security groups, and only one of the two was given"
+        for name in (*self.environment, *self.hyperparameters):
+            if _SECRET.search(name):
+                yield (
+                    f"{name} looks like a secret, and whoever may describe the job could read it: let the script fetch it "
+                    "from AWS Secrets Manager under the job's role"
+                )
+
+    def _wrong_channels(self, names: Sequence[str]) -> Iterator[str]:
+        for name, times in Counter(channel.name for channel in self.channels).items():
+            if times > 1:
+                yield f"{times} channels are named {name!r}"
+        for channel in self.channels:
+            for group in set(channel.groups) - set(names):
+                yield f"channel {channel.name!r} is for group {group!r}; the groups are {', '.join(names)}"
+        named = [bool(channel.groups) for channel in self.channels]
+        if any(named) and not all(named):
+            without = ", ".join(channel.name for channel in self.channels if not channel.groups)
+            yield f"either all channels name their groups or none does: {without} name none"
+
+
+def groups_of(gpu: str, cpus: Sequence[str]) -> tuple[Group, ...]:
+    """Groups from ``TYPE:COUNT`` texts, named ``gpu``, ``cpu``, ``cpu-2``, …
+
+    Raises ConfigError for a text of another form.
+    """
+    found = [_group(GPU_GROUP, gpu)]
+    for number, text in enumerate(cpus, start=1):
+        found.append(_group(CPU_GROUP if number == 1 else f"{CPU_GROUP}-{number}", text))
+    return tuple(found)
+
+
+def seconds_for(usd: float, groups: Sequence[Group], catalog: Catalog) -> int:
+    """How long the groups may run for ``usd``. Raises ConfigError where a price is not known, or it is hardly any time."""
+    hourly = sum(catalog[group.instance_type].usd_per_hour * group.count for group in groups)
+    seconds = math.floor(usd / hourly * 3600) if hourly > 0 else 0
+    if seconds < SHORTEST_RUN_S:
+        raise ConfigError(
+            f"${usd:g} buys {seconds:,} s of these instances (${hourly:.2f} an hour), less than the {SHORTEST_RUN_S // 60} minutes "
+            "that they need to start and to do something: raise --max-usd or rent fewer."
+        )
+    return seconds
+
+
+def _group(name: str, text: str) -> Group:
+    match = _SPEC.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"a group is TYPE:COUNT, such as ml.c5.4xlarge:2; found {text!r}.")
+    return Group(name=name, instance_type=match["type"], count=int(match["count"]))
+
+
+def _wrong_type(group: Group) -> Iterator[str]:
+    known = limits.training_types()
+    if group.instance_type in limits.inference_types():
+        near = difflib.get_close_matches(group.instance_type, known, n=3)
+        yield f"{group.instance_type} serves models and does not train; nearest that train: {', '.join(near)}"
+    elif group.name == GPU_GROUP and group.instance_type in known and not _GPU_FAMILIES.match(group.instance_type):
+        yield f"group {GPU_GROUP!r} is of {group.instance_type}, which has no GPU"
+
+
+def _channel(channel: Channel) -> dict[str, Any]:
+    return {
+        "ChannelName": channel.name,
+        "DataSource": {
+            "S3DataSource": {
+                "S3DataType": "S3Prefix",
+                "S3Uri": channel.uri,
+                "S3DataDistributionType": "FullyReplicated",
+                **_if(InstanceGroupNames=list(channel.groups) or None),
+            }
+        },
+    }
+
+
+def _if(**values: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
