@@ -252,7 +252,7 @@ def _run(setting: Setting) -> dict[str, Any]:
             for e in decided
         ],
         "followed_after_s": [
-            next((round(e["at"] - at, 1) for e in decided if e["at"] > at + 1 and e["decision"] != "keep"), None)
+            next((round(e["at"] - at, 1) for e in decided if e["at"] > at and e["decision"] != "keep"), None)
             for at in changed
         ],
         "resizes": [
