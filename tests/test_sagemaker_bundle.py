@@ -1,0 +1,93 @@
+"""What travels to a SageMaker job: all that it needs, and nothing that is nobody's business."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import offload
+from launchers.sagemaker import bundle
+from launchers.sagemaker.bundle import TOKEN, pack, requirements
+from offload.errors import ConfigError
+
+ENTRY = "offload_entry.py"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    (folder / "helpers").mkdir(parents=True)
+    (folder / "helpers" / "checkpointing.py").write_text("x = 1\n")
+    (folder / "train.py").write_text("import helpers.checkpointing\n")
+    return folder / "train.py"
+
+
+def opened(archive: bytes) -> tarfile.TarFile:
+    return tarfile.open(fileobj=io.BytesIO(archive))
+
+
+def test_it_runs_where_nothing_else_is_installed_of_it(script: Path, tmp_path: Path) -> None:
+    """The version that packed is the version that runs, whatever the image holds."""
+    out = tmp_path / "out"
+    opened(pack(script, ENTRY, "token")).extractall(out, filter="data")
+    code = "import offload, launchers.sagemaker.job, offload.train.checkpoint, train; print(offload.__file__, offload.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=out, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == [str(out / "offload" / "__init__.py"), offload.__version__]
+    assert (out / ENTRY).exists()
+    assert (out / TOKEN).read_text() == "token"
+    assert (out / TOKEN).stat().st_mode & 0o077 == 0
+
+
+def test_the_same_files_make_the_same_bytes(script: Path) -> None:
+    assert pack(script, ENTRY, "token") == pack(script, ENTRY, "token")
+
+
+def test_hidden_files_runs_and_links_out_of_the_folder_stay_at_home(script: Path, tmp_path: Path) -> None:
+    folder = script.parent
+    for name in (".env", ".aws/config", "runs/a/model.pt", "helpers/__pycache__/x.pyc", "venv/bin/python"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("SECRET")
+    (tmp_path / "elsewhere").write_text("SECRET")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    archive = opened(pack(script, ENTRY, "token"))
+    mine = {n for n in archive.getnames() if n.split("/")[0] not in ("offload", "launchers")}
+    assert mine == {"train.py", "helpers/checkpointing.py", ENTRY, TOKEN, "requirements.txt"}
+
+
+@pytest.mark.parametrize("name", ["server.pem", "id_rsa", "Credentials.json", "helpers/secrets.yaml"])
+def test_a_file_that_looks_like_a_key_is_refused(script: Path, name: str) -> None:
+    (script.parent / name).write_text("x")
+    with pytest.raises(ConfigError, match=re.escape(name)):
+        pack(script, ENTRY, "token")
+
+
+def test_too_many_bytes_are_refused_with_the_largest_files(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "LARGEST_BYTES", 3 << 20)
+    (script.parent / "data.bin").write_bytes(bytes(4 << 20))
+    with pytest.raises(ConfigError, match=r"MiB to upload .* at most 3 MiB .* --input, .* Largest: data.bin"):
+        pack(script, ENTRY, "token")
+
+
+def test_a_script_that_is_not_there_or_a_name_that_is_taken(script: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no script"):
+        pack(script.with_name("other.py"), ENTRY, "token")
+    script.with_name(ENTRY).write_text("")
+    with pytest.raises(ConfigError, match=f"holds {ENTRY}, which the launcher makes itself"):
+        pack(script, ENTRY, "token")
+
+
+def test_requirements_are_pinned_and_leave_the_images_torch_alone(script: Path) -> None:
+    script.with_name("requirements.txt").write_text("einops==0.8.0\n")
+    member = opened(pack(script, ENTRY, "token")).extractfile("requirements.txt")
+    assert member is not None
+    lines = member.read().decode().split()
+    assert "einops==0.8.0" in lines
+    assert all("==" in line for line in lines)
+    assert not {"torch", "torchvision"} & {re.split(r"[\[=]", line)[0] for line in lines}
+    assert any(line.startswith("ray[data,train]==") for line in requirements())
