@@ -236,18 +236,28 @@ def test_a_batch_beyond_twice_what_was_seen_is_not_tried_at_once() -> None:
 @pytest.mark.parametrize("faster", [True, False])
 def test_a_larger_batch_that_could_be_better_is_tried_once(faster: bool) -> None:
     """Steps of one size do not say what a step of twice the size takes: as long (``faster``), or twice as long."""
-    truth = StepTime(0.1, 0.0) if faster else StepTime(0.0, 0.1 / 64)
+    truth = StepTime(0.1, 0.0) if faster else StepTime(0.0, 0.1 / 32)
     noise = GradientNoise(sqr=1.0, var=1.33, batch_size=64)  # of 128 samples 0.7 are as useful as those of 64
-    sizes, seen = [one(64)], Seen()
+    sizes, seen = [many(2, 32)], Seen()
+    two = Option(workers=2, nodes=1, cores=8)
     for _ in range(12):
         seen = seen.with_interval(interval(sizes[-1], truth=truth), 8.0)
-        situation = Situation(size=sizes[-1], seen=seen, noise=noise, options=[HERE])
+        situation = Situation(size=sizes[-1], seen=seen, noise=noise, options=[two])
         _, decision = decide(State(), situation, RULES_OF)
         if not isinstance(decision, Keep):
             sizes.append(decision.size)
     batches = [size.global_batch_size for size in sizes]
     assert 100 < batches[1] <= 128
     assert batches[-1] > 100 if faster else batches[2:] == [64]
+
+
+def test_one_worker_tries_a_larger_batch_too_and_accumulates() -> None:
+    noise = GradientNoise(sqr=1.0, var=10.0, batch_size=64)
+    seen = Seen().with_interval(interval(one(64), truth=StepTime(0.1, 0.0)), 8.0)
+    _, decision = decide(State(), Situation(size=one(64), seen=seen, noise=noise, options=[HERE]), RULES_OF)
+    assert isinstance(decision, Rebatch)
+    assert decision.size.accum_steps == 1
+    assert 64 < decision.size.global_batch_size <= 256
 
 
 def test_a_larger_batch_is_not_tried_where_the_input_could_not_feed_it() -> None:

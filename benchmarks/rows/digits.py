@@ -61,8 +61,7 @@ def model(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         vit = VisionTransformer(
             img_size=8, patch_size=2, in_chans=1, num_classes=10, embed_dim=48, depth=3, num_heads=4
         )
-        # Second moments over a hundred steps, not a thousand: the whole training has a few hundred where batches are large.
-        return vit, torch.optim.AdamW(vit.parameters(), lr=1e-3, betas=(0.9, 0.99))
+        return vit, torch.optim.AdamW(vit.parameters(), lr=1e-3)
     cnn = torch.nn.Sequential(
         torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(),
         torch.nn.Conv2d(16, 32, 3, padding=1, stride=2), torch.nn.ReLU(),

@@ -171,7 +171,7 @@ class _Model:
         if math.ceil(rules.initial_batch_size / option.workers) < least:
             return None
         goodput, local, accum = self.of(option).optimize(
-            option.nodes, option.workers, largest, (least, most), accumulate=True, alone_accumulates=False
+            option.nodes, option.workers, largest, (least, most), accumulate=True
         )
         if goodput <= 0:
             return self.at(option, split_batch(rules.initial_batch_size, option, (least, most)))
@@ -226,7 +226,8 @@ def _at_home(here: Option, best: _Choice, situation: Situation, rules: Rules) ->
     while batches grow. Steps of one size say nothing of what a larger one would take, and whoever waits until it looks better
     may wait for ever: it is tried if it could be better."""
     sizes = {local for _, _, local in situation.seen.steps}
-    within = EXPLORED * max(situation.size.global_batch_size, here.workers * max(sizes))
+    micro_batches = 2 if here.workers == 1 else 1  # one worker accumulates to grow its batch
+    within = EXPLORED * max(situation.size.global_batch_size, micro_batches * here.workers * max(sizes))
     return _Model(situation, rules, hopeful=len(sizes) == 1).best(here, within) or best
 
 

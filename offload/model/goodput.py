@@ -87,15 +87,13 @@ class JointGoodput:
         max_batch_size: float | None = None,
         local_batch_size_range: tuple[int | None, int | None] | None = None,
         accumulate: bool = False,
-        *,
-        alone_accumulates: bool = True,
     ) -> tuple[Any, Any, Any]:
         """The best ``(goodput, local_batch_size, accum_steps)`` for each entry of ``nodes`` and ``workers``.
 
         Searches global batches from the initial one to ``max_batch_size`` (None: the initial one alone) whose local batch
-        lies in the range; a goodput of 0 says that none does. With ``alone_accumulates``, AdaptDL's rule, one worker accumulates
-        at least once to grow its batch, and without ``accumulate`` it stays at the initial batch: its gradient noise could not
-        be measured otherwise. Where it is measured from step to step no such rule is needed.
+        lies in the range; a goodput of 0 says that none does. One worker accumulates at least once to grow its batch, as its
+        gradient noise could not be measured otherwise (from step to step, while weights move, it looks larger than it is);
+        without ``accumulate`` it stays at the initial batch.
 
         Raises ConfigError without gradient noise, or for a range or a maximum that is empty.
         """
@@ -106,12 +104,12 @@ class JointGoodput:
         each = np.geomspace(np.maximum(initial, least * k), largest, CANDIDATES) / k
         if accumulate:
             accum = np.ceil(each / most - ROUNDING) - 1
-            alone = (k == 1) & (each > initial + ROUNDING) & alone_accumulates
+            alone = (k == 1) & (each > initial + ROUNDING)
             accum = np.where(alone, np.maximum(accum, 1), accum).astype(int)
             local = np.ceil(each / (accum + 1) - ROUNDING).astype(int)
         else:
             accum = np.zeros(each.shape, dtype=int)
-            local = np.where((k == 1) & alone_accumulates, initial, np.ceil(each - ROUNDING)).astype(int)
+            local = np.where(k == 1, initial, np.ceil(each - ROUNDING)).astype(int)
         goodput = np.asarray(self.goodput(n, k, local, accum))
         goodput = np.where((least <= local) & (local <= most), goodput, 0.0)
         best = np.argmax(goodput, axis=0)[None]
