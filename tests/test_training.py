@@ -419,6 +419,23 @@ def test_a_new_run_does_not_take_anothers_checkpoints_for_its_own(tmp_path: Path
     assert run(overwrite=True).document["steps"] == 7
 
 
+def test_a_checkpoint_of_another_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    def stop_later(ctx: offload.Context, batch: Any) -> None:
+        if ctx.epoch == 1:
+            raise RuntimeError("stop")
+
+    with pytest.raises(offload.OffloadError):
+        trainer(lambda ctx: fit_linear(ctx, stop_later)).fit(run_dir=tmp_path / "run", quiet=True)
+
+    def fit_other(ctx: offload.Context) -> None:
+        model = torch.nn.Linear(3, 1)
+        ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(offload.ConfigError, match="does not fit the model") as error:
+        trainer(fit_other).fit(run_dir=tmp_path / "run", quiet=True)
+    assert "start again with --overwrite" in str(error.value)
+
+
 def test_a_worker_may_reserve_nothing(tmp_path: Path) -> None:
     """As the error for workers that leave preprocessing no core proposes."""
     scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": 0})

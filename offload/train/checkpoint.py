@@ -106,7 +106,8 @@ def load(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         ) from None
     if training.get("schema") != SCHEMA:
         raise RunError(
-            f"the checkpoint in {folder} has schema {training.get('schema')!r}; this version reads {SCHEMA!r}."
+            f"the checkpoint in {folder} has schema {training.get('schema')!r}; this version reads {SCHEMA!r}. Resume with the "
+            "version of offload that wrote it, or start again with --overwrite."
         )
     return model, training
 

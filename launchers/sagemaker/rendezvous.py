@@ -1,0 +1,172 @@
+"""How a job's hosts find together, and how all learn what became of it.
+
+The head listens. Every other host connects, proves that it knows the job's token, says its name and versions, and stays
+connected: what the head tells (where Ray is, and in the end the outcome) reaches it at once, and silence means that the head
+is gone. Neither is left to Ray's own connections, which end late and say nothing of why.
+
+Where it stops: Ray and the user's script are started by others. Messages are JSON; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from typing import Any
+
+from offload.errors import ConfigError, RunError
+
+ALIVE_S = 3.0  # between two signs of life
+SILENT_S = 15.0  # after which who hears none takes the head for gone
+HANDSHAKE_S = 10.0
+RETRY_S = 0.2
+
+Address = tuple[str, int]
+
+
+class HeadLost(RunError):
+    """The head ended without saying how."""
+
+
+class Rendezvous:
+    """The head's side.
+
+    Args:
+        address: of this host, on the job's network; port 0 for any.
+        token: of the job.
+        hosts: that are to come.
+        versions: of this host, which theirs must equal, such as ``{"Python": "3.11", "Ray": "2.60.0"}``.
+    """
+
+    def __init__(self, address: Address, token: str, hosts: Collection[str], versions: Mapping[str, str]) -> None:
+        self._token, self._hosts, self._versions = token.encode(), frozenset(hosts), dict(versions)
+        self._listener = Listener(address, backlog=128)
+        self._here: dict[str, Connection] = {}
+        self._refused: str | None = None
+        self._changed, self._telling = threading.Condition(), threading.Lock()
+        self._closed = threading.Event()
+        for run in (self._accept, self._show_life):
+            threading.Thread(target=run, daemon=True).start()
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        host, port = self._listener.address
+        return host, port
+
+    def gather(self, deadline_s: float) -> None:
+        """Wait until all hosts are here.
+
+        Raises ConfigError that names those that are not in time, or a host of other versions, with both.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._refused or self._hosts <= self._here.keys(), deadline_s)
+            if self._refused is not None:
+                raise ConfigError(self._refused)
+            missing = sorted(self._hosts - self._here.keys())
+        if missing:
+            raise ConfigError(
+                f"{', '.join(missing)} did not come within {deadline_s:g} s; {len(self._here)} of {len(self._hosts)} other hosts are "
+                "here. The job's log has what these hosts printed; in a VPC the security group must allow all TCP from itself."
+            )
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Tell all hosts. Who is gone is told nothing."""
+        with self._changed:
+            here = dict(self._here)
+        with self._telling:
+            for host, connection in here.items():
+                try:
+                    connection.send_bytes(json.dumps(message).encode())
+                except OSError:
+                    with self._changed:
+                        self._here.pop(host, None)
+
+    def close(self, outcome: Mapping[str, Any]) -> None:
+        """Tell the outcome, and end."""
+        self.tell({"outcome": dict(outcome)})
+        self._closed.set()
+        self._listener.close()
+
+    def _show_life(self) -> None:
+        while not self._closed.wait(ALIVE_S):
+            self.tell({})
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection = self._listener.accept()
+            except OSError:  # closed, or whoever it was has gone again
+                continue
+            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+
+    def _admit(self, connection: Connection) -> None:
+        """Let a host in that knows the token. Any other, and one that says nothing, is dropped: it is no part of the job."""
+        watch = threading.Timer(HANDSHAKE_S, connection.close)
+        watch.daemon = True
+        watch.start()
+        try:
+            deliver_challenge(connection, self._token)
+            answer_challenge(connection, self._token)
+            said = json.loads(connection.recv_bytes())
+            host, versions = str(said["host"]), dict(said["versions"])
+        except (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError):
+            connection.close()
+            return
+        finally:
+            watch.cancel()
+        with self._changed:
+            if host in self._hosts:
+                self._here[host] = connection
+                if versions != self._versions:
+                    self._refused = self._refused or _difference(host, versions, self._versions)
+            self._changed.notify_all()
+
+
+def join(address: Address, token: str, host: str, versions: Mapping[str, str], deadline_s: float) -> Connection:
+    """Another host's side: connect to the head, which may start later.
+
+    Raises ConfigError where the head is not there within the deadline, or has another token.
+    """
+    until = time.monotonic() + deadline_s
+    while True:
+        try:
+            connection = Client(address, authkey=token.encode())
+            connection.send_bytes(json.dumps({"host": host, "versions": dict(versions)}).encode())
+            return connection
+        except AuthenticationError:
+            raise ConfigError(f"the head at {address[0]} has another token: this host is no part of its job.") from None
+        except (OSError, EOFError) as error:
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"the head at {address[0]}:{address[1]} could not be reached within {deadline_s:g} s ({error})."
+                ) from None
+            time.sleep(RETRY_S)
+
+
+def follow(connection: Connection) -> Iterator[dict[str, Any]]:
+    """What the head tells, the last of it ``{"outcome": …}``. Raises HeadLost where it falls silent before."""
+    with contextlib.closing(connection):
+        while True:
+            try:
+                if not connection.poll(SILENT_S):
+                    raise HeadLost(f"the head was not heard of for {SILENT_S:g} s: its host or its process is gone.")
+                message = json.loads(connection.recv_bytes())
+            except (OSError, EOFError):
+                raise HeadLost("the head's process ended without saying how the job ended.") from None
+            if message:
+                yield message
+            if "outcome" in message:
+                return
+
+
+def _difference(host: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    differ = [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]
+    found = ", ".join(f"{name} {theirs.get(name, 'none')} and the head {ours.get(name, 'none')}" for name in differ)
+    return (
+        f"{host} has {found}: all hosts of a job need the same. Use one image and pin what requirements.txt installs."
+    )
