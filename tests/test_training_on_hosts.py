@@ -166,11 +166,11 @@ offload.Trainer(
 ).fit(run_dir=folder / "run", quiet=True)
 """
 
-# (whose command line holds this, on which host, how often the command is given until the run is through)
+# (whose command line holds this, on the first of these hosts that has one, how often the command is given until the run is through)
 VICTIMS = (
-    ("ray::RayTrainWorker", "gpu-1", 1),
-    ("ray::TrainController", "gpu-1", 2),
-    ("raylet/raylet", "cpu-1", 1),  # and with it that host
+    ("ray::RayTrainWorker", ("cpu-1", "gpu-1"), 1),  # they lie where preprocessing leaves room
+    ("ray::TrainController", ("gpu-1",), 2),
+    ("raylet/raylet", ("cpu-1",), 1),  # and with it that host
 )
 
 
@@ -191,7 +191,7 @@ def test_processes_of_any_kind_may_be_killed_and_the_run_is_correct(tmp_path: Pa
                 commands += 1
                 if commands == 1:
                     wait_for_batches(run, folder / "log", 20)
-                    kill(hosts[where], victim)
+                    assert any(kill(hosts[name], victim) for name in where), victim
                     (folder / "killed").touch()
                 if run.wait(timeout=150) == 0:
                     break
@@ -199,7 +199,8 @@ def test_processes_of_any_kind_may_be_killed_and_the_run_is_correct(tmp_path: Pa
             assert each_pass(read_history(folder / "log")) == {n: Counter(range(400)) for n in range(2)}, victim
 
 
-def kill(host: Host, victim: str) -> None:
+def kill(host: Host, victim: str) -> int:
+    """Kill the host's processes whose command line holds this. Returns how many there were."""
     killed = 0
     for pid in host.pids():
         with contextlib.suppress(psutil.NoSuchProcess):  # others come and go
@@ -207,7 +208,7 @@ def kill(host: Host, victim: str) -> None:
             if victim in " ".join(process.cmdline()):
                 process.kill()
                 killed += 1
-    assert killed, f"no {victim} on {host.name}"
+    return killed
 
 
 def wait_for_batches(run: HostProcess, log: Path, batches: int) -> None:
