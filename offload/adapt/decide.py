@@ -203,11 +203,11 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
     choices = [c for o in situation.options if (c := model.best(o)) is not None]
     best = _pick(choices, rules)
     if best is None or best.option.workers == here.workers:
-        return State(), _rebatch(now, _at_home(here, best or now, situation, rules), rules)
+        return State(), _rebatch(now, _at_home(here, now, situation, rules), rules)
     asked = state.asked + 1 if state.wanted_workers == best.option.workers else 1
     waiting = replace(state, wanted_workers=best.option.workers, asked=asked)
     why_not = _not_worth(now, best, situation, rules)
-    at_home = _at_home(here, next((c for c in choices if c.option.workers == here.workers), now), situation, rules)
+    at_home = _at_home(here, now, situation, rules)
     if why_not is not None:
         return State(), _rebatch(now, at_home, rules, instead=why_not)
     if asked < rules.agreeing:
@@ -221,14 +221,14 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
     )
 
 
-def _at_home(here: Option, best: _Choice, situation: Situation, rules: Rules) -> _Choice:
+def _at_home(here: Option, now: _Choice, situation: Situation, rules: Rules) -> _Choice:
     """The best batch with as many workers as there are, at most twice what was seen, accumulated or not: gradients change
-    while batches grow. Steps of one size say nothing of what a larger one would take, and whoever waits until it looks better
-    may wait for ever: it is tried if it could be better."""
+    while batches grow. ``now`` where none fits. Steps of one size say nothing of what a larger one would take, and whoever
+    waits until it looks better may wait for ever: it is tried if it could be better."""
     sizes = {local for _, _, local in situation.seen.steps}
     micro_batches = 2 if here.workers == 1 else 1  # one worker accumulates to grow its batch
     within = EXPLORED * max(situation.size.global_batch_size, micro_batches * here.workers * max(sizes))
-    return _Model(situation, rules, hopeful=len(sizes) == 1).best(here, within) or best
+    return _Model(situation, rules, hopeful=len(sizes) == 1).best(here, within) or now
 
 
 def _forced(situation: Situation, rules: Rules, model: _Model) -> Decision:
