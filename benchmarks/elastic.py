@@ -194,17 +194,18 @@ class _ray:  # reads as a context manager
     """A Ray cluster on this machine with more logical CPUs than it has."""
 
     def __enter__(self) -> None:
+        from offload import machine
         from offload.train import cluster
 
-        self._cores = cluster.usable_cores
-        cluster.usable_cores = lambda: LOGICAL_CPUS
+        self._cores = machine.usable_cores
+        machine.usable_cores = lambda: LOGICAL_CPUS
         cluster._start_local()
 
     def __exit__(self, *error: object) -> None:
-        from offload.train import cluster
+        from offload import machine
 
         ray.shutdown()
-        cluster.usable_cores = self._cores
+        machine.usable_cores = self._cores
 
 
 def _resize() -> float:

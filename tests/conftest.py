@@ -23,17 +23,18 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One Ray for all tests that train: four logical CPUs, token authentication, a folder of its own."""
     import ray
 
+    from offload import machine
     from offload.train import cluster
 
     # Ray's sockets need a short path; pytest's folders are long.
     os.environ.setdefault("RAY_TMPDIR", "/tmp")
-    before = cluster.usable_cores
-    cluster.usable_cores = lambda: LOGICAL_CPUS
+    before = machine.usable_cores
+    machine.usable_cores = lambda: LOGICAL_CPUS
     try:
         cluster._start_local()
         yield
     finally:
-        cluster.usable_cores = before
+        machine.usable_cores = before
         ray.shutdown()
 
 

@@ -28,18 +28,18 @@ def write_jpegs(folder: Path, count: int, *, classes: int = 3, size: tuple[int, 
 
 
 @contextmanager
-def moto_server() -> Iterator[tuple[dict[str, str], Any]]:
+def moto_server(address: str = "127.0.0.1") -> Iterator[tuple[dict[str, str], Any]]:
     """A real S3 server, reached over HTTP as AWS is: the environment variables that lead to it, and a client."""
     import boto3
     import requests
     from moto.server import ThreadedMotoServer
 
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((address, 0))
         port = free.getsockname()[1]
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server = ThreadedMotoServer(address, port, verbose=False)
     server.start()
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://{address}:{port}"
     # What it holds belongs to the process, not to the server: an earlier test's buckets would still be there.
     requests.post(f"{url}/moto-api/reset", timeout=10).raise_for_status()
     client = boto3.client(

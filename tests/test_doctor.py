@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from offload import machine
 from offload.cli import checks, doctor
 from offload.cli.checks import GIB, Check, TorchFacts
 from offload.versions import TESTED_RAY, ray_version_warning
@@ -215,22 +216,22 @@ def test_quota_remedy_names_the_number_for_ray() -> None:
 
 
 def test_cgroup_files(tmp_path: Path) -> None:
-    assert checks.cpu_quota(tmp_path) is None
-    assert checks.memory_limit(100, tmp_path) == 100
+    assert machine.cpu_quota(tmp_path) is None
+    assert machine.memory_limit(100, tmp_path) == 100
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert checks.cpu_quota(tmp_path) is None
+    assert machine.cpu_quota(tmp_path) is None
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("250000\n")
-    assert checks.cpu_quota(tmp_path) == 2.5
+    assert machine.cpu_quota(tmp_path) == 2.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert checks.cpu_quota(tmp_path) is None
+    assert machine.cpu_quota(tmp_path) is None
     (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert checks.cpu_quota(tmp_path) == 1.5
+    assert machine.cpu_quota(tmp_path) == 1.5
     (tmp_path / "memory.max").write_text("max\n")
-    assert checks.memory_limit(100, tmp_path) == 100
+    assert machine.memory_limit(100, tmp_path) == 100
     (tmp_path / "memory.max").write_text("60\n")
-    assert checks.memory_limit(100, tmp_path) == 60
+    assert machine.memory_limit(100, tmp_path) == 60
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import threading
 from collections.abc import Iterator
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Client, Listener
 from typing import Any
 
 import pytest
 
 from launchers.sagemaker import rendezvous
-from launchers.sagemaker.rendezvous import HeadLost, Rendezvous, follow, join
+from launchers.sagemaker.rendezvous import Follower, HeadLost, Rendezvous
 from offload.errors import ConfigError
 
 TOKEN = "a-token"
@@ -26,8 +27,8 @@ def head() -> Iterator[Rendezvous]:
     meeting.close({"exit": 1})
 
 
-def comes(head: Rendezvous, host: str, versions: dict[str, str] = VERSIONS, token: str = TOKEN) -> Any:
-    return join(head.address, token, host, versions, deadline_s=10)
+def comes(head: Rendezvous, host: str, versions: dict[str, str] = VERSIONS, token: str = TOKEN) -> Follower:
+    return Follower(head.address, token, host, versions, deadline_s=10)
 
 
 def test_all_come_and_all_learn_the_outcome(head: Rendezvous) -> None:
@@ -36,7 +37,7 @@ def test_all_come_and_all_learn_the_outcome(head: Rendezvous) -> None:
     head.tell({"ray": "127.0.0.1:6379"})
     head.close({"exit": 3, "reason": "ValueError: no"})
     for connection in connections:
-        assert list(follow(connection)) == [
+        assert list(connection.messages()) == [
             {"ray": "127.0.0.1:6379"},
             {"outcome": {"exit": 3, "reason": "ValueError: no"}},
         ]
@@ -56,7 +57,7 @@ def test_a_host_of_other_versions_is_refused_with_both(head: Rendezvous) -> None
     ):
         head.gather(10)
     head.close({"exit": 1})
-    assert list(follow(refused)) == [{"outcome": {"exit": 1}}]  # it must not wait for what never comes
+    assert list(refused.messages()) == [{"outcome": {"exit": 1}}]  # it must not wait for what never comes
 
 
 def test_who_has_another_token_or_none_is_refused_and_the_job_is_unharmed(head: Rendezvous) -> None:
@@ -90,7 +91,7 @@ def test_a_head_that_starts_later_is_waited_for() -> None:
         reserved.bind(("127.0.0.1", 0))
         address = reserved.getsockname()
     found: list[Any] = []
-    waiting = threading.Thread(target=lambda: found.append(join(address, TOKEN, "algo-1", VERSIONS, deadline_s=20)))
+    waiting = threading.Thread(target=lambda: found.append(Follower(address, TOKEN, "algo-1", VERSIONS, deadline_s=20)))
     waiting.start()
     head = Rendezvous(address, TOKEN, {"algo-1"}, VERSIONS)
     head.gather(20)
@@ -104,21 +105,67 @@ def test_a_head_that_never_starts_is_named() -> None:
         reserved.bind(("127.0.0.1", 0))
         address = reserved.getsockname()
     with pytest.raises(ConfigError, match=rf"the head at 127.0.0.1:{address[1]} could not be reached within 0.3 s"):
-        join(address, TOKEN, "algo-1", VERSIONS, deadline_s=0.3)
+        Follower(address, TOKEN, "algo-1", VERSIONS, deadline_s=0.3)
 
 
-def test_a_head_that_dies_or_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_falls_silent_is_lost(head: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "SILENT_S", 0.3)
-    ours, theirs = socket.socketpair()
-    connection = Connection(ours.detach())
     with pytest.raises(HeadLost, match=r"was not heard of for 0.3 s"):
-        list(follow(connection))
-    theirs.close()
-    ours, theirs = socket.socketpair()
-    connection = Connection(ours.detach())
-    message = json.dumps({"ray": "x"}).encode()
-    Connection(theirs.detach()).send_bytes(message)  # and is dropped, which closes it
-    heard = follow(connection)
-    assert next(heard) == {"ray": "x"}
-    with pytest.raises(HeadLost, match="ended without saying"):
-        next(heard)
+        list(comes(head, "algo-1").messages())
+
+
+def test_a_head_that_dies_is_lost() -> None:
+    def dies() -> None:
+        with listener.accept() as connection:
+            connection.send_bytes(json.dumps({"ray": "x"}).encode())
+
+    with Listener(("127.0.0.1", 0), authkey=TOKEN.encode()) as listener:
+        dying = threading.Thread(target=dies)
+        dying.start()
+        heard = Follower(listener.address, TOKEN, "algo-1", VERSIONS, deadline_s=10).messages()  # type: ignore[arg-type]
+        assert next(heard) == {"ray": "x"}
+        with pytest.raises(HeadLost, match="ended without saying"):
+            next(heard)
+        dying.join(10)
+
+
+def test_hosts_are_waited_for_until_they_are_ready(head: Rendezvous) -> None:
+    first, second = (comes(head, host) for host in ("algo-1", "algo-3"))
+    head.gather(10)
+    first.say(ready=True)
+    with pytest.raises(ConfigError, match=r"Ray did not start within 0.3 s on algo-3"):
+        head.await_ready(0.3)
+    second.say(ready=True)
+    head.await_ready(10)
+
+
+def test_why_a_host_is_not_ready_is_told(head: Rendezvous) -> None:
+    first, second = (comes(head, host) for host in ("algo-1", "algo-3"))
+    head.gather(10)
+    first.say(ready=True)
+    second.say(failed="port 6380 is taken")
+    with pytest.raises(ConfigError, match=r"algo-3: port 6380 is taken"):
+        head.await_ready(10)
+
+
+def test_a_host_that_leaves_is_reported_and_one_that_leaves_at_the_end_is_not() -> None:
+    lost: queue.Queue[str] = queue.Queue()
+    head = Rendezvous(("127.0.0.1", 0), TOKEN, {"algo-1", "algo-3"}, VERSIONS, lost.put)
+    first, second = (comes(head, host) for host in ("algo-1", "algo-3"))
+    head.gather(10)
+    first.close()
+    assert lost.get(timeout=10) == "algo-1"
+    with pytest.raises(ConfigError, match=r"algo-1 left before training began"):
+        head.await_ready(10)
+    head.close({"exit": 0})
+    assert list(second.messages()) == [{"outcome": {"exit": 0}}]
+    assert lost.empty()
+
+
+def test_a_host_that_falls_silent_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "SILENT_S", 0.3)
+    lost: queue.Queue[str] = queue.Queue()
+    head = Rendezvous(("127.0.0.1", 0), TOKEN, {"algo-1"}, VERSIONS, lost.put)
+    comes(head, "algo-1")
+    assert lost.get(timeout=10) == "algo-1"
+    head.close({"exit": 0})

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launchers.sagemaker import limits
-from launchers.sagemaker.job import METRICS, Channel, Group, Job, groups_of, seconds_for
+from launchers.sagemaker.groups import Group, groups_of, seconds_for
+from launchers.sagemaker.job import METRICS, Channel, Job
+from launchers.sagemaker.settings import Settings
 from offload.errors import ConfigError
 from offload.prices import built_in
 
@@ -26,6 +28,7 @@ JOB = Job(
     image=IMAGE,
     region="us-east-1",
     source="s3://bucket/vit-blur-1/source.tar.gz",
+    settings=Settings(script="vit_blur.py"),
     output="s3://bucket/vit-blur-1/output",
 )
 

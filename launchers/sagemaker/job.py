@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launchers.sagemaker import limits
+from launchers.sagemaker.groups import GPU_GROUP, Group, has_gpus
+from launchers.sagemaker.settings import Settings
 from offload.errors import ConfigError
-from offload.model import Catalog
 
-GPU_GROUP, CPU_GROUP = "gpu", "cpu"
 CHECKPOINTS = "/opt/ml/checkpoints"
 ENTRY = "offload_entry.py"
 MOST_SHOWN = 20
-SHORTEST_RUN_S = 600  # below, a cap on spend buys hardly more than the machines' start
 METRICS = {  # CloudWatch's name: the word before the number in the entry's progress lines
     "samples_per_s": "samples/s",
     "stall": "stall",
@@ -34,17 +32,6 @@ METRICS = {  # CloudWatch's name: the word before the number in the entry's prog
 }
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
 _SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE_KEY|API_?KEY|ACCESS_KEY", re.IGNORECASE)
-_GPU_FAMILIES = re.compile(r"ml\.(p|g)\d")
-_SPEC = re.compile(r"(?P<type>[^:\s]+):(?P<count>\d+)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Instances of one type."""
-
-    name: str
-    instance_type: str
-    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +54,7 @@ class Job:
         image: URI of the container image, the same for all groups.
         region: of the service.
         source: S3 URI of the bundle with the user's folder and the entry.
+        settings: what the entry is told.
         output: S3 URI below which model and failure go.
         checkpoints: S3 URI that ``/opt/ml/checkpoints`` is kept in; None: nothing outlives the job.
         channels: inputs.
@@ -85,6 +73,7 @@ class Job:
     image: str
     region: str
     source: str
+    settings: Settings
     output: str
     checkpoints: str | None = None
     channels: tuple[Channel, ...] = ()
@@ -109,7 +98,7 @@ class Job:
     def request(self) -> dict[str, Any]:
         """The document of a CreateTrainingJob call."""
         hyperparameters = {
-            **self.hyperparameters,
+            **self.all_hyperparameters(),
             "sagemaker_program": ENTRY,
             "sagemaker_submit_directory": self.source,
             "sagemaker_container_log_level": 20,
@@ -122,9 +111,7 @@ class Job:
             "AlgorithmSpecification": {
                 "TrainingImage": self.image,
                 "TrainingInputMode": "File",
-                "MetricDefinitions": [
-                    {"Name": name, "Regex": rf"\b{re.escape(word)}={_NUMBER}"} for name, word in METRICS.items()
-                ],
+                "MetricDefinitions": metric_definitions(),
             },
             "HyperParameters": {key: json.dumps(value) for key, value in hyperparameters.items()},
             "OutputDataConfig": {"S3OutputPath": self.output, **_if(KmsKeyId=self.kms_key)},
@@ -138,7 +125,7 @@ class Job:
             },
             "StoppingCondition": {
                 "MaxRuntimeInSeconds": self.max_run_s,
-                **_if(MaxWaitTimeInSeconds=2 * self.max_run_s if self.spot else None),
+                **_if(MaxWaitTimeInSeconds=self.max_wait_s),
             },
             "EnableManagedSpotTraining": self.spot,
             "EnableInterContainerTrafficEncryption": self.encrypt_traffic,
@@ -154,6 +141,15 @@ class Job:
         if self.tags:
             document["Tags"] = [{"Key": key, "Value": value} for key, value in self.tags.items()]
         return document
+
+    def all_hyperparameters(self) -> dict[str, Any]:
+        """The user's, and what the entry is told."""
+        return {**self.hyperparameters, **self.settings.hyperparameter()}
+
+    @property
+    def max_wait_s(self) -> int | None:
+        """For spot capacity and the run together; None without spot."""
+        return 2 * self.max_run_s if self.spot else None
 
     def _contradictions(self) -> Iterator[str]:
         """Rules between values, which the service's description does not hold."""
@@ -190,34 +186,9 @@ class Job:
             yield f"either all channels name their groups or none does: {without} name none"
 
 
-def groups_of(gpu: str, cpus: Sequence[str]) -> tuple[Group, ...]:
-    """Groups from ``TYPE:COUNT`` texts, named ``gpu``, ``cpu``, ``cpu-2``, …
-
-    Raises ConfigError for a text of another form.
-    """
-    found = [_group(GPU_GROUP, gpu)]
-    for number, text in enumerate(cpus, start=1):
-        found.append(_group(CPU_GROUP if number == 1 else f"{CPU_GROUP}-{number}", text))
-    return tuple(found)
-
-
-def seconds_for(usd: float, groups: Sequence[Group], catalog: Catalog) -> int:
-    """How long the groups may run for ``usd``. Raises ConfigError where a price is not known, or it is hardly any time."""
-    hourly = sum(catalog[group.instance_type].usd_per_hour * group.count for group in groups)
-    seconds = math.floor(usd / hourly * 3600) if hourly > 0 else 0
-    if seconds < SHORTEST_RUN_S:
-        raise ConfigError(
-            f"${usd:g} buys {seconds:,} s of these instances (${hourly:.2f} an hour), less than the {SHORTEST_RUN_S // 60} minutes "
-            "that they need to start and to do something: raise --max-usd or rent fewer."
-        )
-    return seconds
-
-
-def _group(name: str, text: str) -> Group:
-    match = _SPEC.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"a group is TYPE:COUNT, such as ml.c5.4xlarge:2; found {text!r}.")
-    return Group(name=name, instance_type=match["type"], count=int(match["count"]))
+def metric_definitions() -> list[dict[str, str]]:
+    """What the console shows, and how it is read from the entry's progress lines."""
+    return [{"Name": name, "Regex": rf"\b{re.escape(word)}={_NUMBER}"} for name, word in METRICS.items()]
 
 
 def _wrong_type(group: Group) -> Iterator[str]:
@@ -225,7 +196,7 @@ def _wrong_type(group: Group) -> Iterator[str]:
     if group.instance_type in limits.inference_types():
         near = difflib.get_close_matches(group.instance_type, known, n=3)
         yield f"{group.instance_type} serves models and does not train; nearest that train: {', '.join(near)}"
-    elif group.name == GPU_GROUP and group.instance_type in known and not _GPU_FAMILIES.match(group.instance_type):
+    elif group.name == GPU_GROUP and group.instance_type in known and not has_gpus(group.instance_type):
         yield f"group {GPU_GROUP!r} is of {group.instance_type}, which has no GPU"
 
 

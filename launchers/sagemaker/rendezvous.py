@@ -1,8 +1,9 @@
 """How a job's hosts find together, and how all learn what became of it.
 
 The head listens. Every other host connects, proves that it knows the job's token, says its name and versions, and stays
-connected: what the head tells (where Ray is, and in the end the outcome) reaches it at once, and silence means that the head
-is gone. Neither is left to Ray's own connections, which end late and say nothing of why.
+connected: what the head tells (where Ray is, and in the end the outcome) reaches it at once, as what it says reaches the head
+(that it is ready, or why it is not), and silence means that the other is gone. None of it is left to Ray's own connections,
+which end late and say nothing of why.
 
 Where it stops: Ray and the user's script are started by others. Messages are JSON; nothing is unpickled.
 """
@@ -13,7 +14,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from offload.errors import ConfigError, RunError
 
 ALIVE_S = 3.0  # between two signs of life
-SILENT_S = 15.0  # after which who hears none takes the head for gone
+SILENT_S = 15.0  # after which who hears none takes the other for gone
 HANDSHAKE_S = 10.0
 RETRY_S = 0.2
 
@@ -40,12 +41,22 @@ class Rendezvous:
         token: of the job.
         hosts: that are to come.
         versions: of this host, which theirs must equal, such as ``{"Python": "3.11", "Ray": "2.60.0"}``.
+        lost: called, on another thread, with the name of a host that is gone before the end.
     """
 
-    def __init__(self, address: Address, token: str, hosts: Collection[str], versions: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        token: str,
+        hosts: Collection[str],
+        versions: Mapping[str, str],
+        lost: Callable[[str], None] = lambda host: None,
+    ) -> None:
         self._token, self._hosts, self._versions = token.encode(), frozenset(hosts), dict(versions)
+        self._lost = lost
         self._listener = Listener(address, backlog=128)
         self._here: dict[str, Connection] = {}
+        self._ready: set[str] = set()
         self._refused: str | None = None
         self._changed, self._telling = threading.Condition(), threading.Lock()
         self._closed = threading.Event()
@@ -74,22 +85,36 @@ class Rendezvous:
                 "here. The job's log has what these hosts printed; in a VPC the security group must allow all TCP from itself."
             )
 
+    def await_ready(self, deadline_s: float) -> None:
+        """Wait until all hosts have said that they are ready.
+
+        Raises ConfigError that names those that are not in time, or says why one cannot be.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._refused or self._hosts <= self._ready or not self._hosts <= self._here.keys(), deadline_s
+            )
+            if self._refused is not None:
+                raise ConfigError(self._refused)
+            gone, late = sorted(self._hosts - self._here.keys()), sorted(self._hosts - self._ready)
+        if gone:
+            raise ConfigError(f"{', '.join(gone)} left before training began: the job's log has what it printed last.")
+        if late:
+            raise ConfigError(f"Ray did not start within {deadline_s:g} s on {', '.join(late)}.")
+
     def tell(self, message: Mapping[str, Any]) -> None:
         """Tell all hosts. Who is gone is told nothing."""
         with self._changed:
-            here = dict(self._here)
+            here = list(self._here.values())
         with self._telling:
-            for host, connection in here.items():
-                try:
+            for connection in here:
+                with contextlib.suppress(OSError):  # whoever listens to it finds that it is gone
                     connection.send_bytes(json.dumps(message).encode())
-                except OSError:
-                    with self._changed:
-                        self._here.pop(host, None)
 
     def close(self, outcome: Mapping[str, Any]) -> None:
         """Tell the outcome, and end."""
+        self._closed.set()  # who leaves from now on is not lost
         self.tell({"outcome": dict(outcome)})
-        self._closed.set()
         self._listener.close()
 
     def _show_life(self) -> None:
@@ -119,25 +144,85 @@ class Rendezvous:
             return
         finally:
             watch.cancel()
+        if host not in self._hosts:
+            connection.close()
+            return
         with self._changed:
-            if host in self._hosts:
-                self._here[host] = connection
-                if versions != self._versions:
-                    self._refused = self._refused or _difference(host, versions, self._versions)
+            self._here[host] = connection
+            if versions != self._versions:
+                self._refused = self._refused or _difference(host, versions, self._versions)
             self._changed.notify_all()
+        self._listen(host, connection)
+
+    def _listen(self, host: str, connection: Connection) -> None:
+        """Take what a host says until it is gone."""
+        with contextlib.closing(connection), contextlib.suppress(OSError, EOFError, ValueError):
+            while connection.poll(SILENT_S):
+                said = json.loads(connection.recv_bytes())
+                with self._changed:
+                    if "ready" in said:
+                        self._ready.add(host)
+                    if "failed" in said:
+                        self._refused = self._refused or f"{host}: {said['failed']}"
+                    self._changed.notify_all()
+        with self._changed:
+            if self._here.get(host) is connection:
+                del self._here[host]
+            self._changed.notify_all()
+        if not self._closed.is_set():
+            self._lost(host)
 
 
-def join(address: Address, token: str, host: str, versions: Mapping[str, str], deadline_s: float) -> Connection:
-    """Another host's side: connect to the head, which may start later.
+class Follower:
+    """Another host's side: connects to the head, which may start later.
 
     Raises ConfigError where the head is not there within the deadline, or has another token.
     """
+
+    def __init__(self, address: Address, token: str, host: str, versions: Mapping[str, str], deadline_s: float) -> None:
+        self._connection = _connect(address, token, deadline_s)
+        self._saying, self._closed = threading.Lock(), threading.Event()
+        self.say(host=host, versions=dict(versions))
+        threading.Thread(target=self._show_life, daemon=True).start()
+
+    def say(self, **message: Any) -> None:
+        """Tell the head. Where it is gone nothing is told: :meth:`messages` finds that."""
+        with self._saying, contextlib.suppress(OSError):
+            self._connection.send_bytes(json.dumps(message).encode())
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """What the head tells, the last of it ``{"outcome": …}``. Raises HeadLost where it falls silent before."""
+        with contextlib.closing(self):
+            while True:
+                try:
+                    if not self._connection.poll(SILENT_S):
+                        raise HeadLost(
+                            f"the head was not heard of for {SILENT_S:g} s: its host or its process is gone."
+                        )
+                    message = json.loads(self._connection.recv_bytes())
+                except (OSError, EOFError):
+                    raise HeadLost("the head's process ended without saying how the job ended.") from None
+                if message:
+                    yield message
+                if "outcome" in message:
+                    return
+
+    def close(self) -> None:
+        """Leave."""
+        self._closed.set()
+        with self._saying:
+            self._connection.close()
+
+    def _show_life(self) -> None:
+        while not self._closed.wait(ALIVE_S):
+            self.say()
+
+
+def _connect(address: Address, token: str, deadline_s: float) -> Connection:
     until = time.monotonic() + deadline_s
     while True:
         try:
-            connection = Client(address, authkey=token.encode())
-            connection.send_bytes(json.dumps({"host": host, "versions": dict(versions)}).encode())
-            return connection
+            return Client(address, authkey=token.encode())
         except AuthenticationError:
             raise ConfigError(f"the head at {address[0]} has another token: this host is no part of its job.") from None
         except (OSError, EOFError) as error:
@@ -146,22 +231,6 @@ def join(address: Address, token: str, host: str, versions: Mapping[str, str], d
                     f"the head at {address[0]}:{address[1]} could not be reached within {deadline_s:g} s ({error})."
                 ) from None
             time.sleep(RETRY_S)
-
-
-def follow(connection: Connection) -> Iterator[dict[str, Any]]:
-    """What the head tells, the last of it ``{"outcome": …}``. Raises HeadLost where it falls silent before."""
-    with contextlib.closing(connection):
-        while True:
-            try:
-                if not connection.poll(SILENT_S):
-                    raise HeadLost(f"the head was not heard of for {SILENT_S:g} s: its host or its process is gone.")
-                message = json.loads(connection.recv_bytes())
-            except (OSError, EOFError):
-                raise HeadLost("the head's process ended without saying how the job ended.") from None
-            if message:
-                yield message
-            if "outcome" in message:
-                return
 
 
 def _difference(host: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:

@@ -229,33 +229,6 @@ def check_cores(affinity: int, quota: float | None, count: int) -> Check:
     return Check(name="cores", status="ok", found=found)
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The cgroup's CPU quota in cores (v2, then v1); None without one."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (root / "cpu" / "cpu.cfs_quota_us").read_text()
-            period = (root / "cpu" / "cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    try:
-        cores = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):  # "max"
-        return None
-    return cores if cores > 0 else None
-
-
-def memory_limit(total_bytes: int, root: Path = Path("/sys/fs/cgroup")) -> int:
-    """The memory in bytes that processes here can have: the machine's, or less by the cgroup's limit."""
-    for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
-        try:
-            return min(total_bytes, int(file.read_text()))
-        except (OSError, ValueError):  # absent, or "max"
-            continue
-    return total_bytes
-
-
 # --- the cluster ------------------------------------------------------------------------------------------------------
 
 

@@ -33,10 +33,9 @@ from offload.cli.checks import (
     check_ray,
     check_shm,
     check_torch,
-    cpu_quota,
-    memory_limit,
     resolve_address,
 )
+from offload.machine import cpu_quota, memory_limit
 
 CONNECT_DEADLINE_S = 5.0
 RAY_DEADLINE_S = 60.0  # Ray itself gives up on a cluster that refuses its token after about 20 s

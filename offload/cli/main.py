@@ -10,6 +10,7 @@ import click
 
 import offload
 from offload.cli.doctor import doctor
+from offload.cli.launch import launch
 from offload.cli.output import INTERRUPTED, stdout_for_json
 from offload.cli.plan import plan
 from offload.cli.probe import probe
@@ -43,6 +44,7 @@ def main() -> None:
 
 
 main.add_command(doctor)
+main.add_command(launch)
 main.add_command(plan)
 main.add_command(probe)
 
@@ -57,6 +59,11 @@ def _run_options(command: Any) -> Any:
         ),
         click.option(
             "--address", metavar="HOST:PORT", help='A Ray cluster ("auto": this host\'s). Default: one on this machine.'
+        ),
+        click.option(
+            "--storage-path",
+            metavar="URI",
+            help="Where checkpoints go (default: what the script says, or the run directory).",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print summary.json on stdout, all else on stderr."),
         click.option("--quiet", is_flag=True, help="No live line."),
@@ -76,6 +83,7 @@ def run(
     run_dir: Path | None,
     overwrite: bool,
     address: str | None,
+    storage_path: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -89,7 +97,7 @@ def run(
     """
     with stdout_for_json(as_json) as emit:
         trainer = build_trainer(script, args)
-        _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, quiet, emit)
+        _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, storage_path, quiet, emit)
 
 
 @main.command()
@@ -110,6 +118,7 @@ def demo(
     run_dir: Path | None,
     overwrite: bool,
     address: str | None,
+    storage_path: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -121,13 +130,21 @@ def demo(
 
     with stdout_for_json(as_json) as emit:
         trainer = build_demo(data, images=images, epochs=epochs)
-        _fit(trainer, run_dir or Path("runs/demo"), overwrite, address, quiet, emit)
+        _fit(trainer, run_dir or Path("runs/demo"), overwrite, address, storage_path, quiet, emit)
 
 
-def _fit(trainer: offload.Trainer, run_dir: Path, overwrite: bool, address: str | None, quiet: bool, emit: Any) -> None:
+def _fit(
+    trainer: offload.Trainer,
+    run_dir: Path,
+    overwrite: bool,
+    address: str | None,
+    storage_path: str | None,
+    quiet: bool,
+    emit: Any,
+) -> None:
     from offload.report.run_dir import REPORT
 
-    result = trainer.fit(run_dir=run_dir, overwrite=overwrite, address=address, quiet=quiet)
+    result = trainer.fit(run_dir=run_dir, overwrite=overwrite, address=address, storage_path=storage_path, quiet=quiet)
     emit(result.document, f"{result.summary()}\n\nreport: {result.run_dir / REPORT}")
     if result.status == "interrupted":
         sys.exit(INTERRUPTED)

@@ -15,6 +15,7 @@ import ray.train
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from offload.machine import usable_cores
 from offload.measure.findings import Findings, findings_of
 from offload.model.placement import WorkerResources
 from offload.probe.context import NOISE_GRADIENTS
@@ -22,7 +23,7 @@ from offload.probe.worker import Budget, run_probe
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
 from offload.train.batches import PREFETCH_BLOCKS
-from offload.train.cluster import Cluster, connected, usable_cores
+from offload.train.cluster import Cluster, connected
 from offload.train.context import TRAIN
 from offload.train.journal import Journal
 from offload.train.monitor import News

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from offload import machine
 from offload.errors import ConfigError
 from offload.model.placement import NodeResources
 from offload.versions import ray_version_warning
@@ -76,7 +77,7 @@ def _start_local() -> None:
     if os.environ.get("RAY_AUTH_MODE") != "disabled" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", _own_token())
     _quiet()
-    ray.init(address="local", num_cpus=usable_cores(), include_dashboard=False, **_RAY_INIT)
+    ray.init(address="local", num_cpus=machine.usable_cores(), include_dashboard=False, **_RAY_INIT)
 
 
 @functools.cache
@@ -160,19 +161,6 @@ def _speaks_grpc(link: socket.socket) -> bool:
     except OSError:
         return False
     return len(answer) > frame_type and answer[frame_type] == settings
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, further limited by a cgroup quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return cores
 
 
 def _describe(*, ours: bool) -> Cluster:

@@ -102,3 +102,10 @@ def remove_checkpoints(storage: Storage, name: str) -> None:
     """Remove the folder that :func:`holds_checkpoints` found."""
     fs, root = open_filesystem(storage.path, storage.filesystem)
     fs.delete_dir(f"{root.rstrip('/')}/{name}")
+
+
+def fetch(path: str, target: Path) -> None:
+    """Copy one file of any storage, as :attr:`offload.train.trainer.Result.checkpoint` names it, to this machine."""
+    fs, inner = open_filesystem(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pafs.copy_files(inner, str(target.absolute()), source_filesystem=fs, destination_filesystem=pafs.LocalFileSystem())

@@ -145,6 +145,7 @@ class Trainer:
         run_dir: str | Path | None = None,
         overwrite: bool = False,
         address: str | None = None,
+        storage_path: str | None = None,
         quiet: bool = False,
     ) -> Result:
         """Run the training and return its result. Resumes the unfinished run that ``run_dir`` holds.
@@ -153,6 +154,7 @@ class Trainer:
             run_dir: where the run's files go; ``runs/<name of the script>`` by default.
             overwrite: whether to replace a run that the directory holds, and its checkpoints in ``storage_path``.
             address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine.
+            storage_path: where checkpoints go, instead of what the Trainer says.
             quiet: whether to leave the live line away.
 
         Raises:
@@ -161,9 +163,10 @@ class Trainer:
         """
         directory = RunDirectory(Path(run_dir or f"runs/{Path(sys.argv[0]).stem or 'run'}"), overwrite=overwrite)
         # In the run directory the folder says what it holds; elsewhere, whose it is.
-        name = _given(self.run_config, "name") or (directory.path.name if self.storage_path else CHECKPOINTS)
+        storage_path = storage_path or self.storage_path
+        name = _given(self.run_config, "name") or (directory.path.name if storage_path else CHECKPOINTS)
         storage = storage_of(
-            self.storage_path, self.run_config.storage_filesystem if self.run_config else None, directory.path
+            storage_path, self.run_config.storage_filesystem if self.run_config else None, directory.path
         )
         check_storage(storage)
         outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)

@@ -1,0 +1,140 @@
+"""What a user asked for, and the job that it makes of given instance groups and a name: pure.
+
+A job may have to be made several times: where there is no capacity for one set of groups, the next best of the plan is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from launchers.sagemaker.groups import GPU_GROUP, Groups, seconds_for
+from launchers.sagemaker.job import Channel, Job
+from launchers.sagemaker.settings import HOSTS_DEADLINE_S, Settings
+from offload.errors import ConfigError
+from offload.model import Catalog
+
+PREFIX = "offload"
+MAX_RUN_S = 86_400
+_LONGEST_STEM = 35  # characters of a job's name, of which 63 are allowed, before its date
+_CHANNEL = re.compile(r"(?P<name>[^@=]+)(@(?P<groups>[^=]*))?=(?P<uri>.+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Everything about a job but its groups and its name. See :class:`launchers.sagemaker.job.Job` for the rest.
+
+    Args:
+        script: relative to the bundle.
+        args: for the script.
+        bucket: for the bundle, checkpoints and output, below the prefix ``offload``.
+        max_usd: no more than that is spent on instances: the service stops the job when it would be.
+        max_run_s: the job may run for so long at most.
+        checkpoints: S3 URI; None: a folder of the job's own.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    role: str
+    bucket: str
+    image: str
+    region: str
+    channels: tuple[Channel, ...] = ()
+    checkpoints: str | None = None
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    volume_gib: int = 50
+    max_usd: float | None = None
+    max_run_s: int = MAX_RUN_S
+    spot: bool = False
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    kms_key: str | None = None
+    encrypt_traffic: bool = False
+    hosts_deadline_s: float = HOSTS_DEADLINE_S
+
+    def job(self, name: str, groups: Groups, catalog: Catalog) -> Job:
+        """The job. Raises ConfigError for all that the service would refuse, and for a cap on spend that buys no run."""
+        place = f"s3://{self.bucket}/{PREFIX}/{name}"
+        checkpoints = (self.checkpoints or f"{place}/checkpoints").rstrip("/")
+        max_run_s = self.max_run_s
+        if self.max_usd is not None:
+            max_run_s = min(max_run_s, seconds_for(self.max_usd, groups, catalog))
+        several = sum(group.count for group in groups if group.name == GPU_GROUP) > 1
+        return Job(
+            name=name,
+            groups=groups,
+            role=self.role,
+            image=self.image,
+            region=self.region,
+            source=f"{place}/source.tar.gz",
+            settings=Settings(
+                script=self.script,
+                args=self.args,
+                # Workers of several hosts write one checkpoint: none of them sees the others' disks.
+                storage=f"{checkpoints}-of-workers" if several else None,
+                hosts_deadline_s=self.hosts_deadline_s,
+            ),
+            output=f"s3://{self.bucket}/{PREFIX}",  # the service adds the job's name
+            checkpoints=checkpoints,
+            channels=self.channels,
+            hyperparameters=self.hyperparameters,
+            environment=self.environment,
+            tags=self.tags,
+            volume_gib=self.volume_gib,
+            max_run_s=max_run_s,
+            spot=self.spot,
+            subnets=self.subnets,
+            security_groups=self.security_groups,
+            kms_key=self.kms_key,
+            encrypt_traffic=self.encrypt_traffic,
+        )
+
+
+def job_name(script: Path, now: datetime) -> str:
+    """``vit-blur-2026-11-22-13-20-05-123`` for ``vit_blur.py``: what the service takes for a name, and unique by its time."""
+    stem = re.sub(r"[^a-zA-Z0-9]+", "-", script.stem).strip("-")[:_LONGEST_STEM].strip("-") or "job"
+    return f"{stem}-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03d}"
+
+
+def channel_of(text: str) -> Channel:
+    """``train=s3://bucket/train``, or ``train@gpu,cpu=s3://bucket/train`` for some groups alone.
+
+    Raises ConfigError for a text of another form.
+    """
+    match = _CHANNEL.fullmatch(text)
+    if match is None or not match["uri"].startswith("s3://"):
+        raise ConfigError(f"an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found {text!r}.")
+    groups = tuple(filter(None, (match["groups"] or "").split(",")))
+    return Channel(name=match["name"], uri=match["uri"], groups=groups)
+
+
+def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts. Raises ConfigError for one without ``=``, and for a name that is given twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{option} is NAME=VALUE, found {text!r}.")
+        if name in found:
+            raise ConfigError(f"{option} {name} is given twice.")
+        found[name] = value
+    return found
+
+
+def decoded(values: Mapping[str, str]) -> dict[str, Any]:
+    """Numbers, lists and so on for those that are JSON, the text for others."""
+    return {name: _decoded(text) for name, text in values.items()}
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

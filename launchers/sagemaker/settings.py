@@ -1,0 +1,75 @@
+"""What the launcher tells the entry: one hyperparameter, beside the user's own.
+
+Where it stops: hyperparameters are visible to whoever may describe the job. The token travels in the bundle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from offload.errors import ConfigError
+
+NAME = "offload_job"
+HOSTS_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of one job.
+
+    Args:
+        script: the user's, relative to the bundle.
+        args: for it, after what the hyperparameters give.
+        storage: where checkpoints go that workers of several hosts write; None: into the job's checkpoint folder.
+        hosts_deadline_s: how long hosts that are up wait for those that are not.
+    """
+
+    script: str
+    args: tuple[str, ...] = ()
+    storage: str | None = None
+    hosts_deadline_s: float = HOSTS_DEADLINE_S
+
+    def hyperparameter(self) -> dict[str, Any]:
+        """As a hyperparameter of the job."""
+        return {NAME: {name: value for name, value in asdict(self).items() if value is not None}}
+
+
+def read_settings(base: Path) -> tuple[Settings, dict[str, Any]]:
+    """The settings and the user's hyperparameters from ``input/config/hyperparameters.json`` below ``base``.
+
+    Raises ConfigError for a job that another launcher started, or another version of this one.
+    """
+    path = base / "input" / "config" / "hyperparameters.json"
+    try:
+        given = {name: _decoded(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+        told = dict(given.pop(NAME))
+        settings = Settings(**{**told, "args": tuple(told.get("args", ()))})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} does not hold what the launcher tells ({type(error).__name__}: {error}): launch the job with "
+            "`offload launch sagemaker` of this version."
+        ) from None
+    return settings, {name: value for name, value in given.items() if not name.startswith("sagemaker_")}
+
+
+def arguments(hyperparameters: Mapping[str, Any]) -> list[str]:
+    """Hyperparameters as the training toolkit gives them to a script: ``--name value``."""
+    return [
+        text
+        for name, value in sorted(hyperparameters.items())
+        for text in (
+            f"--{name}" if len(name) > 1 else f"-{name}",
+            value if isinstance(value, str) else json.dumps(value),
+        )
+    ]
+
+
+def _decoded(value: Any) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, TypeError):
+        return value

@@ -1,0 +1,195 @@
+"""A job while it runs and how it ended: its state, what its hosts print, and what it cost.
+
+Where it stops: nothing is started or changed, but for :func:`stop`.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import botocore.exceptions
+
+from launchers.sagemaker.groups import Group, usd_per_hour
+from launchers.sagemaker.job import METRICS, metric_definitions
+from launchers.sagemaker.service import NoCapacity, Service, asking
+from offload.errors import ConfigError
+from offload.model import Catalog
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+SCHEMA = "offload.sagemaker-job/1"
+POLL_S = 5.0
+ENDED = ("Completed", "Failed", "Stopped")
+_IS_OF = re.compile(r"offload: this is (?P<host>\S+) of group (?P<group>\S+) ")
+
+Say = Callable[[str], None]
+
+
+def describe(service: Service, name: str) -> dict[str, Any]:
+    """The service's description of a job. Raises ConfigError where there is none of that name."""
+    with asking(f"describe the job {name}"):
+        try:
+            found: dict[str, Any] = service.sagemaker.describe_training_job(TrainingJobName=name)
+        except botocore.exceptions.ClientError as error:
+            if "not found" in error.response["Error"].get("Message", "") or "could not find" in str(error).lower():
+                raise ConfigError(f"there is no training job {name!r} in {service.region}.") from None
+            raise
+    return found
+
+
+def stop(service: Service, name: str) -> None:
+    """Ask the service to stop a job. Raises ConfigError where it cannot."""
+    describe(service, name)
+    with asking(f"stop the job {name}"):
+        service.sagemaker.stop_training_job(TrainingJobName=name)
+
+
+def state(job: Mapping[str, Any], catalog: Catalog, rates: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """A job's state as a document: what it is, how far, what it cost and did.
+
+    ``rates``: its metrics, where they were read from its log; else the service's last values. The cost is that of the time
+    since training was begun, at on-demand prices: the service's own figure has been seen as 0 for such jobs.
+    """
+    resources = job["ResourceConfig"]
+    groups = [
+        Group(name=g["InstanceGroupName"], instance_type=g["InstanceType"], count=g["InstanceCount"])
+        for g in resources.get("InstanceGroups") or _one_group(resources)
+    ]
+    metrics = rates or {m["MetricName"]: m["Value"] for m in job.get("FinalMetricDataList", [])}
+    seconds = _seconds(job)
+    try:
+        hourly: float | None = usd_per_hour(groups, catalog)
+    except ConfigError:
+        hourly = None
+    usd = None if seconds is None or hourly is None else seconds * hourly / 3600
+    samples_per_s = metrics.get("samples_per_s")
+    return {
+        "schema": SCHEMA,
+        "name": job["TrainingJobName"],
+        "status": job["TrainingJobStatus"],
+        "secondary_status": job.get("SecondaryStatus"),
+        "failure_reason": job.get("FailureReason"),
+        "groups": {f"{g.name}": {"type": g.instance_type, "count": g.count} for g in groups},
+        "spot": bool(job.get("EnableManagedSpotTraining")),
+        "seconds": seconds,
+        "usd_per_hour": hourly,
+        "usd": usd,
+        "metrics": dict(metrics),
+        "usd_per_million_samples": hourly / 3600 / samples_per_s * 1e6 if hourly and samples_per_s else None,
+        "model": (job.get("ModelArtifacts") or {}).get("S3ModelArtifacts"),
+        "checkpoints": (job.get("CheckpointConfig") or {}).get("S3Uri"),
+    }
+
+
+def _one_group(resources: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "InstanceGroupName": "all",
+            "InstanceType": resources.get("InstanceType", "unknown"),
+            "InstanceCount": resources.get("InstanceCount", 1),
+        }
+    ]
+
+
+def _seconds(job: Mapping[str, Any]) -> float | None:
+    if job.get("TrainingTimeInSeconds"):
+        return float(job["TrainingTimeInSeconds"])
+    began, ended = job.get("TrainingStartTime"), job.get("TrainingEndTime")
+    return (ended - began).total_seconds() if began and ended else None
+
+
+def follow(service: Service, name: str, say: Say, poll_s: float = POLL_S) -> tuple[dict[str, Any], dict[str, float]]:
+    """Say what happens to a job and what its hosts print, until it has ended.
+
+    Returns the service's description, and the medians of the metrics that its lines held. Raises NoCapacity where the job ended
+    since there were no instances for it.
+    """
+    logs, said = _Logs(service, name), ""
+    while True:
+        job = describe(service, name)
+        now = f"{job['TrainingJobStatus']}: {_newest(job)}"
+        if now != said:
+            say(now)
+            said = now
+        for line in logs.read():
+            say(line)
+        if job["TrainingJobStatus"] in ENDED:
+            break
+        time.sleep(poll_s)
+    if "CapacityError" in (job.get("FailureReason") or ""):
+        raise NoCapacity(f"{name}: {job['FailureReason']}")
+    return job, logs.rates()
+
+
+def _newest(job: Mapping[str, Any]) -> str:
+    transitions = job.get("SecondaryStatusTransitions") or []
+    last = transitions[-1] if transitions else {"Status": job.get("SecondaryStatus", "")}
+    return " ".join(filter(None, (last.get("Status"), last.get("StatusMessage"))))
+
+
+@dataclass
+class _Logs:
+    """What a job's hosts print, in the order in which it is read, each line under its group and host."""
+
+    service: Service
+    job: str
+    tokens: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)
+    unreadable: bool = False
+
+    def read(self) -> Iterator[str]:
+        """What is new."""
+        if self.unreadable:
+            return
+        try:
+            with asking("read the job's log (the job goes on)"):
+                streams = self._streams()
+                for stream in streams:
+                    yield from self._new_of(stream)
+        except ConfigError as error:
+            self.unreadable = True
+            yield str(error)
+
+    def _streams(self) -> list[str]:
+        pages = self.service.logs.get_paginator("describe_log_streams")
+        try:
+            found = pages.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.job}/")
+            return sorted(stream["logStreamName"] for page in found for stream in page["logStreams"])
+        except self.service.logs.exceptions.ResourceNotFoundException:
+            return []  # nothing was ever printed in this account
+
+    def _new_of(self, stream: str) -> Iterator[str]:
+        host = re.sub(r"-\d{6,}$", "", stream.split("/", 1)[1])
+        while True:
+            more = {"nextToken": self.tokens[stream]} if stream in self.tokens else {}
+            page = self.service.logs.get_log_events(
+                logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **more
+            )
+            for event in page["events"]:
+                yield self._line(host, event["message"])
+            if page["nextForwardToken"] == self.tokens.get(stream) or not page["events"]:
+                self.tokens[stream] = page["nextForwardToken"]
+                return
+            self.tokens[stream] = page["nextForwardToken"]
+
+    def _line(self, host: str, text: str) -> str:
+        if match := _IS_OF.search(text):
+            self.groups[match["host"]] = match["group"]
+        if text.startswith("offload: "):
+            for definition in metric_definitions():
+                if found := re.search(definition["Regex"], text):
+                    self.values.setdefault(definition["Name"], []).append(float(found[1]))
+        return f"[{' '.join(filter(None, (self.groups.get(host), host)))}] {text.rstrip()}"
+
+    def rates(self) -> dict[str, float]:
+        """The median of each metric's values, and the last loss."""
+        return {
+            name: self.values[name][-1] if name == "loss" else statistics.median(self.values[name])
+            for name in METRICS
+            if self.values.get(name)
+        }

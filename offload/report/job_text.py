@@ -1,0 +1,72 @@
+"""A cloud job in words: the request before it is sent, and its state afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def format_request(request: Mapping[str, Any], *, usd_per_hour: float | None, bundle_bytes: int, others: int) -> str:
+    """A CreateTrainingJob document, and before it what one wants to know of it first. ``others``: jobs to try after it."""
+    seconds = request["StoppingCondition"]["MaxRuntimeInSeconds"]
+    groups = request["ResourceConfig"]["InstanceGroups"]
+    cost = (
+        "not known: an instance type is not in the catalog (--catalog)"
+        if usd_per_hour is None
+        else f"${usd_per_hour:,.2f} an hour on demand; at most ${usd_per_hour * seconds / 3600:,.2f}"
+    )
+    rows = [
+        ("job", request["TrainingJobName"]),
+        (
+            "instances",
+            " + ".join(f"{g['InstanceCount']} × {g['InstanceType']} ({g['InstanceGroupName']})" for g in groups),
+        ),
+        ("cost", cost),
+        ("time", f"at most {seconds / 3600:,.1f} h"),
+        ("image", request["AlgorithmSpecification"]["TrainingImage"]),
+        ("upload", f"{bundle_bytes / 2**20:,.1f} MiB: the script's folder, offload and its requirements"),
+        *([("if there is none", f"{others} more of the plan are tried")] if others else []),
+    ]
+    return f"{_table(rows)}\n\n{json.dumps(request, indent=2)}"
+
+
+def format_job(state: Mapping[str, Any]) -> str:
+    """A job's state (``offload.sagemaker-job/1``)."""
+    metrics = state["metrics"]
+    rows = [
+        ("job", state["name"]),
+        ("status", " / ".join(dict.fromkeys(filter(None, (state["status"], state["secondary_status"]))))),
+        ("reason", state["failure_reason"]),
+        ("instances", " + ".join(f"{g['count']} × {g['type']} ({name})" for name, g in state["groups"].items())),
+        ("trained for", None if state["seconds"] is None else f"{state['seconds']:,.0f} s"),
+        ("cost", _cost(state)),
+        ("throughput", f"{metrics['samples_per_s']:,.1f} samples/s" if "samples_per_s" in metrics else None),
+        ("stall", f"{metrics['stall']:.1%} of step time waiting for data" if "stall" in metrics else None),
+        (
+            "goodput",
+            f"{metrics['goodput']:,.1f} samples/s as useful as the initial batch's" if "goodput" in metrics else None,
+        ),
+        ("loss", f"{metrics['loss']:.4g}" if "loss" in metrics else None),
+        (
+            "a million samples",
+            None
+            if state["usd_per_million_samples"] is None
+            else f"${state['usd_per_million_samples']:,.2f} at that rate",
+        ),
+        ("model", state["model"]),
+        ("checkpoints", state["checkpoints"]),
+    ]
+    return _table([(name, value) for name, value in rows if value is not None])
+
+
+def _cost(state: Mapping[str, Any]) -> str | None:
+    if state["usd_per_hour"] is None:
+        return "not known: an instance type is not in the catalog (--catalog)"
+    rate = f"${state['usd_per_hour']:,.2f} an hour on demand" + (", less on spot" if state["spot"] else "")
+    return rate if state["usd"] is None else f"${state['usd']:,.2f} ({rate})"
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(f"{name:<{width}}{value}" for name, value in rows)

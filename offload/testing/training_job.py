@@ -1,0 +1,143 @@
+"""A SageMaker training job on emulated hosts: the containers, as the service sets them up, with the training toolkit's own command.
+
+    job = TrainingJob(hosts, request, {"cpu": ["algo-1", "algo-3"], "gpu": ["algo-2"]}, environment)
+    job.start()
+    assert job.wait(120) == {"algo-1": 0, "algo-2": 0, "algo-3": 0}
+
+The request is the document of a CreateTrainingJob call. Each host gets its files below ``/opt/ml`` and runs ``train``, which fetches
+the bundle from S3, installs its requirements and starts the entry. Where it stops: no image is pulled (all hosts have this
+Python), inputs are not downloaded, and checkpoints are copied in before the start and out on request, not while it runs.
+"""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offload.testing.hosts import Hosts
+from offload.testing.netns import HostProcess
+
+TRAIN = Path(sys.executable).with_name("train")
+
+
+class TrainingJob:
+    """One job.
+
+    Args:
+        hosts: named as the service names them: ``algo-1``, ``algo-2``, …
+        request: the document of a CreateTrainingJob call.
+        groups: which hosts each of its instance groups gets.
+        environment: of the containers, beside the request's own: the way to S3, and credentials.
+        checkpoints: of an earlier run of the job, to go on from.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        request: Mapping[str, Any],
+        groups: Mapping[str, Sequence[str]],
+        environment: Mapping[str, str],
+        *,
+        checkpoints: Path | None = None,
+    ) -> None:
+        self._hosts, self._request, self._groups = hosts, request, groups
+        self._environment = {
+            "TRAINING_JOB_NAME": request["TrainingJobName"],
+            **request.get("Environment", {}),
+            **environment,
+        }
+        self._running: dict[str, HostProcess] = {}
+        self.ended_at: dict[str, float] = {}
+        """When each host's command ended, by the monotonic clock."""
+        for name in self.names:
+            self._set_up(name, checkpoints)
+
+    @property
+    def names(self) -> list[str]:
+        """The job's hosts, in the order in which the service lists them."""
+        return sorted(name for group in self._groups.values() for name in group)
+
+    def folder(self, name: str) -> Path:
+        """What the host sees as ``/opt/ml``."""
+        return self._hosts[name].folder / "opt_ml"
+
+    def start(self, *names: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start the containers of these hosts; of all that do not run yet without names."""
+        for name in names or [name for name in self.names if name not in self._running]:
+            with self._log_path(name).open("a") as log:
+                self._running[name] = self._hosts[name].popen(
+                    [str(TRAIN)],
+                    env={**self._environment, **(environment or {})},
+                    cwd="/opt/ml",
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+
+    def wait(self, timeout_s: float) -> dict[str, int]:
+        """The exit code of every started host. Raises TimeoutError that names those that still run."""
+        until = time.monotonic() + timeout_s
+        while True:
+            for name, process in self._running.items():
+                if process.poll() is not None:
+                    self.ended_at.setdefault(name, time.monotonic())
+            if len(self.ended_at) == len(self._running):
+                return {name: process.wait() for name, process in self._running.items()}
+            if time.monotonic() > until:
+                raise TimeoutError(f"still running: {sorted(self._running.keys() - self.ended_at.keys())}")
+            time.sleep(0.05)
+
+    def log(self, name: str) -> str:
+        """What the host's container printed so far."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._log_path(name).read_text(errors="replace")
+        return ""
+
+    def failure(self, name: str) -> str | None:
+        """What the service would show as the reason of a failure; None without one."""
+        try:
+            return (self.folder(name) / "output" / "failure").read_text()
+        except FileNotFoundError:
+            return None
+
+    def _log_path(self, name: str) -> Path:
+        return self._hosts[name].folder / "train.log"
+
+    def _set_up(self, name: str, checkpoints: Path | None) -> None:
+        folder = self.folder(name)
+        config = folder / "input" / "config"
+        for path in (config, folder / "model", folder / "output" / "data", folder / "code"):
+            path.mkdir(parents=True, exist_ok=True)
+        if "CheckpointConfig" in self._request:
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            if checkpoints is not None:
+                shutil.copytree(checkpoints, folder / "checkpoints", dirs_exist_ok=True)
+        for file, document in self._documents(name):
+            (config / file).write_text(json.dumps(document))
+
+    def _documents(self, name: str) -> Iterator[tuple[str, Any]]:
+        types = {g["InstanceGroupName"]: g["InstanceType"] for g in self._request["ResourceConfig"]["InstanceGroups"]}
+        mine = next(group for group, names in self._groups.items() if name in names)
+        yield "hyperparameters.json", self._request["HyperParameters"]
+        yield (
+            "inputdataconfig.json",
+            {channel["ChannelName"]: {} for channel in self._request.get("InputDataConfig", [])},
+        )
+        yield (
+            "resourceconfig.json",
+            {
+                "current_host": name,
+                "current_group_name": mine,
+                "current_instance_type": types[mine],
+                "hosts": self.names,
+                "instance_groups": [
+                    {"instance_group_name": group, "instance_type": types[group], "hosts": list(names)}
+                    for group, names in self._groups.items()
+                ],
+                "network_interface_name": "eth0",
+            },
+        )

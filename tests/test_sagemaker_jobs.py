@@ -1,0 +1,326 @@
+"""SageMaker jobs on emulated hosts: the training toolkit's own `train`, a bundle fetched from S3, real Ray.
+
+What a job must do when all is well, and when one of its parts is not: end everywhere, soon, with the reason.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import secrets
+import signal
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launchers.sagemaker.bundle import pack
+from launchers.sagemaker.groups import groups_of
+from launchers.sagemaker.job import ENTRY, Job
+from launchers.sagemaker.settings import Settings
+from offload.testing import Hosts, HostSpec
+from offload.testing.netns import Host
+from offload.testing.training_job import TrainingJob
+from tests.helpers import moto_server, require_hosts
+from tests.sagemaker_scripts import COUNTS
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
+
+CORES = tuple(sorted(os.sched_getaffinity(0)))
+TOKEN = secrets.token_hex(32)
+SECRET = "hunter2-" + secrets.token_hex(8)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hosts_can_be_emulated() -> None:
+    require_hosts()
+
+
+@dataclass
+class Launched:
+    """A job that was set up, and what a test looks at."""
+
+    hosts: Hosts
+    job: TrainingJob
+    shared: Path
+    s3: Any
+
+    def logs(self) -> str:
+        return "\n".join(self.job.log(name) for name in self.job.names)
+
+    def summary(self, head: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.job.folder(head) / "output" / "data" / "summary.json").read_text())
+        return found
+
+    def until(self, true: Callable[[], bool], timeout_s: float = 120.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            assert time.monotonic() < deadline, self.logs()[-6000:]
+            time.sleep(0.05)
+
+
+@contextmanager
+def launched(
+    tmp_path: Path,
+    groups: Mapping[str, Sequence[str]],
+    *,
+    script: str = COUNTS,
+    what: str = "",
+    workers: int = 1,
+    preprocessing_hosts: int | None = None,
+    deadline_s: float = 60.0,
+    storage: str | None = None,
+    checkpoints: Path | None = None,
+    **more: Any,
+) -> Iterator[Launched]:
+    """A job, not started yet, whose service is this machine."""
+    names = [name for members in groups.values() for name in members]
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    for folder in (mine, shared):
+        folder.mkdir(exist_ok=True)
+    (mine / "counts.py").write_text(script)
+    given = {
+        "shared": str(shared),
+        "hosts": preprocessing_hosts or len(names),
+        "workers": workers,
+        "what": what,
+        **more,
+    }
+    job = Job(
+        name="counts-1",
+        groups=groups_of(
+            f"ml.g5.xlarge:{len(groups['gpu'])}",
+            [f"ml.c5.4xlarge:{len(members)}" for name, members in groups.items() if name != "gpu"],
+        ),
+        role="arn:aws:iam::123456789012:role/training",
+        image="account.dkr.ecr.us-east-1.amazonaws.com/training:1",
+        region="us-east-1",
+        source="s3://bucket/counts-1/source.tar.gz",
+        output="s3://bucket/counts-1/output",
+        checkpoints="s3://bucket/counts-1/checkpoints",
+        settings=Settings(script="counts.py", hosts_deadline_s=deadline_s, storage=storage),
+        hyperparameters=given,
+    )
+    with (
+        Hosts({name: HostSpec(core=CORES, shm_bytes=256 << 20) for name in sorted(names)}) as hosts,
+        moto_server(hosts.gateway) as (environment, s3),
+    ):
+        s3.create_bucket(Bucket="bucket")
+        s3.put_object(Bucket="bucket", Key="counts-1/source.tar.gz", Body=pack(mine / "counts.py", ENTRY, TOKEN))
+        environment = {**environment, "AWS_SECRET_ACCESS_KEY": SECRET, "MY_OWN_SETTING": SECRET}
+        running = TrainingJob(hosts, job.request(), groups, environment, checkpoints=checkpoints)
+        yield Launched(hosts=hosts, job=running, shared=shared, s3=s3)
+
+
+def test_the_gpu_host_leads_whatever_its_number_and_all_hosts_preprocess(tmp_path: Path) -> None:
+    """The service lists a CPU host first. Nothing of the environment is told in the logs, nor the token."""
+    with launched(tmp_path, {"cpu": ["algo-1", "algo-3"], "gpu": ["algo-2"]}) as run:
+        run.job.start()
+        assert run.job.wait(200) == {"algo-1": 0, "algo-2": 0, "algo-3": 0}, run.logs()
+        assert [run.job.failure(name) for name in run.job.names] == [None] * 3
+        summary = run.summary("algo-2")
+        metrics, logs = summary["metrics"], run.logs()
+        assert summary["status"] == "finished"
+        assert metrics["worker_hosts"] == 100  # one worker, on algo-2
+        assert sum(metrics[f"host_{n}"] for n in (1, 2, 3)) == 600
+        assert all(metrics[f"host_{n}"] > 0 for n in (1, 2, 3))
+        assert (run.job.folder("algo-2") / "model" / "model.pt").stat().st_size > 0
+        assert re.search(
+            r"^offload: epoch=0 step=\d+ samples/s=\S+ stall=\S+ .*loss=\S+ workers=1 batch=20$", logs, re.MULTILINE
+        )
+        assert SECRET not in logs
+        assert TOKEN not in logs
+
+
+def test_a_host_that_never_starts_is_named_and_no_other_waits_longer(tmp_path: Path) -> None:
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2", "algo-3"]}, deadline_s=12) as run:
+        run.job.start("algo-1", "algo-2")
+        assert run.job.wait(100) == {"algo-1": 1, "algo-2": 1}
+        assert "algo-3 did not come within 12 s" in str(run.job.failure("algo-1"))
+        assert "algo-3 did not come within 12 s" in str(run.job.failure("algo-2"))
+        assert abs(run.job.ended_at["algo-1"] - run.job.ended_at["algo-2"]) < 10
+
+
+def test_a_head_that_never_starts_is_named(tmp_path: Path) -> None:
+    with launched(tmp_path, {"gpu": ["algo-2"], "cpu": ["algo-1"]}, deadline_s=3) as run:
+        run.job.start("algo-1")
+        assert run.job.wait(100) == {"algo-1": 1}
+        assert re.search(r"the head at \S+:6378 could not be reached within 3 s", str(run.job.failure("algo-1")))
+
+
+def test_a_script_that_raises_ends_all_hosts_with_what_it_raised(tmp_path: Path) -> None:
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}, what="raise") as run:
+        run.job.start()
+        assert run.job.wait(200) == {"algo-1": 1, "algo-2": 1}
+        for name in run.job.names:
+            assert "ValueError: the third step is cursed" in str(run.job.failure(name))[:1024]
+        assert re.search(r'File ".*", line \d+, in act\n', run.job.log("algo-1"))
+
+
+def test_a_script_that_is_killed_ends_all_hosts(tmp_path: Path) -> None:
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}, what="wait") as run:
+        run.job.start()
+        run.until((run.shared / "waits").exists)
+        assert kill(run.hosts["algo-1"], "offload run counts.py", signal.SIGKILL) == 1
+        assert run.job.wait(100) == {"algo-1": 1, "algo-2": 1}
+        for name in run.job.names:
+            assert "the process of counts.py was killed by SIGKILL" in str(run.job.failure(name))
+
+
+def test_a_cpu_host_may_die_and_training_goes_on(tmp_path: Path) -> None:
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2", "algo-3"]}, what="wait") as run:
+        run.job.start()
+        run.until((run.shared / "waits").exists)
+        run.hosts["algo-3"].kill()
+        (run.shared / "go").touch()
+        codes = run.job.wait(200)
+        assert (codes["algo-1"], codes["algo-2"]) == (0, 0), run.logs()[-6000:]
+        assert run.summary("algo-1")["samples"] == 600
+        assert "host algo-3 is lost" in run.job.log("algo-1")
+
+
+def test_a_head_that_dies_ends_the_others_within_thirty_seconds(tmp_path: Path) -> None:
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}, what="wait") as run:
+        run.job.start()
+        run.until((run.shared / "waits").exists)
+        run.hosts["algo-1"].kill()
+        killed_at = time.monotonic()
+        codes = run.job.wait(60)
+        assert codes["algo-2"] == 1
+        assert run.job.ended_at["algo-2"] - killed_at < 30
+        assert "the head" in str(run.job.failure("algo-2"))
+
+
+HIDES_RAY = """
+import importlib.metadata as metadata
+real = metadata.version
+def version(name):
+    if name == "ray":
+        raise metadata.PackageNotFoundError(name)
+    return real(name)
+metadata.version = version
+"""
+
+
+@pytest.mark.parametrize(("version", "found"), [("2.59.0", "Ray 2.59.0"), (None, "Ray none")])
+def test_another_version_on_one_host_is_refused_with_both(tmp_path: Path, version: str | None, found: str) -> None:
+    """An image that installed nothing, and has another Ray, or none."""
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}) as run:
+        code = run.job.folder("algo-2") / "code"
+        bundle = run.s3.get_object(Bucket="bucket", Key="counts-1/source.tar.gz")["Body"].read()
+        with tarfile.open(fileobj=io.BytesIO(bundle)) as archive:
+            archive.extractall(code, filter="data")
+        (code / "requirements.txt").unlink()
+        if version:
+            (code / f"ray-{version}.dist-info").mkdir()
+            (code / f"ray-{version}.dist-info" / "METADATA").write_text(f"Name: ray\nVersion: {version}\n")
+        else:
+            (code / "sitecustomize.py").write_text(HIDES_RAY)
+        run.job.start()
+        assert run.job.wait(60) == {"algo-1": 1, "algo-2": 1}, run.logs()[-6000:]
+        for name in run.job.names:
+            assert f"algo-2 has {found} and the head 2." in str(run.job.failure(name))
+
+
+STRANGER = """
+import sys
+from launchers.sagemaker.rendezvous import Follower
+from offload.errors import ConfigError
+try:
+    Follower((sys.argv[1], 6378), "f" * 64, "algo-2", {}, 10)
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_stranger_is_refused_and_the_job_unharmed(tmp_path: Path) -> None:
+    """By the hosts' meeting, and by Ray."""
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}, what="wait") as run:
+        run.job.start()
+        run.until((run.shared / "waits").exists)
+        head, other = run.hosts["algo-1"], run.hosts["algo-2"]
+        met = other.run(
+            [sys.executable, "-c", STRANGER, head.address], timeout=60, env={"PYTHONPATH": str(Path.cwd())}, check=True
+        )
+        assert "has another token" in met.stdout
+        joined = other.run(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={head.address}:6379", "--num-cpus=1"],
+            timeout=100,
+            env={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64},
+        )
+        assert joined.returncode != 0
+        assert "InvalidAuthToken" in joined.stdout + joined.stderr
+        (run.shared / "go").touch()
+        assert run.job.wait(100) == {"algo-1": 0, "algo-2": 0}, run.logs()[-6000:]
+
+
+def test_workers_on_two_gpu_hosts_meet_over_the_groups_interface(tmp_path: Path) -> None:
+    """Their checkpoints are in S3: no host sees the other's disk."""
+    groups = {"cpu": ["algo-2"], "gpu": ["algo-3", "algo-1"]}
+    with launched(tmp_path, groups, workers=2, storage="s3://bucket/counts-1/storage") as run:
+        run.job.start()
+        assert run.job.wait(200) == {"algo-1": 0, "algo-2": 0, "algo-3": 0}, run.logs()[-6000:]
+        metrics = run.summary("algo-1")["metrics"]
+        assert metrics["workers"] == 2
+        assert metrics["worker_hosts"] == 10 + 1000
+        assert metrics["over_eth0"] == 2
+        assert (run.job.folder("algo-1") / "model" / "model.pt").exists()
+
+
+def test_a_restarted_job_goes_on_where_the_checkpoint_is(tmp_path: Path) -> None:
+    """As after a spot interruption: SIGTERM never reaches the script, so its periodic checkpoints are what is left."""
+    groups = {"gpu": ["algo-1"], "cpu": ["algo-2"]}
+    kept = tmp_path / "kept"
+    with launched(tmp_path, groups, what="wait", samples=400) as run:
+        run.job.start()
+        run.until((run.shared / "waits").exists)
+        folder = run.job.folder("algo-1") / "checkpoints"
+        run.until(lambda: any(folder.rglob("model.pt")))
+        for name in run.job.names:
+            run.hosts[name].kill()
+        folder.rename(kept)
+    (tmp_path / "shared" / "go").touch()
+    with launched(tmp_path, groups, what="wait", samples=400, checkpoints=kept) as run:
+        run.job.start()
+        assert run.job.wait(200) == {"algo-1": 0, "algo-2": 0}, run.logs()[-6000:]
+        assert "resuming the run in" in run.job.log("algo-1")
+        assert run.summary("algo-1")["samples"] == 400
+
+
+def test_sigterm_where_it_reaches_the_entry_commits_a_checkpoint(tmp_path: Path) -> None:
+    """In an image of one's own, whose command is the entry."""
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}, what="slow", samples=20_000) as run:
+        run.job.start()
+        run.until(lambda: "samples/s=" in run.job.log("algo-1"))
+        kill(run.hosts["algo-2"], "offload_entry.py", signal.SIGTERM)
+        assert kill(run.hosts["algo-1"], "offload_entry.py", signal.SIGTERM) == 1
+        codes = run.job.wait(60)
+        assert all(codes.values())
+        assert run.job.failure("algo-1") != ""
+        events = (run.job.folder("algo-1") / "checkpoints" / "run" / "events.jsonl").read_text()
+        assert json.loads(events.splitlines()[-1])["status"] == "interrupted"
+        assert any((run.job.folder("algo-1") / "checkpoints").rglob("model.pt"))
+
+
+def kill(host: Host, command: str, sig: signal.Signals) -> int:
+    """Signal the host's processes whose command line holds this. Returns how many there were."""
+    found = 0
+    for pid in host.pids():
+        try:
+            process = psutil.Process(pid)
+            argv = process.cmdline()
+            if command in " ".join(argv) and argv[0].endswith(("python", "python3")):
+                process.send_signal(sig)
+                found += 1
+        except psutil.NoSuchProcess:  # others come and go
+            continue
+    return found

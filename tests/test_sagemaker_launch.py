@@ -1,0 +1,533 @@
+"""`offload launch sagemaker`: what is refused before any call, what is sent, and what AWS's refusals become."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.validate import ParamValidator
+from click.testing import CliRunner, Result
+
+from launchers.sagemaker import bundle, limits, watch
+from launchers.sagemaker.groups import groups_of
+from launchers.sagemaker.launch import launch, prepare
+from launchers.sagemaker.order import Order, channel_of, job_name
+from launchers.sagemaker.service import Service
+from offload.cli.main import main
+from offload.prices import built_in
+from tests.helpers import moto_server
+
+ROOT = Path(__file__).resolve().parent.parent
+ROLE = "arn:aws:iam::123456789012:role/training"
+IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.8-gpu-py312"
+USUAL = ["--gpu", "ml.g5.xlarge:1", "--cpu", "ml.c5.4xlarge:1", "--role", ROLE, "--bucket", "my-bucket"]
+WITH_IMAGE = [*USUAL, "--image-uri", IMAGE]
+NO_AWS = {
+    "AWS_ACCESS_KEY_ID": None,
+    "AWS_SECRET_ACCESS_KEY": None,
+    "AWS_PROFILE": None,
+    "AWS_CONFIG_FILE": "/nowhere",
+    "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",  # whoever asks, fails
+}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    path = folder / "train_it.py"
+    path.write_text("import offload\n\ndef build():\n    raise RuntimeError('only where it trains')\n")
+    return path
+
+
+def run(*args: str, env: dict[str, str | None] | None = None) -> Result:
+    return CliRunner().invoke(main, ["launch", "sagemaker", *args], env={**NO_AWS, **(env or {})})
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_a_request_that_the_service_would_take() -> None:
+    """As a user would type it, without credentials, without a network, and from `python -m` too."""
+    argv = ["examples/vit_blur.py", *WITH_IMAGE, "--dry-run", "--json", "--", "--epochs", "3"]
+    documents = []
+    for command in (["offload", "launch", "sagemaker"], ["launchers.sagemaker"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *command, *argv],
+            cwd=ROOT, capture_output=True, text=True, timeout=60,
+            env={"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "AWS_EC2_METADATA_DISABLED": "true"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        documents.append(json.loads(done.stdout))
+    for document in documents:
+        assert not ParamValidator().validate(document, limits.create_training_job().input_shape).has_errors()
+        assert not [*limits.violations(document, limits.create_training_job().input_shape)]
+        groups = document["ResourceConfig"]["InstanceGroups"]
+        assert [(g["InstanceGroupName"], g["InstanceType"]) for g in groups] == [
+            ("gpu", "ml.g5.xlarge"),
+            ("cpu", "ml.c5.4xlarge"),
+        ]
+        assert json.loads(document["HyperParameters"]["offload_job"])["args"] == ["--epochs", "3"]
+
+
+def test_a_dry_run_says_what_it_costs_first(script: Path) -> None:
+    done = run(str(script), *WITH_IMAGE, "--max-usd", "10", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"cost +\$2.22 an hour on demand; at most \$10.00", done.output)
+    assert re.search(r"instances +1 × ml.g5.xlarge \(gpu\) \+ 1 × ml.c5.4xlarge \(cpu\)", done.output)
+
+
+def test_every_option_reaches_the_request(script: Path) -> None:
+    done = run(
+        str(script), *WITH_IMAGE, "--cpu", "ml.m5.large:2", "--name", "mine", "--input", "train@gpu,cpu,cpu-2=s3://d/train",
+        "--max-hours", "2", "--spot", "--checkpoints", "s3://d/ck", "--hyperparameter", "lr=0.1", "--env", "A=b=c",
+        "--tag", "team=vision", "--subnet", "subnet-1", "--security-group", "sg-1", "--kms-key", "alias/x",
+        "--encrypt-traffic", "--volume-gib", "100", "--hosts-deadline", "90", "--region", "eu-west-1", "--dry-run",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    request = json.loads(done.output[done.output.index("{") :])
+    assert request["TrainingJobName"] == "mine"
+    assert request["ResourceConfig"]["InstanceGroups"][2]["InstanceGroupName"] == "cpu-2"
+    assert request["InputDataConfig"][0]["DataSource"]["S3DataSource"]["InstanceGroupNames"] == ["gpu", "cpu", "cpu-2"]
+    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 14400}
+    assert request["EnableManagedSpotTraining"] is True
+    assert request["CheckpointConfig"] == {"S3Uri": "s3://d/ck", "LocalPath": "/opt/ml/checkpoints"}
+    assert request["HyperParameters"]["lr"] == "0.1"
+    assert json.loads(request["HyperParameters"]["offload_job"])["hosts_deadline_s"] == 90
+    assert json.loads(request["HyperParameters"]["sagemaker_region"]) == "eu-west-1"
+    assert request["Environment"] == {"A": "b=c"}
+    assert request["Tags"] == [{"Key": "team", "Value": "vision"}]
+    assert request["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
+    assert request["OutputDataConfig"]["KmsKeyId"] == request["ResourceConfig"]["VolumeKmsKeyId"] == "alias/x"
+    assert request["EnableInterContainerTrafficEncryption"] is True
+
+
+def test_workers_on_several_hosts_keep_checkpoints_where_all_reach_them(script: Path) -> None:
+    done = run(str(script), *WITH_IMAGE, "--gpu", "ml.g5.xlarge:2", "--dry-run", "--name", "mine")
+    request = json.loads(done.output[done.output.index("{") :])
+    storage = json.loads(request["HyperParameters"]["offload_job"])["storage"]
+    assert storage == "s3://my-bucket/offload/mine/checkpoints-of-workers"
+
+
+def test_the_frameworks_own_image_is_found(script: Path) -> None:
+    done = run(str(script), *USUAL, "--framework-version", "2.8", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output[done.output.index("{") :])["AlgorithmSpecification"]["TrainingImage"] == IMAGE
+
+
+def plan(tmp_path: Path, *shapes: dict[str, int]) -> Path:
+    path = tmp_path / "plan.json"
+    document = {"schema": "offload.plan/1", "candidates": [{"shape": s} for s in shapes], "recommended": 0}
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
+    path = plan(tmp_path, {"ml.c5.4xlarge": 2, "ml.g5.xlarge": 1}, {"ml.g5.xlarge": 1, "ml.c5.4xlarge": 0})
+    done = run(str(script), "--plan", str(path), "--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"instances +1 × ml.g5.xlarge \(gpu\) \+ 2 × ml.c5.4xlarge \(cpu\)", done.output)
+    assert "1 more of the plan are tried" in done.output
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--gpu", "ml.g5.xlargee:1"], "'ml.g5.xlargee' is not known; nearest: ml.g5.xlarge"),
+        (["--cpu", "ml.c6g.large:1"], "ml.c6g.large serves models and does not train"),
+        (["--cpu", "ml.m5.large:1"] * 4, "InstanceGroups: 6 entries, at most 5"),
+        (["--gpu", "ml.c5.xlarge:1"], "ml.c5.xlarge, which has no GPU"),
+        (["--gpu", "ml.g5.xlarge"], "a group is TYPE:COUNT, such as ml.c5.4xlarge:2; found 'ml.g5.xlarge'"),
+        (["--name", "a_b"], "TrainingJobName: 'a_b' does not match"),
+        (["--role", "training"], "RoleArn: 'training' does not match"),
+        (["--volume-gib", "0"], "VolumeSizeInGB: 0, at least 1"),
+        (["--max-usd", "0.1"], r"\$0.1 buys \d+ s of these instances"),
+        (["--max-hours", "10000"], r"MaxRuntimeInSeconds: 36000000, at most"),
+        (["--input", "train"], "an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found 'train'"),
+        (["--input", "train=/data"], "an input is NAME=s3://"),
+        (["--input", "a@gpu=s3://b/a", "--input", "b=s3://b/b"], "either all channels name their groups or none does"),
+        (["--env", "A"], "--env is NAME=VALUE, found 'A'"),
+        (["--tag", "A=1", "--tag", "A=2"], "--tag A is given twice"),
+        (["--env", "MY_PASSWORD=hunter2"], "MY_PASSWORD looks like a secret"),
+        (["--subnet", "subnet-1"], "a VPC needs both subnets and security groups"),
+        (["--framework-version", "2.8"], "say which image: either --image-uri URI, or --framework-version"),
+        (["--plan", "plan.json"], "say which instances: either --gpu TYPE:COUNT"),
+        (["--hyperparameter", "note=" + "x" * 2500], r"HyperParameters.note: \d+ characters"),
+        (["--catalog", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_bad_input_is_refused_before_any_call(script: Path, args: list[str], text: str) -> None:
+    done = run(str(script), *WITH_IMAGE, *args)
+    assert done.exit_code == 2, done.output
+    assert re.search(text if "\\" in text else re.escape(text), done.output)
+    assert "hunter2" not in done.output
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE], "say which instances"),
+        (["--cpu", "ml.c5.xlarge:1", "--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE], "--gpu is missing"),
+        (["--gpu", "ml.g5.xlarge:1", "--bucket", "b-b", "--image-uri", IMAGE], "--role is missing"),
+        (["--gpu", "ml.g5.xlarge:1", "--role", ROLE, "--image-uri", IMAGE], "--bucket is missing"),
+        (USUAL, "say which image"),
+        (
+            [*USUAL, "--framework-version", "1.99"],
+            "the SageMaker SDK knows no image for PyTorch 1.99; the newest it knows",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(script: Path, args: list[str], text: str) -> None:
+    done = run(str(script), *args)
+    assert done.exit_code == 2, done.output
+    assert text in done.output
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "there is no script"),
+        ("def build(:", "is not Python"),
+        ("def make(): ...", "defines no build()"),
+    ],
+)
+def test_a_script_that_could_not_run_is_refused(script: Path, content: str | None, text: str) -> None:
+    script.unlink() if content is None else script.write_text(content)
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 2
+    assert text in done.output
+    assert "SCRIPT is missing" in run().output
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "cannot be read: Expecting"),
+        ("[]", "is no plan"),
+        ('{"schema": "offload.plan/2", "candidates": [], "recommended": 0}', "is of schema 'offload.plan/2'"),
+        ('{"schema": "offload.plan/1", "candidates": [], "recommended": 0}', "is no plan"),
+        (
+            '{"schema": "offload.plan/1", "candidates": [{"shape": {"ml.c5.large": 1}}], "recommended": 0}',
+            "0 types of GPU",
+        ),
+    ],
+)
+def test_a_plan_that_is_none_is_refused(script: Path, tmp_path: Path, content: str | None, text: str) -> None:
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_text(content)
+    done = run(str(script), "--plan", str(path), "--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE)
+    assert done.exit_code == 2, done.output
+    assert text in done.output
+
+
+def test_too_large_a_bundle_is_refused(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "LARGEST_BYTES", 1000)
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 2
+    assert "to upload with the script, at most" in done.output
+
+
+def test_without_credentials_a_launch_says_so(script: Path) -> None:
+    done = run(str(script), *WITH_IMAGE)
+    assert done.exit_code == 2, done.output
+    assert "no usable AWS credentials" in done.output
+    assert "aws configure" in done.output
+
+
+# --- AWS, as it answers -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SageMaker:
+    """Answers as the service does, and keeps what it was sent (moto's drops parts of it)."""
+
+    url: str
+    answers: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@contextmanager
+def sagemaker_server() -> Iterator[SageMaker]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            action = self.headers["X-Amz-Target"].split(".")[1]
+            code, answer = 200, {}
+            if action == "CreateTrainingJob":
+                if server.answers:
+                    code, answer = server.answers.pop(0)
+                if code == 200:
+                    server.requests.append(document)
+                    answer = {"TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:training-job/x"}
+            elif action == "DescribeTrainingJob":
+                answer = next(
+                    r for r in reversed(server.requests) if r["TrainingJobName"] == document["TrainingJobName"]
+                )
+                answer = {
+                    "TrainingJobStatus": "InProgress",
+                    "SecondaryStatus": "Starting",
+                    **answer,
+                    **server.jobs.get(document["TrainingJobName"], {}),
+                }
+            body = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/x-amz-json-1.1")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None: ...
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = SageMaker(url=f"http://127.0.0.1:{http.server_port}")
+    serving = threading.Thread(target=http.serve_forever)
+    serving.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        serving.join()
+        http.server_close()
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[dict[str, str | None], SageMaker, Any]]:
+    """The variables that lead to S3 (moto's) and to SageMaker, that one, and a client of the other."""
+    with moto_server() as (environment, s3), sagemaker_server() as service:
+        s3.create_bucket(Bucket="my-bucket")
+        yield {**environment, "AWS_ENDPOINT_URL_SAGEMAKER": service.url}, service, s3
+
+
+def refusal(code: str, message: str = "no") -> tuple[int, dict[str, Any]]:
+    return 400, {"__type": code, "message": message}
+
+
+def full_order() -> Order:
+    return Order(
+        script="train_it.py",
+        args=("--epochs", "3"),
+        role=ROLE,
+        bucket="my-bucket",
+        image=IMAGE,
+        region="us-east-1",
+        channels=(channel_of("train@gpu,cpu=s3://d/train"), channel_of("val@gpu,cpu=s3://d/val")),
+        hyperparameters={"lr": 0.1, "name": "x"},
+        environment={"A": "b"},
+        tags={"team": "vision"},
+        spot=True,
+        subnets=("subnet-1",),
+        security_groups=("sg-1",),
+        kms_key="alias/training",
+        encrypt_traffic=True,
+    )
+
+
+@pytest.mark.parametrize("submitter", ["estimator", "boto3"])
+def test_both_ways_send_the_request_that_was_checked(
+    script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], monkeypatch: pytest.MonkeyPatch, submitter: Any
+) -> None:
+    environment, service, s3 = aws
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    groups = groups_of("ml.g5.xlarge:1", ["ml.c5.4xlarge:2"])
+    prepared = prepare(full_order(), "mine-1", [groups], script, built_in())
+    # A session of one's own is used, and no other: it alone has credentials.
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    session = boto3.Session("testing", "testing", region_name="us-east-1")
+    state = launch(prepared, Service(session=session), submitter, wait=False, say=lambda line: None)
+    assert state["status"] == "InProgress"
+    [sent] = service.requests
+    assert sent == prepared.jobs[0].request()
+    uploaded = s3.get_object(Bucket="my-bucket", Key="offload/mine-1/source.tar.gz")["Body"].read()
+    assert uploaded[:2] == b"\x1f\x8b"
+
+
+def test_the_token_is_in_the_bundle_alone_and_another_each_time(
+    script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]
+) -> None:
+    import io
+    import tarfile
+
+    environment, service, s3 = aws
+    tokens = []
+    for name in ("one", "two"):
+        done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", "--name", name, env=environment)
+        assert done.exit_code == 0, done.output
+        body = s3.get_object(Bucket="my-bucket", Key=f"offload/{name}/source.tar.gz")["Body"].read()
+        with tarfile.open(fileobj=io.BytesIO(body)) as archive:
+            member = archive.extractfile(bundle.TOKEN)
+            assert member is not None
+            tokens.append(member.read().decode())
+        assert tokens[-1] not in done.output
+        assert tokens[-1] not in json.dumps(service.requests)
+    assert len(set(tokens)) == 2
+    assert all(len(token) == 64 for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (refusal("AccessDeniedException", "User x is not authorized"), "access is denied to CreateTrainingJob"),
+        (
+            refusal("ResourceLimitExceeded", "limit for ml.g5.xlarge is 0"),
+            "limit for ml.g5.xlarge is 0 Ask for more under",
+        ),
+        (refusal("ExpiredTokenException"), "AWS does not accept the credentials"),
+        (refusal("ValidationException", "odd"), "cannot start the training job: ValidationException: odd"),
+    ],
+)
+def test_what_aws_refuses_is_said_with_a_remedy(
+    script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], answer: Any, text: str
+) -> None:
+    environment, service, _ = aws
+    service.answers = [answer]
+    done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", env=environment)
+    assert done.exit_code == 2, done.output
+    assert text in done.output
+    assert "Traceback" not in done.output
+
+
+def test_throttling_is_retried(script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]) -> None:
+    environment, service, _ = aws
+    service.answers = [refusal("ThrottlingException", "Rate exceeded")] * 2
+    done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", env=environment)
+    assert done.exit_code == 0, done.output
+    assert len(service.requests) == 1
+
+
+def test_a_bucket_that_is_not_there_is_named(script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]) -> None:
+    environment, service, _ = aws
+    done = run(str(script), *WITH_IMAGE, "--bucket", "other-bucket", "--submitter", "boto3", env=environment)
+    assert done.exit_code == 2
+    assert "cannot upload the script to s3://other-bucket/" in done.output
+    assert not service.requests
+
+
+def test_where_there_is_no_capacity_the_plans_next_best_is_tried(
+    script: Path, tmp_path: Path, aws: tuple[dict[str, str | None], SageMaker, Any]
+) -> None:
+    environment, service, _ = aws
+    service.answers = [refusal("ResourceLimitExceeded", "no ml.c5.4xlarge")]
+    shapes = [{"ml.g5.xlarge": 1, "ml.c5.4xlarge": n} for n in (2, 3)] + [{"ml.g5.xlarge": 1, "ml.m5.4xlarge": 2}]
+    args = ["--plan", str(plan(tmp_path, *shapes)), "--role", ROLE, "--bucket", "my-bucket", "--image-uri", IMAGE]
+    done = run(str(script), *args, "--submitter", "boto3", "--name", "mine", env=environment)
+    assert done.exit_code == 0, done.output
+    [sent] = service.requests
+    assert sent["TrainingJobName"] == "mine-2"
+    assert sent["ResourceConfig"]["InstanceGroups"][1]["InstanceType"] == "ml.m5.4xlarge"
+    assert "no ml.c5.4xlarge" in done.output
+
+
+# --- following a job --------------------------------------------------------------------------------------------------
+
+
+def printed(environment: dict[str, Any], job: str, lines: dict[str, list[str]]) -> None:
+    """Put what hosts printed where the service does."""
+    logs = boto3.client("logs", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1",
+                        aws_access_key_id="testing", aws_secret_access_key="testing")  # fmt: skip
+    logs.create_log_group(logGroupName=watch.LOG_GROUP)
+    for host, texts in lines.items():
+        stream = f"{job}/{host}-1234567890"
+        logs.create_log_stream(logGroupName=watch.LOG_GROUP, logStreamName=stream)
+        events = [{"timestamp": 1_800_000_000_000 + n, "message": text} for n, text in enumerate(texts)]
+        logs.put_log_events(logGroupName=watch.LOG_GROUP, logStreamName=stream, logEvents=events)
+    logs.close()
+
+
+def progress(rate: float) -> str:
+    return f"offload: epoch=0 step=9 samples/s={rate} stall=0.02 goodput={rate} loss=0.5 workers=1 batch=64"
+
+
+def test_a_job_is_followed_to_its_end_with_cost_and_throughput(
+    script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]
+) -> None:
+    environment, service, _ = aws
+    service.jobs["mine"] = {
+        "TrainingJobStatus": "Completed", "SecondaryStatus": "Completed", "TrainingTimeInSeconds": 3600,
+        "BillableTimeInSeconds": 0,
+    }  # fmt: skip
+    lines = {
+        "algo-1": ["offload: this is algo-1 of group cpu (ml.c5.4xlarge); the head is algo-2", "preparing"],
+        "algo-2": [
+            "offload: this is algo-2 of group gpu (ml.g5.xlarge); the head is algo-2",
+            *map(progress, (90, 100, 110)),
+        ],
+    }
+    printed(environment, "mine", lines)
+    done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", "--name", "mine", "--wait", env=environment)
+    assert done.exit_code == 0, done.output
+    assert "[cpu algo-1] preparing" in done.output
+    assert "[gpu algo-2] offload: epoch=0" in done.output
+    assert re.search(r"cost +\$2.22 \(\$2.22 an hour on demand\)", done.output)
+    assert re.search(r"throughput +100.0 samples/s", done.output)
+    assert re.search(r"a million samples +\$6.18 at that rate", done.output)
+
+
+def test_a_job_that_fails_ends_with_its_reason(script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]) -> None:
+    environment, service, _ = aws
+    service.jobs["mine"] = {"TrainingJobStatus": "Failed", "FailureReason": "AlgorithmError: ValueError: cursed"}
+    done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", "--name", "mine", "--wait", env=environment)
+    assert done.exit_code == 1, done.output
+    assert "AlgorithmError: ValueError: cursed" in done.output
+
+
+def test_want_of_capacity_found_later_is_met_with_the_next_best(
+    script: Path, tmp_path: Path, aws: tuple[dict[str, str | None], SageMaker, Any]
+) -> None:
+    environment, service, _ = aws
+    service.jobs["mine"] = {
+        "TrainingJobStatus": "Failed", "FailureReason": "CapacityError: Unable to provision requested ML compute capacity.",
+    }  # fmt: skip
+    service.jobs["mine-2"] = {"TrainingJobStatus": "Completed", "TrainingTimeInSeconds": 10}
+    path = plan(tmp_path, {"ml.g5.xlarge": 1, "ml.c5.4xlarge": 2}, {"ml.g5.xlarge": 1})
+    args = ["--plan", str(path), "--role", ROLE, "--bucket", "my-bucket", "--image-uri", IMAGE]
+    done = run(str(script), *args, "--submitter", "boto3", "--name", "mine", "--wait", env=environment)
+    assert done.exit_code == 0, done.output
+    assert [r["TrainingJobName"] for r in service.requests] == ["mine", "mine-2"]
+
+
+def test_status_and_stop_of_a_real_server(script: Path) -> None:
+    """moto's SageMaker takes the request, describes the job, and stops it."""
+    with moto_server() as (environment, s3):
+        s3.create_bucket(Bucket="my-bucket")
+        given: dict[str, str | None] = {**environment}
+        done = run(str(script), *WITH_IMAGE, "--name", "mine", env=given)
+        assert done.exit_code == 0, done.output
+        assert "1 × ml.g5.xlarge (gpu) + 1 × ml.c5.4xlarge (cpu)" in run("--status", "mine", env=given).output
+        stopped = run("--stop", "mine", env=given)
+        assert stopped.exit_code == 0, stopped.output
+        missing = run("--status", "other", env=given)
+        assert missing.exit_code == 2
+        assert "there is no training job 'other' in us-east-1" in missing.output
+
+
+def test_a_job_is_named_after_its_script() -> None:
+    from datetime import UTC, datetime
+
+    now = datetime(2026, 11, 22, 13, 20, 5, 123456, tzinfo=UTC)
+    assert job_name(Path("x/vit_blur.py"), now) == "vit-blur-2026-11-22-13-20-05-123"
+    for script in ("___.py", "a" * 100 + ".py", "ünï.py"):
+        name = job_name(Path(script), now)
+        assert not [*limits.violations(name, limits.service_model().shape_for("TrainingJobName"), "name")], name
