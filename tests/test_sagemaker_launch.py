@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -157,9 +158,9 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--gpu", "ml.g5.xlarge"], "a group is TYPE:COUNT, such as ml.c5.4xlarge:2; found 'ml.g5.xlarge'"),
         (["--name", "a_b"], "TrainingJobName: 'a_b' does not match"),
         (["--role", "training"], "RoleArn: 'training' does not match"),
-        (["--volume-gib", "0"], "VolumeSizeInGB: 0, at least 1"),
+        (["--volume-gib", "-1"], "VolumeSizeInGB: -1, at least 0"),
         (["--max-usd", "0.1"], r"\$0.1 buys \d+ s of these instances"),
-        (["--max-hours", "10000"], r"MaxRuntimeInSeconds: 36000000, at most"),
+        (["--max-hours", "10000"], "MaxRuntimeInSeconds: 36000000, at most 2,419,200 (28 days)"),
         (["--input", "train"], "an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found 'train'"),
         (["--input", "train=/data"], "an input is NAME=s3://"),
         (["--input", "a@gpu=s3://b/a", "--input", "b=s3://b/b"], "either all channels name their groups or none does"),
@@ -265,6 +266,7 @@ class SageMaker:
     answers: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    describes: tuple[int, dict[str, Any]] | None = None
 
 
 @contextmanager
@@ -280,15 +282,17 @@ def sagemaker_server() -> Iterator[SageMaker]:
                 if code == 200:
                     server.requests.append(document)
                     answer = {"TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:training-job/x"}
+            elif action == "DescribeTrainingJob" and server.describes:
+                code, answer = server.describes
             elif action == "DescribeTrainingJob":
-                answer = next(
-                    r for r in reversed(server.requests) if r["TrainingJobName"] == document["TrainingJobName"]
-                )
-                answer = {
-                    "TrainingJobStatus": "InProgress",
-                    "SecondaryStatus": "Starting",
-                    **answer,
-                    **server.jobs.get(document["TrainingJobName"], {}),
+                name = document["TrainingJobName"]
+                answer = next(r for r in reversed(server.requests) if r["TrainingJobName"] == name)
+                known = server.jobs.get(name, {})
+                answer = {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Starting", **answer, **known}
+            elif action == "StopTrainingJob":
+                server.jobs[document["TrainingJobName"]] = {
+                    "TrainingJobStatus": "Stopping",
+                    "SecondaryStatus": "Stopping",
                 }
             body = json.dumps(answer).encode()
             self.send_response(code)
@@ -451,7 +455,7 @@ def printed(environment: dict[str, Any], job: str, lines: dict[str, list[str]]) 
     for host, texts in lines.items():
         stream = f"{job}/{host}-1234567890"
         logs.create_log_stream(logGroupName=watch.LOG_GROUP, logStreamName=stream)
-        events = [{"timestamp": 1_800_000_000_000 + n, "message": text} for n, text in enumerate(texts)]
+        events = [{"timestamp": int(time.time() * 1000) + n, "message": text} for n, text in enumerate(texts)]
         logs.put_log_events(logGroupName=watch.LOG_GROUP, logStreamName=stream, logEvents=events)
     logs.close()
 
@@ -493,6 +497,16 @@ def test_a_job_that_fails_ends_with_its_reason(script: Path, aws: tuple[dict[str
     assert "AlgorithmError: ValueError: cursed" in done.output
 
 
+def test_a_job_that_was_started_is_named_when_it_cannot_be_followed(
+    script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]
+) -> None:
+    environment, service, _ = aws
+    service.describes = refusal("AccessDeniedException", "not authorized")
+    done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", "--name", "mine", env=environment)
+    assert done.exit_code == 1, done.output
+    assert "mine was started and goes on, but: cannot describe the job mine: access is denied" in done.output
+
+
 def test_want_of_capacity_found_later_is_met_with_the_next_best(
     script: Path, tmp_path: Path, aws: tuple[dict[str, str | None], SageMaker, Any]
 ) -> None:
@@ -508,19 +522,25 @@ def test_want_of_capacity_found_later_is_met_with_the_next_best(
     assert [r["TrainingJobName"] for r in service.requests] == ["mine", "mine-2"]
 
 
-def test_status_and_stop_of_a_real_server(script: Path) -> None:
-    """moto's SageMaker takes the request, describes the job, and stops it."""
+def test_status_from_a_real_server(script: Path) -> None:
+    """moto's SageMaker takes the estimator's request and describes the job."""
     with moto_server() as (environment, s3):
         s3.create_bucket(Bucket="my-bucket")
         given: dict[str, str | None] = {**environment}
         done = run(str(script), *WITH_IMAGE, "--name", "mine", env=given)
         assert done.exit_code == 0, done.output
         assert "1 × ml.g5.xlarge (gpu) + 1 × ml.c5.4xlarge (cpu)" in run("--status", "mine", env=given).output
-        stopped = run("--stop", "mine", env=given)
-        assert stopped.exit_code == 0, stopped.output
         missing = run("--status", "other", env=given)
         assert missing.exit_code == 2
         assert "there is no training job 'other' in us-east-1" in missing.output
+
+
+def test_a_job_is_stopped(script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]) -> None:
+    environment, _, _ = aws
+    assert run(str(script), *WITH_IMAGE, "--submitter", "boto3", "--name", "mine", env=environment).exit_code == 0
+    done = run("--stop", "mine", env=environment)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"status +Stopping", done.output)
 
 
 def test_a_job_is_named_after_its_script() -> None:

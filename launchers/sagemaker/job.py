@@ -22,6 +22,7 @@ from offload.errors import ConfigError
 CHECKPOINTS = "/opt/ml/checkpoints"
 ENTRY = "offload_entry.py"
 MOST_SHOWN = 20
+LONGEST_RUN_S = 28 * 86_400  # the service's description of itself has no maximum, its documentation has this
 METRICS = {  # CloudWatch's name: the word before the number in the entry's progress lines
     "samples_per_s": "samples/s",
     "stall": "stall",
@@ -127,6 +128,7 @@ class Job:
                 "MaxRuntimeInSeconds": self.max_run_s,
                 **_if(MaxWaitTimeInSeconds=self.max_wait_s),
             },
+            "ProfilerConfig": {"DisableProfiler": True},  # it knows no heterogeneous jobs
             "EnableManagedSpotTraining": self.spot,
             "EnableInterContainerTrafficEncryption": self.encrypt_traffic,
         }
@@ -164,6 +166,8 @@ class Job:
         if GPU_GROUP not in names:
             yield f"no group is named {GPU_GROUP!r}: the workers run there"
         yield from self._wrong_channels(names)
+        if self.max_run_s > LONGEST_RUN_S:
+            yield f"StoppingCondition.MaxRuntimeInSeconds: {self.max_run_s}, at most {LONGEST_RUN_S:,} (28 days) are allowed"
         if bool(self.subnets) != bool(self.security_groups):
             yield "a VPC needs both subnets and security groups, and only one of the two was given"
         for name in (*self.environment, *self.hyperparameters):

@@ -17,7 +17,7 @@ from launchers.sagemaker.order import Order
 from launchers.sagemaker.service import NoCapacity, Service
 from launchers.sagemaker.submit import Submitter, start, upload
 from launchers.sagemaker.watch import Say
-from offload.errors import ConfigError
+from offload.errors import ConfigError, RunError
 from offload.model import Catalog
 
 
@@ -45,22 +45,32 @@ def prepare(order: Order, name: str, choices: Sequence[Groups], script: Path, ca
 def launch(prepared: Prepared, service: Service, submitter: Submitter, *, wait: bool, say: Say) -> dict[str, Any]:
     """Launch, and with ``wait`` follow to the end. Returns the job's state as a document (:func:`launchers.sagemaker.watch.state`).
 
-    Raises ConfigError where AWS refuses, NoCapacity where it has none of the choices.
+    Raises ConfigError where AWS refuses, NoCapacity where it has none of the choices, RunError where it started a job and then
+    tells nothing of it.
     """
     for number, job in enumerate(prepared.jobs, start=1):
         try:
             upload(job, prepared.bundle(), service)
             start(job, service, submitter)
             say(f"started {job.name}: {' + '.join(f'{g.count} × {g.instance_type}' for g in job.groups)}")
-            if wait:
-                ended, rates = watch.follow(service, job.name, say)
-                return watch.state(ended, prepared.catalog, rates)
-            return watch.state(watch.describe(service, job.name), prepared.catalog)
+            return _state(prepared, service, job.name, wait, say)
         except NoCapacity as error:
             if number == len(prepared.jobs):
                 raise
             say(f"{error}\nthe next best of the plan is tried")
     raise AssertionError("there is at least one choice")
+
+
+def _state(prepared: Prepared, service: Service, name: str, wait: bool, say: Say) -> dict[str, Any]:
+    try:
+        if wait:
+            ended, rates = watch.follow(service, name, say)
+            return watch.state(ended, prepared.catalog, rates)
+        return watch.state(watch.describe(service, name), prepared.catalog)
+    except NoCapacity:
+        raise
+    except ConfigError as error:
+        raise RunError(f"{name} was started and goes on, but: {error}") from None
 
 
 def _check_script(script: Path) -> None:

@@ -15,7 +15,7 @@ import botocore.exceptions
 from botocore.config import Config
 
 import offload
-from offload.errors import ConfigError, RunError
+from offload.errors import ConfigError
 
 if TYPE_CHECKING:
     import boto3
@@ -134,7 +134,3 @@ def _of_client(error: botocore.exceptions.ClientError, what: str) -> ConfigError
 
 def _attempts(error: botocore.exceptions.ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0)) + 1
-
-
-class JobFailed(RunError):
-    """A training job that ended otherwise than well."""

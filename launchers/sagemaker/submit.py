@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 from urllib.parse import urlparse
 
@@ -51,7 +52,7 @@ def image_for(version: str, region: str, instance_type: str) -> str:
         )
     try:
         uri: str = image_uris.retrieve(
-            "pytorch", region, version=full, py_version=known[full]["py_versions"][-1], instance_type=instance_type,
+            "pytorch", region, version=version, py_version=known[full]["py_versions"][-1], instance_type=instance_type,
             image_scope="training",
         )  # fmt: skip
     except (ValueError, KeyError) as error:
@@ -65,6 +66,11 @@ def _by_boto3(job: Job, service: Service) -> None:
 
 def _by_estimator(job: Job, service: Service) -> None:
     sdk = _sdk()
+    with _without_deprecations():
+        _fit(job, service, sdk)
+
+
+def _fit(job: Job, service: Service, sdk: _Sdk) -> None:
     session = sdk.Session(
         boto_session=service.session,
         sagemaker_client=service.sagemaker,
@@ -120,8 +126,7 @@ class _Sdk:
 
 def _sdk() -> _Sdk:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that version 3 exists, which has no estimators
+        with _without_deprecations():
             sdk = _Sdk()
     except ImportError as error:
         raise ConfigError(
@@ -131,6 +136,14 @@ def _sdk() -> _Sdk:
     for name in ("sagemaker", "sagemaker.config"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return sdk
+
+
+@contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Without the SDK's warning that version 3 exists, which has no estimators."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _numbers(version: str) -> tuple[int, ...]:
