@@ -50,7 +50,7 @@ def test_the_same_files_make_the_same_bytes(script: Path) -> None:
 
 def test_hidden_files_runs_and_links_out_of_the_folder_stay_at_home(script: Path, tmp_path: Path) -> None:
     folder = script.parent
-    for name in (".env", ".aws/config", "runs/a/model.pt", "helpers/__pycache__/x.pyc", "venv/bin/python"):
+    for name in (".env", ".aws/config", "setup.py", "runs/a/model.pt", "helpers/__pycache__/x.pyc", "venv/bin/python"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("SECRET")
     (tmp_path / "elsewhere").write_text("SECRET")

@@ -95,6 +95,8 @@ def _of_user(folder: Path) -> Iterator[tuple[str, Path]]:
     for name, path in _below(folder, FOLDERS_LEFT_OUT):
         if name.split("/")[0] in ("offload", "launchers"):
             continue  # this version's own are packed
+        if name == "setup.py":
+            continue  # with it the training toolkit would install the folder as a package, and run that
         if _is(path.name.lower(), SECRET):
             raise ConfigError(
                 f"{path} looks like a key or a password, and would be uploaded with the script: move it elsewhere, and let the "

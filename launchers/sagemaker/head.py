@@ -78,7 +78,7 @@ class Place:
             group=self.hosts.group.name,
             instance_type=self.hosts.group.instance_type,
             cores=ray_node.cores(),
-            gpus=int(os.environ.get("SM_NUM_GPUS", "0")),
+            gpus=ray_node.gpus(os.environ),
             store_bytes=ray_node.store_bytes(shm, memory),
             interface=self.hosts.interface,
             token_file=self.token_file,

@@ -119,6 +119,18 @@ def cores() -> int:
     return usable_cores()
 
 
+def gpus(environment: Mapping[str, str]) -> int:
+    """That this host's processes may use: as the training toolkit counted them, or, without it, as NVIDIA's tool does."""
+    told = environment.get("SM_NUM_GPUS", "")
+    if told.isdigit():
+        return int(told)
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return len([line for line in listed.stdout.splitlines() if line.startswith("GPU ")])
+
+
 class RayNode:
     """Ray's processes on this host.
 

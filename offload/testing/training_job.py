@@ -54,6 +54,8 @@ class TrainingJob:
         self._running: dict[str, HostProcess] = {}
         self.ended_at: dict[str, float] = {}
         """When each host's command ended, by the monotonic clock."""
+        self.started_at = 0.0
+        """When the last host was started, in seconds since the epoch."""
         for name in self.names:
             self._set_up(name, checkpoints)
 
@@ -77,6 +79,7 @@ class TrainingJob:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
+        self.started_at = time.time()
 
     def wait(self, timeout_s: float) -> dict[str, int]:
         """The exit code of every started host. Raises TimeoutError that names those that still run."""
@@ -109,6 +112,9 @@ class TrainingJob:
 
     def _set_up(self, name: str, checkpoints: Path | None) -> None:
         folder = self.folder(name)
+        for old in folder.iterdir():  # of an earlier job on this host
+            shutil.rmtree(old)
+        self._log_path(name).unlink(missing_ok=True)
         config = folder / "input" / "config"
         for path in (config, folder / "model", folder / "output" / "data", folder / "code"):
             path.mkdir(parents=True, exist_ok=True)

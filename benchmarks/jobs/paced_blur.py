@@ -1,0 +1,81 @@
+"""What `benchmarks/sagemaker.py --emulate` launches: the published workload's preprocessing, and a paced accelerator for its training.
+
+224² images of noise, ToTensor, ten Gaussian blurs of 11 pixels, float32 (602 kB a sample): as in examples/vit_blur.py, whose ViT takes a
+GPU. The accelerator occupies the worker for a given time per sample and computes nothing.
+"""
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+import ray.train
+import torch
+from torchvision import transforms
+
+import offload
+from offload.testing import PacedAccelerator
+
+SIDE = 224
+
+
+class Images(torch.utils.data.Dataset[Any]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.transform = transforms.Compose([transforms.ToTensor()] + [transforms.GaussianBlur(11)] * 10)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, item: int) -> tuple[torch.Tensor, np.int64]:
+        image = np.random.randn(SIDE, SIDE, 3).astype(np.float32)
+        return self.transform(image), np.int64(item % 1000)
+
+
+def train(ctx: offload.Context) -> None:
+    model = torch.nn.Linear(1, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator = PacedAccelerator(0.0, 1 / ctx.config["rate"])
+    first = True
+    for _ in ctx.epochs(1):
+        for image, _label in ctx.batches("train", "image", "label"):
+            if first:
+                print(f"first batch at {time.time()}", flush=True)
+                first = False
+            accelerator.step(len(image))
+            ctx.backward(model(torch.ones(1, 1)).sum())
+            ctx.step()
+
+
+def build() -> offload.Trainer:
+    args = parsed()
+    return offload.Trainer(
+        train,
+        datasets={"train": offload.from_torch(Images(args.samples))},
+        batch_size=args.batch_size,
+        train_loop_config={"rate": args.rate},
+        # Where the GPU would be; the accelerator takes no CPU of its host.
+        scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0, "group_gpu": 1}),
+    )
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=80.0, help="samples/s of the paced accelerator")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    # What a sample costs on this core, in a plain loop: half of it to warm up.
+    torch.set_num_threads(1)
+    given = parsed()
+    images = Images(given.samples)
+    for item in range(given.samples // 2):
+        images[item]
+    began = time.process_time()
+    for item in range(given.samples):
+        images[item]
+    print(json.dumps({"core_seconds_per_sample": (time.process_time() - began) / given.samples}))

@@ -1,0 +1,322 @@
+"""A single GPU instance against the same with CPU instances beside it, as SageMaker jobs: time, utilisation, price efficiency.
+
+    # On AWS, with the published workload (examples/vit_blur.py). This costs money: at most --max-usd a job.
+    python benchmarks/sagemaker.py --role ARN --bucket BUCKET --image-uri URI --profile profile.json
+
+    # Here, without an account: the same launcher, requests, bundle, `train` command and entry, on emulated hosts of one core each, with
+    # a paced accelerator instead of a GPU.
+    python benchmarks/sagemaker.py --emulate [-o benchmarks/results/sagemaker.json]
+
+Times come from the jobs' descriptions, rates and utilisation (1 - stall) from the metrics that the entry prints, the predictions
+from `offload plan` before the jobs run. Repeats alternate; medians are printed. Under --emulate the time from the last host's
+start to the first batch is taken as well.
+"""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.side_by_side import cores, machine, versions
+from launchers.sagemaker.groups import groups_of
+from launchers.sagemaker.launch import launch, prepare
+from launchers.sagemaker.order import Order, job_name
+from launchers.sagemaker.service import Service
+from offload.errors import ConfigError
+from offload.model import Catalog, NodeType, Profile
+from offload.model.planner import plan
+from offload.model.plans import Candidate
+from offload.prices import built_in
+from offload.testing import Hosts, HostSpec
+from offload.testing.training_service import TrainingService
+
+ROOT = Path(__file__).resolve().parent.parent
+PUBLISHED = ROOT / "examples" / "vit_blur.py"
+PACED = ROOT / "benchmarks" / "jobs" / "paced_blur.py"
+WIRE_BYTES = 3 * 224 * 224 * 4 + 8
+RATE = 80.0  # of the paced accelerator, samples/s: above what two cores preprocess
+BATCH_SIZE = 32
+MEASURED_SAMPLES = 200
+SINGLE, OFFLOADED = "single", "offloaded"
+
+say = Console(stderr=True, highlight=False).print
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where and what is launched."""
+
+    service: Service
+    order: Order
+    script: Path
+    catalog: Catalog
+    profile: Profile
+    batch_size: int
+    emulated: TrainingService | None = None
+
+
+@click.command()
+@click.option("--emulate", is_flag=True, help="On emulated hosts with a paced accelerator. No account is needed.")
+@click.option("--role", metavar="ARN")
+@click.option("--bucket")
+@click.option("--image-uri")
+@click.option("--region")
+@click.option("--profile", "profile_path", type=click.Path(path_type=Path), help="Of the workload (offload probe).")
+@click.option("--gpu-speed", type=float, help="As offload plan takes it.")
+@click.option("--gpu", default="ml.g5.xlarge:1", show_default=True, metavar="TYPE:COUNT")
+@click.option("--cpu", default="ml.c5.4xlarge:1", show_default=True, metavar="TYPE:COUNT")
+@click.option("--samples", type=int, help="Default: 64,000 (as published); emulated, 900.")
+@click.option("--max-usd", default=5.0, show_default=True, help="That each job may cost at most.")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Of both.")
+@click.option("--json", "as_json", is_flag=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path))
+def main(
+    emulate: bool, gpu: str, cpu: str, gpu_speed: float | None, repeats: int, as_json: bool, output: Path | None, **given: Any,
+) -> None:  # fmt: skip
+    """Compare a single instance with an offloaded job."""
+    with _emulated(given) if emulate else _on_aws(given) as setting:
+        shapes = {SINGLE: groups_of(gpu, []), OFFLOADED: groups_of(gpu, [cpu])}
+        predicted = {
+            name: _predicted(setting, {g.instance_type: g.count for g in groups}, gpu_speed)
+            for name, groups in shapes.items()
+        }
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in shapes}
+        for number in range(1, repeats + 1):
+            for name, groups in shapes.items():
+                say(f"{name}, {number} of {repeats}")
+                runs[name].append(_run(setting, groups))
+    rows = {name: _row(runs[name], predicted[name]) for name in shapes}
+    document = {
+        "benchmark": "sagemaker",
+        "claim": "article 004's workload: a single instance against an offloaded heterogeneous job",
+        "accelerator": "paced accelerator" if emulate else "GPU",
+        "emulated": emulate,
+        "command": " ".join(["python", "benchmarks/sagemaker.py", *sys.argv[1:]]),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "rows": rows,
+        "offloaded_over_single": _ratios(rows),
+    }
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document, indent=1)) if as_json else _show(document)
+
+
+def _run(setting: Setting, groups: Any) -> dict[str, Any]:
+    """One job, from its request to its end."""
+    name = job_name(setting.script, datetime.now(UTC))
+    prepared = prepare(setting.order, name, [groups], setting.script, setting.catalog)
+    lines: list[str] = []
+    state = launch(prepared, setting.service, "estimator", wait=True, say=lines.append)
+    if state["status"] != "Completed":
+        raise click.ClickException(
+            "\n".join([*lines[-30:], f"{name} ended as {state['status']}: {state['failure_reason']}"])
+        )
+    batch = state["metrics"]["global_batch_size"]
+    found = {
+        "time_s": state["seconds"],
+        "samples_per_s": state["metrics"]["samples_per_s"],
+        "step_time_s": batch / state["metrics"]["samples_per_s"],
+        "utilisation": 1 - state["metrics"]["stall"],
+        "usd_per_million_samples": state["usd_per_million_samples"],
+    }
+    if setting.emulated is not None:
+        first = re.search(r"first batch at ([\d.]+)", "\n".join(lines))
+        assert first is not None
+        found["start_to_first_batch_s"] = float(first[1]) - setting.emulated.jobs[name].started_at
+    say("  " + "  ".join(f"{key} {value:.4g}" for key, value in found.items()))
+    return found
+
+
+def _predicted(setting: Setting, shape: Mapping[str, int], gpu_speed: float | None) -> Candidate:
+    gpu, *cpus = shape
+    made = plan(
+        setting.profile,
+        setting.catalog,
+        gpu_types=[gpu],
+        gpu_nodes=(shape[gpu], shape[gpu]),
+        cpu_types=cpus,
+        cpu_nodes=(shape[cpus[0]], shape[cpus[0]]) if cpus else (0, 0),
+        batch_size=setting.batch_size,
+        gpu_speed=gpu_speed,
+    )
+    return next(c for c in made.candidates if {k: n for k, n in c.shape.items() if n} == shape)
+
+
+def _row(runs: Sequence[Mapping[str, float]], predicted: Candidate) -> dict[str, Any]:
+    medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    return {
+        **medians,
+        "predicted": {
+            "samples_per_s": predicted.samples_per_s,
+            "step_time_s": predicted.step_time_s,
+            "utilisation": 1 - predicted.stall,
+            "usd_per_million_samples": predicted.usd_per_million_samples,
+        },
+        "repeats": [*runs],
+    }
+
+
+def _ratios(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """What offloading changed; efficiency is samples per dollar. Medians of the pairs' ratios."""
+    pairs = list(zip(rows[OFFLOADED]["repeats"], rows[SINGLE]["repeats"], strict=True))
+
+    def ratio(key: str) -> float:
+        return float(statistics.median(a[key] / b[key] for a, b in pairs))
+
+    found = {"samples_per_s": ratio("samples_per_s"), "price_efficiency": 1 / ratio("usd_per_million_samples")}
+    if "start_to_first_batch_s" in pairs[0][0]:
+        found["start_to_first_batch"] = ratio("start_to_first_batch_s")
+    told = [rows[name]["predicted"]["usd_per_million_samples"] for name in (SINGLE, OFFLOADED)]
+    return {**found, "predicted_price_efficiency": told[0] / told[1]}
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    table = Table("", "time", "step time", "utilisation", "samples/s", "$ per million", title="measured (predicted)")
+    for name, row in document["rows"].items():
+        told = row["predicted"]
+        table.add_row(
+            name,
+            f"{row['time_s']:,.0f} s",
+            f"{row['step_time_s']:.3f} s ({told['step_time_s']:.3f})",
+            f"{row['utilisation']:.0%} ({told['utilisation']:.0%})",
+            f"{row['samples_per_s']:,.1f} ({told['samples_per_s']:,.1f})",
+            f"{row['usd_per_million_samples']:,.2f} ({told['usd_per_million_samples']:,.2f})",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    ratios = document["offloaded_over_single"]
+    console.print(
+        f"price efficiency {ratios['price_efficiency'] - 1:+.0%} (predicted {ratios['predicted_price_efficiency'] - 1:+.0%}), "
+        f"{ratios['samples_per_s']:.2f} × the samples/s; utilisation is of the {document['accelerator']}"
+    )
+    if "start_to_first_batch" in ratios:
+        console.print(f"start to first batch: {ratios['start_to_first_batch']:.2f} × that of one host")
+
+
+@contextmanager
+def _on_aws(given: Mapping[str, Any]) -> Iterator[Setting]:
+    missing = [f"--{name.replace('_', '-')}" for name in ("role", "bucket", "image_uri") if not given[name]]
+    if given["profile_path"] is None or missing:
+        raise click.UsageError(f"{', '.join([*missing, '--profile'])} is needed on AWS; --emulate needs none.")
+    service = Service(given["region"])
+    profile = Profile.from_document(json.loads(given["profile_path"].read_text()), source=str(given["profile_path"]))
+    samples = given["samples"] or 64_000
+    yield Setting(
+        service=service,
+        order=Order(
+            script=PUBLISHED.name,
+            args=("--samples", str(samples)),
+            role=given["role"],
+            bucket=given["bucket"],
+            image=given["image_uri"],
+            region=service.region,
+            max_usd=given["max_usd"],
+        ),
+        script=PUBLISHED,
+        catalog=built_in(),
+        profile=profile,
+        batch_size=64,
+    )
+
+
+@contextmanager
+def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
+    """Two hosts of a core each under the names and prices of the real instances."""
+    from moto.server import ThreadedMotoServer
+
+    first, last = cores()
+    with ExitStack() as stack:
+        hosts = stack.enter_context(Hosts({"algo-1": HostSpec(core=first), "algo-2": HostSpec(core=last)}))
+        moto = ThreadedMotoServer(hosts.gateway, 5555, verbose=False)
+        moto.start()
+        stack.callback(moto.stop)
+        environment = {
+            "AWS_ENDPOINT_URL": f"http://{hosts.gateway}:5555",
+            "AWS_ACCESS_KEY_ID": "emulated",
+            "AWS_SECRET_ACCESS_KEY": "emulated",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "OMP_NUM_THREADS": "1",
+        }
+        emulated = stack.enter_context(TrainingService(hosts, environment))
+        os.environ.update(environment, AWS_ENDPOINT_URL_SAGEMAKER=emulated.url)
+        service = Service("us-east-1")
+        service.s3.create_bucket(Bucket="emulated")
+        samples = given["samples"] or 900
+        yield Setting(
+            service=service,
+            order=Order(
+                script=PACED.name,
+                args=("--samples", str(samples), "--rate", str(RATE), "--batch-size", str(BATCH_SIZE)),
+                role="arn:aws:iam::123456789012:role/emulated",
+                bucket="emulated",
+                image="emulated/image:1",
+                region="us-east-1",
+            ),
+            script=PACED,
+            catalog=_catalog_of_cores(),
+            profile=_profile(hosts),
+            batch_size=BATCH_SIZE,
+            emulated=emulated,
+        )
+
+
+def _profile(hosts: Hosts) -> Profile:
+    """Of the paced workload: what a sample costs on a core is measured with both cores busy, the accelerator's pace is known."""
+    command = [sys.executable, str(PACED), "--samples", str(MEASURED_SAMPLES)]
+    runs = [
+        host.popen(command, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
+        for host in hosts.values()
+    ]
+    costs = [json.loads(run.communicate()[0].splitlines()[-1])["core_seconds_per_sample"] for run in runs]
+    say(f"a sample costs {', '.join(f'{1000 * cost:.1f}' for cost in costs)} core-ms on the two hosts")
+    document = {
+        "schema": "offload.profile/1",
+        "workload": PACED.name,
+        "input": {"core_seconds_per_sample": statistics.mean(costs), "wire_bytes_per_sample": WIRE_BYTES},
+        "step": {"alpha_compute": 0.0, "beta_compute": 1 / RATE},
+        "host_cpus_per_worker": 0.0,
+        "batch_size": BATCH_SIZE,
+    }
+    return Profile.from_document(document, source="the emulation")
+
+
+def _catalog_of_cores() -> Catalog:
+    """The real instances' names and prices, with the cores that the emulated hosts have."""
+    real = built_in()
+    return Catalog(
+        {
+            name: NodeType(
+                name=name,
+                vcpus=1,
+                memory_gib=8,
+                gpus=real[name].gpus,
+                gpu_model=real[name].gpu_model,
+                network_gbps=10,
+                usd_per_hour=real[name].usd_per_hour,
+            )
+            for name in ("ml.g5.xlarge", "ml.c5.4xlarge")
+        }
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ConfigError as error:
+        sys.exit(f"sagemaker: {error}")

@@ -1,0 +1,157 @@
+"""SageMaker's side of a training job, emulated: takes requests over HTTP as the service does, and runs them on emulated hosts.
+
+    with Hosts({"algo-1": HostSpec(core=0), "algo-2": HostSpec(core=1)}) as hosts:
+        with TrainingService(hosts, environment) as service:
+            os.environ["AWS_ENDPOINT_URL_SAGEMAKER"] = service.url  # and S3 and CloudWatch elsewhere, such as on a moto server
+
+One job at a time, each with the training toolkit's real ``train`` command on every host (:mod:`offload.testing.training_job`). What
+hosts print goes to CloudWatch Logs as the service's does. Where it stops: as the training job's emulation does; nothing is refused.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from offload.testing.hosts import Hosts
+from offload.testing.training_job import TrainingJob
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+LOG_EVERY_S = 1.0
+JOB_DEADLINE_S = 1800.0
+
+
+class TrainingService:
+    """One account's. A context manager: it listens on loopback inside the ``with`` block.
+
+    Args:
+        hosts: whose names are the service's: ``algo-1``, ``algo-2``, … They are given to the groups from the last one on, so that a
+            CPU host comes first, as it may on SageMaker.
+        environment: of the containers: the way to S3, and credentials. Its ``AWS_ENDPOINT_URL`` takes the logs too.
+    """
+
+    def __init__(self, hosts: Hosts, environment: Mapping[str, str]) -> None:
+        self._hosts, self._environment = hosts, environment
+        self.requests: list[dict[str, Any]] = []
+        """The documents of all CreateTrainingJob calls."""
+        self.jobs: dict[str, TrainingJob] = {}
+        self._states: dict[str, dict[str, Any]] = {}
+        self._running: list[threading.Thread] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._serving = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def url(self) -> str:
+        """What AWS_ENDPOINT_URL_SAGEMAKER must be."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> "TrainingService":
+        self._serving.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._serving.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        answer_to = self._answer_to
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                code, answer = answer_to(self.headers["X-Amz-Target"].split(".")[1], document)
+                body = json.dumps(answer).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "application/x-amz-json-1.1")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        return Handler
+
+    def _answer_to(self, action: str, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name = document.get("TrainingJobName", "")
+        if action == "CreateTrainingJob":
+            self._create(document)
+            return 200, {"TrainingJobArn": f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"}
+        if action == "DescribeTrainingJob" and name in self._states:
+            return 200, self._states[name]
+        return 400, {"__type": "ValidationException", "message": "Requested resource not found."}
+
+    def _create(self, document: dict[str, Any]) -> None:
+        self.requests.append(document)
+        groups: dict[str, list[str]] = {}
+        numbers = iter(range(1, len(self._hosts) + 1))
+        for group in reversed(document["ResourceConfig"]["InstanceGroups"]):
+            groups[group["InstanceGroupName"]] = [f"algo-{next(numbers)}" for _ in range(group["InstanceCount"])]
+        name = document["TrainingJobName"]
+        self.jobs[name] = job = TrainingJob(self._hosts, document, groups, self._environment)
+        self._states[name] = {**document, "TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}
+        thread = threading.Thread(target=self._run, args=(name, job), daemon=True)
+        self._running.append(thread)
+        thread.start()
+
+    def _run(self, name: str, job: TrainingJob) -> None:
+        began = time.time()
+        ended = threading.Event()
+        logging = threading.Thread(target=self._keep_logs, args=(name, job, ended), daemon=True)
+        job.start()
+        logging.start()
+        codes = job.wait(JOB_DEADLINE_S)
+        ended.set()
+        logging.join()
+        failed = any(codes.values())
+        reasons = [reason for host in job.names if (reason := job.failure(host))]
+        status = "Failed" if failed else "Completed"
+        self._states[name] = {
+            **self._states[name],
+            "TrainingJobStatus": status,
+            "SecondaryStatus": status,
+            "TrainingStartTime": began,
+            "TrainingEndTime": time.time(),
+            "TrainingTimeInSeconds": round(time.time() - began),
+            "BillableTimeInSeconds": 0,  # as it was seen for heterogeneous jobs
+            **({"FailureReason": f"AlgorithmError: {reasons[0][:1024]}"} if failed and reasons else {}),
+        }
+
+    def _keep_logs(self, name: str, job: TrainingJob, ended: threading.Event) -> None:
+        import boto3
+
+        logs = boto3.client(
+            "logs",
+            endpoint_url=self._environment["AWS_ENDPOINT_URL"],
+            region_name="us-east-1",
+            aws_access_key_id=self._environment["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self._environment["AWS_SECRET_ACCESS_KEY"],
+        )
+        with contextlib.suppress(logs.exceptions.ResourceAlreadyExistsException):
+            logs.create_log_group(logGroupName=LOG_GROUP)
+        sent = dict.fromkeys(job.names, 0)
+        for host in job.names:
+            logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=f"{name}/{host}-1700000000")
+        while True:
+            last = ended.wait(LOG_EVERY_S)
+            for host in job.names:
+                text = job.log(host)[sent[host] :]
+                whole = text if last else text[: text.rfind("\n") + 1]
+                sent[host] += len(whole)
+                events = [
+                    {"timestamp": round(time.time() * 1000), "message": line} for line in whole.splitlines() if line
+                ]
+                if events:
+                    logs.put_log_events(
+                        logGroupName=LOG_GROUP, logStreamName=f"{name}/{host}-1700000000", logEvents=events
+                    )
+            if last:
+                logs.close()
+                return

@@ -1,0 +1,112 @@
+"""What a host of a SageMaker job brings into the Ray cluster, what the entry is told, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launchers.sagemaker import ray_node
+from launchers.sagemaker.progress import ProgressLines, progress_line
+from launchers.sagemaker.ray_node import NodeSpec, gpus, store_bytes
+from launchers.sagemaker.settings import Settings, arguments, read_settings
+from offload.errors import ConfigError, RunError
+
+SPEC = NodeSpec(
+    address="10.0.0.2", head="10.0.0.2", group="gpu", instance_type="ml.g5.xlarge", cores=4, gpus=1, store_bytes=1 << 30,
+    interface="eth0", token_file=Path("/opt/ml/code/.offload-token"), folder=Path("/opt/ml/code"),
+)  # fmt: skip
+
+
+def test_ray_is_told_all_of_it() -> None:
+    head, other = SPEC.command(), replace(SPEC, address="10.0.0.3").command()
+    assert "--head" in head
+    assert "--address=10.0.0.2:6379" in other
+    assert "--node-ip-address=10.0.0.3" in other
+    for command in (head, other):
+        assert {"--num-cpus=4", "--num-gpus=1", "--object-store-memory=1073741824"} <= {*command}
+        assert "--labels=instance-group=gpu,instance-type=ml.g5.xlarge" in command
+    assert "--include-dashboard=false" in head  # nothing listens that need not
+    ports = [int(port) for port in re.findall(r"-port=(\d+)", " ".join(head))]
+    assert len(set(ports)) == len(ports)
+
+
+def test_the_token_is_named_by_its_file_and_workers_meet_on_the_jobs_interface() -> None:
+    environment = replace(SPEC, interface="ens5").environment()
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert environment["RAY_AUTH_TOKEN_PATH"] == "/opt/ml/code/.offload-token"
+    assert "RAY_AUTH_TOKEN" not in environment
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "ens5"
+
+
+@given(shm=st.integers(0, 1 << 40), memory=st.integers(0, 1 << 40))
+def test_the_object_store_fits_into_shared_memory_and_leaves_some_to_the_processes(shm: int, memory: int) -> None:
+    assert store_bytes(shm, memory) <= min(shm, memory / 2)
+
+
+def test_gpus_are_the_toolkits_or_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus({"SM_NUM_GPUS": "4"}) == 4
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus({}) == 0
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA A10G (UUID: x)'\necho 'GPU 1: NVIDIA A10G (UUID: y)'\n")
+    tool.chmod(0o755)
+    assert gpus({}) == 2
+
+
+def test_a_node_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["sh", "-c", "echo; echo port 6380 is taken; exit 3"]
+    monkeypatch.setattr(NodeSpec, "command", lambda self: said)
+    with pytest.raises(RunError, match="ray start ended with 3: port 6380 is taken"):
+        ray_node.RayNode(SPEC)
+
+
+def test_what_the_launcher_tells_arrives(tmp_path: Path) -> None:
+    told = Settings(script="train.py", args=("--flag", "x y"), storage="s3://b/c", hosts_deadline_s=5.0)
+    parameters = {"lr": 0.1, "name": "x", "sizes": [1, 2], "n": 3, **told.hyperparameter(), "sagemaker_region": "r"}
+    path = tmp_path / "input" / "config" / "hyperparameters.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({name: json.dumps(value) for name, value in parameters.items()}))
+    settings, given_ = read_settings(tmp_path)
+    assert settings == told
+    assert arguments(given_) == ["--lr", "0.1", "-n", "3", "--name", "x", "--sizes", "[1, 2]"]
+
+
+@pytest.mark.parametrize(
+    "content", [None, "{", "[]", "{}", '{"offload_job": "{\\"odd\\": 1}"}', '{"offload_job": "7"}']
+)
+def test_a_job_that_another_launcher_started_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "input" / "config" / "hyperparameters.json"
+    path.parent.mkdir(parents=True)
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match="does not hold what the launcher tells"):
+        read_settings(tmp_path)
+
+
+VALUES = {
+    "epoch": 0, "step": 30, "samples_per_s": 84.51, "stall": 0.02, "metrics": {}, "workers": 2, "global_batch_size": 64,
+    "step_time_s": 20.0, "useful": 600.0,
+}  # fmt: skip
+
+
+def test_a_progress_line_holds_what_is_known() -> None:
+    line = progress_line(VALUES, None)
+    assert line == "offload: epoch=0 step=30 samples/s=84.51 stall=0.02 goodput=60 workers=2 batch=64"
+    then = {**VALUES, "useful": 1000.0, "metrics": {"loss": 0.25}}
+    assert "goodput=40 loss=0.25" in progress_line(then, VALUES)
+
+
+def test_each_interval_is_printed_once_and_those_of_before_a_restart_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(VALUES) + "\n")
+    with ProgressLines(tmp_path), path.open("a") as file:
+        file.write(json.dumps({**VALUES, "step": 60}) + "\n")
+    assert re.findall(r"step=(\d+)", capsys.readouterr().out) == ["60"]
