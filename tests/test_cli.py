@@ -381,7 +381,7 @@ def test_it_runs_as_a_module_too() -> None:
     assert done.stdout.startswith("offload, version ")
 
 
-RUN_OPTIONS = ["--address", "--json", "--overwrite", "--quiet", "--run-dir"]
+RUN_OPTIONS = ["--storage-path", "--address", "--json", "--overwrite", "--quiet", "--run-dir"]
 OPTIONS: dict[str, list[str]] = {
     "demo": [*RUN_OPTIONS, "--data", "--epochs", "--images"],
     "doctor": ["--address", "--json"],
@@ -392,6 +392,12 @@ OPTIONS: dict[str, list[str]] = {
     ],
     "probe": ["--address", "--core-speed", "--json", "--output", "--quiet", "args", "script"],
     "run": [*RUN_OPTIONS, "args", "script"],
+    "launch sagemaker": [
+        "--bucket", "--catalog", "--checkpoints", "--cpu", "--dry-run", "--encrypt-traffic", "--env", "--framework-version",
+        "--gpu", "--hosts-deadline", "--hyperparameter", "--image-uri", "--input", "--json", "--kms-key", "--max-hours",
+        "--max-usd", "--name", "--plan", "--region", "--role", "--security-group", "--spot", "--status", "--stop",
+        "--submitter", "--subnet", "--tag", "--volume-gib", "--wait", "args", "script",
+    ],
 }  # fmt: skip
 
 
@@ -401,7 +407,10 @@ def test_names_of_commands_and_options_are_frozen() -> None:
     def names(command: Any) -> list[str]:
         return sorted(p.opts[-1] for p in command.params if isinstance(p, click.Parameter))
 
-    assert {name: names(command) for name, command in main.commands.items()} == {
+    commands: dict[str, Any] = {**main.commands}
+    launch = commands.pop("launch")
+    commands |= {f"launch {name}": command for name, command in launch.commands.items()}
+    assert {name: names(command) for name, command in commands.items()} == {
         name: sorted(options) for name, options in OPTIONS.items()
     }
 

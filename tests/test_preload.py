@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,13 +32,18 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def folder() -> Iterator[Path]:
+    """Where servers put their sockets, whose paths must be short; pytest's may not be."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def start(tmp_path: Path, folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Launches a script as Ray would; servers end with the test."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     # The launcher's parent counts as its raylet: this test process does. Servers are found by their socket's folder.
-    folder = tmp_path / "t"
-    folder.mkdir()
 
     def launched(*arguments: str, modules: str = "colorsys", **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -81,13 +87,13 @@ def test_a_process_is_what_was_asked_for_and_has_its_imports(
 
 
 def test_all_processes_of_a_node_come_from_one_server(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    start: Callable[..., subprocess.Popen[str]], folder: Path
 ) -> None:
     running = [start("0", VALUE=str(number)) for number in range(5)]
     told = [_told(process) for process in running]
     assert sorted(each["value"] for each in told) == list("01234")
     assert len({each["parent"] for each in told}) == 1
-    assert len(_servers(tmp_path / "t")) == 1
+    assert len(_servers(folder)) == 1
 
 
 def test_modules_that_cannot_be_imported_are_left_to_the_process(
@@ -97,11 +103,11 @@ def test_modules_that_cannot_be_imported_are_left_to_the_process(
 
 
 def test_where_the_server_cannot_run_the_process_starts_plainly(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    start: Callable[..., subprocess.Popen[str]], folder: Path
 ) -> None:
-    folder = tmp_path / "t" / f"offload-{os.getuid()}"
-    folder.mkdir()
-    folder.chmod(0o755)  # others might listen there
+    own = folder / f"offload-{os.getuid()}"
+    own.mkdir()
+    own.chmod(0o755)  # others might listen there
     process = start("3")
     told = _told(process)
     assert told["pid"] == process.pid
@@ -109,17 +115,17 @@ def test_where_the_server_cannot_run_the_process_starts_plainly(
     assert process.returncode == 3
 
 
-def test_the_socket_is_for_its_user_alone(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_the_socket_is_for_its_user_alone(start: Callable[..., subprocess.Popen[str]], folder: Path) -> None:
     _told(start("0"))
-    folder = tmp_path / "t" / f"offload-{os.getuid()}"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    own = folder / f"offload-{os.getuid()}"
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
 
 
 def test_what_is_no_launcher_does_not_disturb_the_server(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    start: Callable[..., subprocess.Popen[str]], folder: Path
 ) -> None:
     _told(start("0"))
-    (path,) = [p for p in (tmp_path / "t").rglob("*") if p.is_socket()]
+    (path,) = [p for p in folder.rglob("*") if p.is_socket()]
     for junk in (b"", b"12345678", (1 << 60).to_bytes(8, "big"), (4).to_bytes(8, "big") + b"nope"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))

@@ -50,7 +50,7 @@ def _pricing_client() -> Any:
         import boto3
     except ImportError:
         raise ConfigError("refreshing prices needs boto3: pip install 'offload[sagemaker]'.") from None
-    return boto3.client("pricing", region_name=PRICE_API_REGION)
+    return boto3.Session().client("pricing", region_name=PRICE_API_REGION)
 
 
 def _training_price(client: Any, region: str, name: str) -> float:
