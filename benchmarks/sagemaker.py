@@ -13,6 +13,7 @@ start to the first batch is taken as well.
 """
 
 import json
+import logging
 import os
 import re
 import statistics
@@ -77,7 +78,7 @@ class Setting:
 @click.option("--gpu-speed", type=float, help="As offload plan takes it.")
 @click.option("--gpu", default="ml.g5.xlarge:1", show_default=True, metavar="TYPE:COUNT")
 @click.option("--cpu", default="ml.c5.4xlarge:1", show_default=True, metavar="TYPE:COUNT")
-@click.option("--samples", type=int, help="Default: 64,000 (as published); emulated, 900.")
+@click.option("--samples", type=int, help="Default: 64,000 (as published); emulated, 2,400.")
 @click.option("--max-usd", default=5.0, show_default=True, help="That each job may cost at most.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Of both.")
 @click.option("--json", "as_json", is_flag=True)
@@ -238,6 +239,7 @@ def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
     """Two hosts of a core each under the names and prices of the real instances."""
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     first, last = cores()
     with ExitStack() as stack:
         hosts = stack.enter_context(Hosts({"algo-1": HostSpec(core=first), "algo-2": HostSpec(core=last)}))
@@ -257,7 +259,7 @@ def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
         os.environ.update(environment, AWS_ENDPOINT_URL_SAGEMAKER=emulated.url)
         service = Service("us-east-1")
         service.s3.create_bucket(Bucket="emulated")
-        samples = given["samples"] or 900
+        samples = given["samples"] or 2400
         yield Setting(
             service=service,
             order=Order(

@@ -6,9 +6,8 @@ Both send the same request (:meth:`launchers.sagemaker.job.Job.request`); a test
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import urlparse
 
@@ -66,11 +65,6 @@ def _by_boto3(job: Job, service: Service) -> None:
 
 def _by_estimator(job: Job, service: Service) -> None:
     sdk = _sdk()
-    with _without_deprecations():
-        _fit(job, service, sdk)
-
-
-def _fit(job: Job, service: Service, sdk: _Sdk) -> None:
     session = sdk.Session(
         boto_session=service.session,
         sagemaker_client=service.sagemaker,
@@ -125,25 +119,16 @@ class _Sdk:
 
 
 def _sdk() -> _Sdk:
+    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # that version 3 exists, which has no estimators
+    for name in ("sagemaker", "sagemaker.config"):  # it prints on stdout where it found no configuration
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        with _without_deprecations():
-            sdk = _Sdk()
+        return _Sdk()
     except ImportError as error:
         raise ConfigError(
             f"the SageMaker SDK with estimators is not installed ({error}): pip install 'offload[sagemaker]', or pass --submitter boto3 "
             "with --image-uri."
         ) from None
-    for name in ("sagemaker", "sagemaker.config"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    return sdk
-
-
-@contextmanager
-def _without_deprecations() -> Iterator[None]:
-    """Without the SDK's warning that version 3 exists, which has no estimators."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _numbers(version: str) -> tuple[int, ...]:
