@@ -30,11 +30,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rows.protocol import STEADY_FROM, STEADY_TO
 from benchmarks.side_by_side import cores, machine, versions
 from launchers.sagemaker.groups import groups_of
 from launchers.sagemaker.launch import launch, prepare
 from launchers.sagemaker.order import Order, job_name
+from launchers.sagemaker.progress import over_all, read_progress
 from launchers.sagemaker.service import Service
+from launchers.sagemaker.watch import stop
 from offload.errors import ConfigError
 from offload.model import Catalog, NodeType, Profile
 from offload.model.planner import plan
@@ -98,8 +101,17 @@ def main(
             for name, groups in shapes.items():
                 say(f"{name}, {number} of {repeats}")
                 runs[name].append(_run(setting, groups))
-    rows = {name: _row(runs[name], predicted[name]) for name in shapes}
-    document = {
+            document = _document(runs, predicted, emulate)
+            if output is not None:  # what was paid for is kept, whatever comes
+                output.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document, indent=1)) if as_json else _show(document)
+
+
+def _document(
+    runs: Mapping[str, Sequence[Mapping[str, float]]], predicted: Mapping[str, Candidate], emulate: bool
+) -> dict[str, Any]:
+    rows = {name: _row(runs[name], predicted[name]) for name in runs}
+    return {
         "benchmark": "sagemaker",
         "claim": "article 004's workload: a single instance against an offloaded heterogeneous job",
         "accelerator": "paced accelerator" if emulate else "GPU",
@@ -111,28 +123,42 @@ def main(
         "rows": rows,
         "offloaded_over_single": _ratios(rows),
     }
-    if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document, indent=1)) if as_json else _show(document)
 
 
 def _run(setting: Setting, groups: Any) -> dict[str, Any]:
-    """One job, from its request to its end."""
+    """One job, from its request to its end. Whatever happens here, no job is left running."""
     name = job_name(setting.script, datetime.now(UTC))
     prepared = prepare(setting.order, name, [groups], setting.script, setting.catalog)
     lines: list[str] = []
-    state = launch(prepared, setting.service, "estimator", wait=True, say=lines.append)
-    if state["status"] != "Completed":
-        raise click.ClickException(
-            "\n".join([*lines[-30:], f"{name} ended as {state['status']}: {state['failure_reason']}"])
+    running: list[str] = []
+    try:
+        state = launch(
+            prepared,
+            setting.service,
+            "estimator",
+            wait=True,
+            say=lines.append,
+            started=lambda job: _started(job, running),
         )
-    batch = state["metrics"]["global_batch_size"]
+    except BaseException:
+        for job in running:
+            say(f"stopping {job}")
+            stop(setting.service, job)
+        raise
+    progress = [found for line in lines if (found := read_progress(line))]
+    if state["status"] != "Completed" or not progress:
+        why = state["failure_reason"] or "no metrics were found in its log"
+        raise click.ClickException("\n".join([*lines[-30:], f"{name} ended as {state['status']}: {why}"]))
+    # As in the other benchmarks: before, what was preprocessed while the worker started is worked off.
+    steps = progress[-1]["step"]
+    steadily = [each for each in progress if STEADY_FROM * steps <= each["step"] <= STEADY_TO * steps]
+    steady = over_all(steadily[1:], since=steadily[0])
     found = {
         "time_s": state["seconds"],
-        "samples_per_s": state["metrics"]["samples_per_s"],
-        "step_time_s": batch / state["metrics"]["samples_per_s"],
-        "utilisation": 1 - state["metrics"]["stall"],
-        "usd_per_million_samples": state["usd_per_million_samples"],
+        "samples_per_s": steady["samples_per_s"],
+        "step_time_s": setting.batch_size / steady["samples_per_s"],
+        "utilisation": 1 - steady["stall"],
+        "usd_per_million_samples": state["usd_per_hour"] / 3600 / steady["samples_per_s"] * 1e6,
     }
     if setting.emulated is not None:
         first = re.search(r"first batch at ([\d.]+)", "\n".join(lines))
@@ -140,6 +166,11 @@ def _run(setting: Setting, groups: Any) -> dict[str, Any]:
         found["start_to_first_batch_s"] = float(first[1]) - setting.emulated.jobs[name].started_at
     say("  " + "  ".join(f"{key} {value:.4g}" for key, value in found.items()))
     return found
+
+
+def _started(job: str, running: list[str]) -> None:
+    say(f"  started {job}")
+    running.append(job)
 
 
 def _predicted(setting: Setting, shape: Mapping[str, int], gpu_speed: float | None) -> Candidate:

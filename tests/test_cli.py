@@ -395,7 +395,7 @@ OPTIONS: dict[str, list[str]] = {
     "launch sagemaker": [
         "--bucket", "--catalog", "--checkpoints", "--cpu", "--dry-run", "--encrypt-traffic", "--env", "--framework-version",
         "--gpu", "--hosts-deadline", "--hyperparameter", "--image-uri", "--input", "--json", "--kms-key", "--max-hours",
-        "--max-usd", "--name", "--plan", "--region", "--role", "--security-group", "--spot", "--status", "--stop",
+        "--max-usd", "--name", "--plan", "--region", "--requirements", "--role", "--security-group", "--spot", "--status", "--stop",
         "--submitter", "--subnet", "--tag", "--volume-gib", "--wait", "args", "script",
     ],
 }  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 
 import offload
 from launchers.sagemaker import bundle
-from launchers.sagemaker.bundle import TOKEN, pack, requirements
+from launchers.sagemaker.bundle import PLAN, TOKEN, pack, requirements
 from offload.errors import ConfigError
 
 ENTRY = "offload_entry.py"
@@ -72,6 +72,23 @@ def test_too_many_bytes_are_refused_with_the_largest_files(script: Path, monkeyp
     (script.parent / "data.bin").write_bytes(bytes(4 << 20))
     with pytest.raises(ConfigError, match=r"MiB to upload .* at most 3 MiB .* --input, .* Largest: data.bin"):
         pack(script, ENTRY, "token")
+
+
+def test_what_cannot_be_packed_is_named(script: Path) -> None:
+    script.with_name("requirements.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"requirements\.txt is not UTF-8 text"):
+        pack(script, ENTRY, "token")
+    script.with_name("requirements.txt").unlink()
+    (script.parent / "offload").mkdir()
+    (script.parent / "offload" / "mine.py").write_text("")
+    with pytest.raises(ConfigError, match="holds a package 'offload', as offload's own is called: rename it"):
+        pack(script, ENTRY, "token")
+
+
+def test_the_plan_travels_too(script: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    assert PLAN in opened(pack(script, ENTRY, "token", plan)).getnames()
 
 
 def test_a_script_that_is_not_there_or_a_name_that_is_taken(script: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launchers.sagemaker import ray_node
-from launchers.sagemaker.progress import ProgressLines, progress_line
+from launchers.sagemaker.progress import ProgressLines, over_all, progress_line, read_progress
 from launchers.sagemaker.ray_node import NodeSpec, gpus, store_bytes
 from launchers.sagemaker.settings import Settings, arguments, read_settings
 from offload.errors import ConfigError, RunError
@@ -63,7 +66,25 @@ def test_a_node_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
     said = ["sh", "-c", "echo; echo port 6380 is taken; exit 3"]
     monkeypatch.setattr(NodeSpec, "command", lambda self: said)
     with pytest.raises(RunError, match="ray start ended with 3: port 6380 is taken"):
-        ray_node.RayNode(SPEC)
+        ray_node.RayNode(SPEC).start()
+
+
+def test_a_node_is_ended_also_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray start` waits for a head that is gone: whoever learns that must be able to end it."""
+    monkeypatch.setattr(NodeSpec, "command", lambda self: ["sleep", "1000"])
+    node = ray_node.RayNode(SPEC)
+
+    def start() -> None:
+        with contextlib.suppress(RunError):
+            node.start()
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    deadline = time.monotonic() + 30
+    while starting.is_alive():  # until then `sleep` may not have been started yet
+        assert time.monotonic() < deadline
+        node.stop()
+        starting.join(0.1)
 
 
 def test_what_the_launcher_tells_arrives(tmp_path: Path) -> None:
@@ -110,3 +131,22 @@ def test_each_interval_is_printed_once_and_those_of_before_a_restart_are_not(
     with ProgressLines(tmp_path), path.open("a") as file:
         file.write(json.dumps({**VALUES, "step": 60}) + "\n")
     assert re.findall(r"step=(\d+)", capsys.readouterr().out) == ["60"]
+
+
+def test_a_progress_line_is_read_as_it_was_written() -> None:
+    found = read_progress("[gpu algo-2] " + progress_line({**VALUES, "metrics": {"loss": 1e-7}}, None))
+    assert found == {
+        "epoch": 0, "step": 30, "samples/s": 84.51, "stall": 0.02, "goodput": 60, "loss": 1e-7, "workers": 2, "batch": 64,
+    }  # fmt: skip
+    for odd in ("", "epoch=0", "offload: 3 hosts", "offload: epoch=0 loss=...", "offload: epoch=zero"):
+        assert read_progress(odd) is None
+
+
+@given(rates=st.lists(st.floats(1, 1000), min_size=2, max_size=20))
+def test_lines_come_to_all_samples_over_all_time(rates: list[float]) -> None:
+    lines = [{"step": 3.0 * n, "batch": 64.0, "samples/s": rate, "stall": 1.0} for n, rate in enumerate(rates, start=1)]
+    found = over_all(lines)
+    time_s = sum(3 * 64 / rate for rate in rates[1:])
+    assert found["samples_per_s"] == pytest.approx(3 * 64 * (len(rates) - 1) / time_s)
+    assert found["stall"] == pytest.approx(1.0)
+    assert over_all([]) == {}

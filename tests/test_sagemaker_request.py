@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launchers.sagemaker import limits
-from launchers.sagemaker.groups import Group, groups_of, seconds_for
+from launchers.sagemaker.groups import ENDING_S, Group, groups_of, seconds_for
 from launchers.sagemaker.job import METRICS, Channel, Job
 from launchers.sagemaker.settings import Settings
 from offload.errors import ConfigError
@@ -51,7 +51,7 @@ def test_the_request_is_what_the_service_describes() -> None:
         spot=True,
         subnets=("subnet-1",),
         security_groups=("sg-1",),
-        kms_key="alias/training",
+        kms_key="1234abcd-12ab-34cd-56ef-1234567890ab",
     )
     request = job.request()
     assert not ParamValidator().validate(request, limits.create_training_job().input_shape).has_errors()
@@ -67,7 +67,7 @@ def test_what_was_not_asked_for_is_not_in_the_request() -> None:
 
 
 def test_metrics_are_read_from_a_progress_line() -> None:
-    line = "samples/s=84.5 stall=0.02 goodput=81.3 loss=1.3e-05 workers=2 batch=64"
+    line = "offload: epoch=0 step=9 samples/s=84.5 stall=0.02 goodput=81.3 loss=1.3e-05 workers=2 batch=64"
     found = {
         each["Name"]: float(re.search(each["Regex"], line)[1])  # type: ignore[index]
         for each in JOB.request()["AlgorithmSpecification"]["MetricDefinitions"]
@@ -95,7 +95,14 @@ def test_metrics_are_read_from_a_progress_line() -> None:
         ({"environment": {"A": "x" * 513}}, "Environment.A: 513 characters"),
         ({"environment": {f"A{i}": "" for i in range(101)}}, "Environment: 101 entries, at most 100"),
         ({"environment": {"1A": ""}}, "the key '1A' of Environment"),
-        ({"environment": {"WANDB_API_KEY": "x"}}, "WANDB_API_KEY looks like a secret"),
+        (
+            {"groups": groups_of("ml.g5.xlarge:1", ["ml.g5.2xlarge:1"])},
+            "group 'cpu' is of ml.g5.2xlarge, which has GPUs",
+        ),
+        (
+            {"groups": groups_of("ml.p3.2xlarge:1", ["ml.c5.xlarge:1"]), "kms_key": "alias/x"},
+            "the key of volumes is given by its id or ARN, not by an alias: 'alias/x'",
+        ),
         ({"hyperparameters": {"note": "x" * 2500}}, "HyperParameters.note: 2502 characters"),
         ({"tags": {f"t{i}": "" for i in range(51)}}, "Tags: 51 entries, at most 50"),
         ({"subnets": ("subnet-1",)}, "a VPC needs both subnets and security groups"),
@@ -113,8 +120,48 @@ def test_what_the_service_would_refuse_is_refused(changed: dict[str, Any], text:
     assert text in refused(**changed)
 
 
-def test_a_secret_is_named_and_not_shown() -> None:
-    assert "hunter2" not in refused(environment={"DB_PASSWORD": "hunter2"})
+@pytest.mark.parametrize(
+    "name",
+    ["DB_PASSWORD", "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "apikey", "my-secret"],
+)
+def test_a_secret_is_named_and_not_shown(name: str) -> None:
+    for changed in (
+        {"environment": {name: "hunter2"}},
+        {"hyperparameters": {name: "hunter2"}},
+        {"settings": Settings(script="x.py", args=(f"--{name}", "hunter2"))},
+        {"settings": Settings(script="x.py", args=(f"--{name}=hunter2",))},
+    ):
+        text = refused(**changed)
+        assert f"{name} looks like a secret" in text
+        assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer", "max_tokens", "num_tokens", "TOKENIZERS_PARALLELISM", "key", "secretary"]
+)
+def test_names_that_only_look_a_little_like_it_are_no_secrets(name: str) -> None:
+    replace(JOB, environment={"TOKENIZERS_PARALLELISM": "false"}, hyperparameters={name: 1})
+
+
+def test_what_users_print_is_no_metric() -> None:
+    for line in ("val-loss=3.0", "loss=3.0 batch=7", "offload: 3 workers=4", "x samples/s=7"):
+        for each in JOB.request()["AlgorithmSpecification"]["MetricDefinitions"]:
+            assert re.search(each["Regex"], line) is None, (line, each)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cpu", "sent"),
+    [
+        ("ml.p3.2xlarge:1", ["ml.c5.xlarge:1"], True),
+        ("ml.g5.xlarge:1", ["ml.c5.xlarge:1"], False),
+        ("ml.p3.2xlarge:1", ["ml.r5d.xlarge:1"], False),
+        ("ml.g4dn.xlarge:1", ["ml.m5.large:1"], False),
+    ],
+)
+def test_instances_with_disks_of_their_own_take_no_key_for_them(gpu: str, cpu: list[str], sent: bool) -> None:
+    request = replace(JOB, groups=groups_of(gpu, cpu), kms_key="1234abcd-12ab-34cd-56ef-1234567890ab").request()
+    assert ("VolumeKmsKeyId" in request["ResourceConfig"]) == sent
+    assert "KmsKeyId" in request["OutputDataConfig"]
 
 
 def test_everything_wrong_is_said_at_once() -> None:
@@ -133,7 +180,8 @@ def test_a_cap_on_spend_bounds_the_time() -> None:
     catalog = built_in()
     hourly = catalog["ml.g5.xlarge"].usd_per_hour + 2 * catalog["ml.c5.4xlarge"].usd_per_hour
     seconds = seconds_for(5.0, groups, catalog)
-    assert seconds * hourly / 3600 <= 5.0 < (seconds + 1) * hourly / 3600
+    # The service goes on for two minutes once it stops a job, and then uploads.
+    assert (seconds + ENDING_S) * hourly / 3600 <= 5.0 < (seconds + ENDING_S + 1) * hourly / 3600
     with pytest.raises(ConfigError, match=r"\$0.01 buys \d+ s of these instances .* raise --max-usd"):
         seconds_for(0.01, groups, catalog)
     with pytest.raises(ConfigError, match="catalog holds no instance type"):

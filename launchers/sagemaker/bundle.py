@@ -20,12 +20,14 @@ from offload.errors import ConfigError
 
 LARGEST_BYTES = 200 << 20
 TOKEN = ".offload-token"
+PLAN = ".offload-plan.json"
 LEFT_OUT = (".*", "__pycache__", "*.pyc")
 """Files and folders that stay at home: hidden ones (``.git``, ``.env``, ``.aws``), and what Python makes again."""
 FOLDERS_LEFT_OUT = ("runs", "checkpoints", "venv", "node_modules", "build", "dist", "*.egg-info")
 """Folders of the user's that do as well."""
 SECRET = ("*.pem", "*.key", "id_rsa*", "id_ed25519*", "credentials*", "secrets*", "*.p12", "*.pfx")
 """Those that nobody means to upload: they are refused, not left out, since the script may need them."""
+OURS = ("offload", "launchers")
 IN_IMAGE = ("torch", "torchvision")
 """Never installed over an image's own, which fit its CUDA."""
 
@@ -45,10 +47,11 @@ def requirements() -> list[str]:
     return sorted(found)
 
 
-def pack(script: Path, entry: str, token: str) -> bytes:
+def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> bytes:
     """The archive (tar.gz) for a script, with its folder and everything below.
 
-    ``entry``: the name under which the container starts; ``token``: that the job's Ray cluster authenticates with.
+    ``entry``: the name under which the container starts; ``token``: that the job's Ray cluster authenticates with; ``plan``: that
+    the job was launched from.
 
     Raises ConfigError for a script that is not there, files that look like keys, or too many bytes.
     """
@@ -67,13 +70,15 @@ def pack(script: Path, entry: str, token: str) -> bytes:
             f"data into S3 and pass it with --input, or move the script to a folder of its own. Largest: {', '.join(largest)}."
         )
     made = {entry: _ENTRY, "requirements.txt": _merged(files.pop("requirements.txt", None)), TOKEN: token}
+    if plan is not None:
+        made[PLAN] = plan.read_text(encoding="utf-8")
     taken = sorted(made.keys() & files.keys())
     if taken:
         raise ConfigError(f"{script.parent} holds {', '.join(taken)}, which the launcher makes itself: rename it.")
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
         for name in sorted({*files, *made}):
-            content = made[name].encode() if name in made else files[name].read_bytes()
+            content = made[name].encode() if name in made else _bytes_of(files[name])
             member = tarfile.TarInfo(name)
             member.size = len(content)
             member.mode = (
@@ -93,8 +98,12 @@ if __name__ == "__main__":
 
 def _of_user(folder: Path) -> Iterator[tuple[str, Path]]:
     for name, path in _below(folder, FOLDERS_LEFT_OUT):
-        if name.split("/")[0] in ("offload", "launchers"):
-            continue  # this version's own are packed
+        if name.split("/")[0] in OURS:
+            if path.resolve().is_relative_to(Path(str(offload.__file__)).resolve().parents[1]):
+                continue  # these very packages: they are packed anyway
+            raise ConfigError(
+                f"{folder} holds a package {name.split('/')[0]!r}, as offload's own is called: rename it."
+            )
         if name == "setup.py":
             continue  # with it the training toolkit would install the folder as a package, and run that
         if _is(path.name.lower(), SECRET):
@@ -122,4 +131,14 @@ def _is(name: str, patterns: tuple[str, ...]) -> bool:
 def _merged(own: Path | None) -> str:
     """The user's requirements behind offload's."""
     text = "\n".join(requirements()) + "\n"
-    return text if own is None else f"{text}\n{own.read_text(encoding='utf-8')}"
+    try:
+        return text if own is None else f"{text}\n{_bytes_of(own).decode()}"
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{own} is not UTF-8 text: {error.reason}.") from None
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read, and would be uploaded with the script: {error.strerror}.") from None

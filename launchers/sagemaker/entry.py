@@ -12,6 +12,7 @@ import platform
 import signal
 import socket
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def _place(base: Path, hosts: JobHosts) -> Place:
     except (OSError, ValueError):
         raise ConfigError(f"{token_file} is missing: the bundle is not the launcher's.") from None
     return Place(
-        base=base, folder=folder, hosts=hosts, settings=settings, hyperparameters=hyperparameters, token=token,
+        base=base, folder=folder, hosts=hosts, settings=settings, hyperparameters=hyperparameters,
+        job=os.environ.get("TRAINING_JOB_NAME", ""), token=token,
         token_file=token_file, versions=installed(), address=_address(hosts.current), head_address=_address(hosts.head),
     )  # fmt: skip
 
@@ -95,20 +97,29 @@ def _follow(place: Place) -> Outcome:
     follower = Follower(head, place.token, place.hosts.current, place.versions, place.settings.hosts_deadline_s)
     node: RayNode | None = None
     try:
+        node = RayNode(place.node)
         for message in follower.messages():
             if "start" in message:
-                try:
-                    node = RayNode(place.node)
-                except OffloadError as error:
-                    follower.say(failed=str(error))
-                else:
-                    follower.say(ready=True)
+                # On a thread: `ray start` waits for a head that is gone, and what the head tells must be heard meanwhile.
+                threading.Thread(target=_start, args=(node, follower), daemon=True).start()
             if "outcome" in message:
                 return _as_told(message["outcome"], place.hosts.head)
+    except ConfigError as error:
+        follower.say(failed=str(error))
+        raise
     finally:
         if node is not None:
             node.stop()
     raise AssertionError("messages end with an outcome or raise")
+
+
+def _start(node: RayNode, follower: Follower) -> None:
+    try:
+        node.start()
+    except OffloadError as error:
+        follower.say(failed=str(error))
+    else:
+        follower.say(ready=True)
 
 
 def _as_told(outcome: dict[str, Any], head: str) -> Outcome:

@@ -16,10 +16,12 @@ from offload.model import Catalog
 
 GPU_GROUP, CPU_GROUP = "gpu", "cpu"
 SHORTEST_RUN_S = 600  # below, a cap on spend buys hardly more than the machines' start
+ENDING_S = 300  # are paid after the service began to stop a job: it waits for two minutes, and uploads what there is
 MOST_ALTERNATIVES = 3
 PLAN_SCHEMA = "offload.plan/1"
 _GPU_FAMILIES = re.compile(r"ml\.(p|g)\d")
-_SPEC = re.compile(r"(?P<type>[^:\s]+):(?P<count>\d+)")
+_LOCAL_STORAGE = re.compile(r"ml\.([a-z]+\d+[a-z]*d|[a-z]+\d+d|(g[5-9]|p[5-9]|trn\d))")
+_SPEC = re.compile(r"(?P<type>[^:\s]+):(?P<count>\d{1,6})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +70,25 @@ def has_gpus(instance_type: str) -> bool:
     return _GPU_FAMILIES.match(instance_type) is not None
 
 
+def has_local_storage(instance_type: str) -> bool:
+    """Whether instances of this type have disks of their own, which their hardware encrypts: the service refuses another key for
+    them."""
+    return _LOCAL_STORAGE.match(instance_type) is not None
+
+
 def usd_per_hour(groups: Sequence[Group], catalog: Catalog) -> float:
     """On demand. Raises ConfigError where a price is not known."""
     return sum(catalog[group.instance_type].usd_per_hour * group.count for group in groups)
 
 
 def seconds_for(usd: float, groups: Sequence[Group], catalog: Catalog) -> int:
-    """How long the groups may run for ``usd``. Raises ConfigError where a price is not known, or it is hardly any time."""
+    """How long the groups may run for ``usd``, their end included. Raises ConfigError where a price is not known, or it is hardly
+    any time."""
     hourly = usd_per_hour(groups, catalog)
-    seconds = math.floor(usd / hourly * 3600) if hourly > 0 else 0
+    seconds = math.floor(usd / hourly * 3600) - ENDING_S if hourly > 0 else 0
     if seconds < SHORTEST_RUN_S:
         raise ConfigError(
-            f"${usd:g} buys {seconds:,} s of these instances (${hourly:.2f} an hour), less than the {SHORTEST_RUN_S // 60} minutes "
+            f"${usd:g} buys {max(seconds, 0):,} s of these instances (${hourly:.2f} an hour), less than the {SHORTEST_RUN_S // 60} minutes "
             "that they need to start and to do something: raise --max-usd or rent fewer."
         )
     return seconds

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from launchers.sagemaker import ray_node
+from launchers.sagemaker.bundle import PLAN
+from launchers.sagemaker.groups import GPU_GROUP
 from launchers.sagemaker.hosts import JobHosts
 from launchers.sagemaker.progress import ProgressLines
 from launchers.sagemaker.ray_node import NodeSpec, RayNode
@@ -29,8 +31,12 @@ MEETING_PORT = 6378
 SAME_EVERYWHERE = {"Ray": "ray", "torch": "torch", "NumPy": "numpy", "PyArrow": "pyarrow"}
 """Packages of which all hosts of a job must have the same version: objects of theirs travel between hosts."""
 INTERRUPTED = 130
+MARGIN_S = 15.0
+STOPPED = "the job was stopped; a checkpoint was committed."
+WITHOUT_GPUS = "OFFLOAD_WITHOUT_GPUS"
+JOB_FILE, PLAN_FILE, ERROR_FILE = "job.txt", "plan.json", "error.txt"
 TRACEBACK_LINES = 30
-KEPT = (SUMMARY, REPORT, EVENTS, METRICS, SKIPPED)
+KEPT = (SUMMARY, REPORT, EVENTS, METRICS, SKIPPED, PLAN_FILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,7 @@ class Place:
     Args:
         base: the service's folder, ``/opt/ml``.
         folder: the unpacked bundle.
+        job: its name.
         address, head_address: of this host and of the head, on the job's network.
     """
 
@@ -56,6 +63,7 @@ class Place:
     hosts: JobHosts
     settings: Settings
     hyperparameters: Mapping[str, Any]
+    job: str
     token: str
     token_file: Path
     versions: Mapping[str, str]
@@ -78,12 +86,24 @@ class Place:
             group=self.hosts.group.name,
             instance_type=self.hosts.group.instance_type,
             cores=ray_node.cores(),
-            gpus=ray_node.gpus(os.environ),
+            gpus=self._gpus(),
             store_bytes=ray_node.store_bytes(shm, memory),
             interface=self.hosts.interface,
             token_file=self.token_file,
             folder=self.folder,
         )
+
+    def _gpus(self) -> int:
+        """Workers run in the group of GPUs alone. Raises ConfigError where it has none: nobody means to pay for what is not used."""
+        if self.hosts.group.name != GPU_GROUP:
+            return 0
+        found = ray_node.gpus(os.environ)
+        if not found and not os.environ.get(WITHOUT_GPUS):
+            raise ConfigError(
+                f"{self.hosts.current} ({self.hosts.group.instance_type}) sees no GPU: take an image with CUDA, whose PyTorch is one "
+                f"for GPUs, or pass --env {WITHOUT_GPUS}=1 to train on its CPUs."
+            )
+        return found
 
     @property
     def run_dir(self) -> Path:
@@ -97,6 +117,7 @@ class Head:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self._node: RayNode | None = None
         self._script: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
@@ -105,15 +126,15 @@ class Head:
         place = self._place
         others = [host for host in place.hosts.all if host != place.hosts.current]
         meeting = Rendezvous((place.address, MEETING_PORT), place.token, others, place.versions, self._lost)
-        node: RayNode | None = None
         outcome = Outcome(exit=1, reason="the head failed.")
         try:
             with self._stoppable():
                 meeting.gather(place.settings.hosts_deadline_s)
                 self._check_packages()
-                node = RayNode(place.node)
+                self._node = RayNode(place.node)
+                self._node.start()
                 meeting.tell({"start": True})
-                meeting.await_ready(ray_node.START_S)
+                meeting.await_ready(ray_node.START_S + MARGIN_S)  # a host that fails tells why, if it is waited for
                 print(f"offload: Ray runs on all {len(others) + 1} hosts", flush=True)
                 outcome = self._run_script()
         except KeyboardInterrupt:
@@ -123,8 +144,8 @@ class Head:
             raise
         finally:
             meeting.close(asdict(outcome))
-            if node is not None:
-                node.stop()
+            if self._node is not None:
+                self._node.stop()
         return outcome
 
     def _check_packages(self) -> None:
@@ -156,13 +177,14 @@ class Head:
             signal.signal(signal.SIGTERM, before)
 
     def _run_script(self) -> Outcome:
-        place = self._place
-        earlier = _document(_text(place.run_dir / SUMMARY))
-        if earlier.get("status") == "finished":
-            print("offload: the checkpoint location holds this run, finished: nothing is left to do", flush=True)
-            self._keep(earlier)
+        place, node = self._place, self._node
+        assert node is not None, "Ray is started first"
+        if finished := self._finished_before():
+            print("offload: this job had finished already: nothing is left to do", flush=True)
+            self._keep(finished)
             return Outcome(exit=0)
-        environment = {**os.environ, **place.node.environment()}
+        self._set_up_run_dir()
+        environment = {**os.environ, **node.environment()}
         with ProgressLines(place.run_dir):
             self._script = subprocess.Popen(
                 self._command(), env=environment, cwd=place.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
@@ -174,14 +196,39 @@ class Head:
             self._keep(document)
             return Outcome(exit=0)
         if self._stopping:
-            return Outcome(exit=INTERRUPTED)
-        story = _text(place.run_dir / "error.txt").strip().splitlines()[-TRACEBACK_LINES:]
+            return Outcome(exit=INTERRUPTED, reason=STOPPED)
+        story = _text(place.run_dir / ERROR_FILE).strip().splitlines()[-TRACEBACK_LINES:]
         print("\n".join(story), file=sys.stderr, flush=True)
         return Outcome(exit=1, reason=document.get("error") or _how_it_died(place.settings.script, code))
+
+    def _finished_before(self) -> dict[str, Any]:
+        """The summary, where this very job had finished before its container was started once more. Raises ConfigError where
+        another job had."""
+        summary = _document(_text(self._place.run_dir / SUMMARY))
+        if summary.get("status") != "finished":
+            return {}
+        owner = _text(self._place.run_dir / JOB_FILE)
+        if owner != self._place.job:
+            raise ConfigError(
+                f"the checkpoint location holds a finished run (of the job {owner or 'of an unknown name'}), and this one would train "
+                "nothing: launch with other --checkpoints."
+            )
+        return summary
+
+    def _set_up_run_dir(self) -> None:
+        place, run_dir = self._place, self._place.run_dir
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / JOB_FILE).write_text(place.job, encoding="utf-8")
+        (run_dir / ERROR_FILE).unlink(missing_ok=True)  # of an attempt before a restart
+        if (place.folder / PLAN).exists():
+            shutil.copyfile(place.folder / PLAN, run_dir / PLAN_FILE)
 
     def _command(self) -> list[str]:
         place, settings = self._place, self._place.settings
         storage = ["--storage-path", settings.storage] if settings.storage else []
+        if settings.storage and settings.own_storage and not (place.run_dir / EVENTS).exists():
+            # Interrupted before anything of its run directory was kept: what lies there is of no use to anybody.
+            storage.append("--overwrite")
         return [
             *(sys.executable, "-m", "offload", "run", settings.script, "--json"),
             *("--run-dir", str(place.run_dir), "--address", f"{place.head_address}:{ray_node.HEAD_PORT}"),

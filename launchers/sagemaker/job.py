@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launchers.sagemaker import limits
-from launchers.sagemaker.groups import GPU_GROUP, Group, has_gpus
+from launchers.sagemaker.groups import GPU_GROUP, Group, has_gpus, has_local_storage
 from launchers.sagemaker.settings import Settings
 from offload.errors import ConfigError
 
@@ -31,8 +31,11 @@ METRICS = {  # CloudWatch's name: the word before the number in the entry's prog
     "workers": "workers",
     "global_batch_size": "batch",
 }
-_NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)"
-_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|TOKEN|CREDENTIAL|PRIVATE_KEY|API_?KEY|ACCESS_KEY", re.IGNORECASE)
+_NUMBER = r"([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)"
+_SECRET = re.compile(
+    r"(?:^|[_-])(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)[_-]?(?:KEY|TOKEN))(?:$|[_-](?:ID|KEY)$)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class Job:
         max_run_s: after which the service stops the job.
         spot: on spare capacity, waited for as long again as the job may run.
         subnets, security_groups: of the VPC to run in; none: outside one.
-        kms_key: that encrypts volumes and output.
+        kms_key: that encrypts the output, and volumes where no instance type has disks of its own.
         encrypt_traffic: between instances.
     """
 
@@ -90,7 +93,8 @@ class Job:
     encrypt_traffic: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ConfigError that lists everything that the service would refuse."""
+        """Raises ConfigError that lists everything that the service would refuse, and for what must not be visible."""
+        self._check_secrets()
         wrong = [*self._contradictions(), *limits.violations(self.request(), limits.create_training_job().input_shape)]
         if wrong:
             more = f"\n  and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
@@ -122,7 +126,7 @@ class Job:
                     {"InstanceGroupName": g.name, "InstanceType": g.instance_type, "InstanceCount": g.count}
                     for g in self.groups
                 ],
-                **_if(VolumeKmsKeyId=self.kms_key),
+                **_if(VolumeKmsKeyId=self.volume_kms_key),
             },
             "StoppingCondition": {
                 "MaxRuntimeInSeconds": self.max_run_s,
@@ -149,9 +153,23 @@ class Job:
         return {**self.hyperparameters, **self.settings.hyperparameter()}
 
     @property
+    def volume_kms_key(self) -> str | None:
+        """The key for volumes: none where an instance type has disks of its own, for which the service takes none."""
+        return None if any(has_local_storage(group.instance_type) for group in self.groups) else self.kms_key
+
+    @property
     def max_wait_s(self) -> int | None:
         """For spot capacity and the run together; None without spot."""
         return 2 * self.max_run_s if self.spot else None
+
+    def _check_secrets(self) -> None:
+        options = [arg.removeprefix("--").partition("=")[0] for arg in self.settings.args if arg.startswith("--")]
+        for name in (*self.environment, *self.hyperparameters, *options):
+            if _SECRET.search(name):
+                raise ConfigError(
+                    f"{name} looks like a secret, and whoever may describe the job, or read its log, could read it: let the script "
+                    "fetch it from AWS Secrets Manager under the job's role."
+                )
 
     def _contradictions(self) -> Iterator[str]:
         """Rules between values, which the service's description does not hold."""
@@ -170,12 +188,8 @@ class Job:
             yield f"StoppingCondition.MaxRuntimeInSeconds: {self.max_run_s}, at most {LONGEST_RUN_S:,} (28 days) are allowed"
         if bool(self.subnets) != bool(self.security_groups):
             yield "a VPC needs both subnets and security groups, and only one of the two was given"
-        for name in (*self.environment, *self.hyperparameters):
-            if _SECRET.search(name):
-                yield (
-                    f"{name} looks like a secret, and whoever may describe the job could read it: let the script fetch it "
-                    "from AWS Secrets Manager under the job's role"
-                )
+        if self.volume_kms_key and "alias/" in self.volume_kms_key:
+            yield f"the key of volumes is given by its id or ARN, not by an alias: {self.volume_kms_key!r}"
 
     def _wrong_channels(self, names: Sequence[str]) -> Iterator[str]:
         for name, times in Counter(channel.name for channel in self.channels).items():
@@ -192,7 +206,9 @@ class Job:
 
 def metric_definitions() -> list[dict[str, str]]:
     """What the console shows, and how it is read from the entry's progress lines."""
-    return [{"Name": name, "Regex": rf"\b{re.escape(word)}={_NUMBER}"} for name, word in METRICS.items()]
+    return [
+        {"Name": name, "Regex": rf"offload: epoch=.* {re.escape(word)}={_NUMBER}"} for name, word in METRICS.items()
+    ]
 
 
 def _wrong_type(group: Group) -> Iterator[str]:
@@ -200,8 +216,9 @@ def _wrong_type(group: Group) -> Iterator[str]:
     if group.instance_type in limits.inference_types():
         near = difflib.get_close_matches(group.instance_type, known, n=3)
         yield f"{group.instance_type} serves models and does not train; nearest that train: {', '.join(near)}"
-    elif group.name == GPU_GROUP and group.instance_type in known and not has_gpus(group.instance_type):
-        yield f"group {GPU_GROUP!r} is of {group.instance_type}, which has no GPU"
+    elif group.instance_type in known and has_gpus(group.instance_type) != (group.name == GPU_GROUP):
+        has = "no GPU" if group.name == GPU_GROUP else f"GPUs: workers run in the group {GPU_GROUP!r} alone"
+        yield f"group {group.name!r} is of {group.instance_type}, which has {has}"
 
 
 def _channel(channel: Channel) -> dict[str, Any]:

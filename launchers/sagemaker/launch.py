@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,43 +22,77 @@ from offload.model import Catalog
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """All that can be known before any call: the jobs to try, best first, and the bundle."""
+class Attempt:
+    """One job to try, and the token of its hosts, which travels in its bundle alone."""
 
-    jobs: tuple[Job, ...]
+    job: Job
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """All that can be known before any call. ``notes``: what a user should know of it."""
+
+    attempts: tuple[Attempt, ...]
     script: Path
     catalog: Catalog
+    plan: Path | None = None
+    notes: tuple[str, ...] = ()
 
-    def bundle(self) -> bytes:
-        """With a token of its own. Raises ConfigError for what must not, or cannot, be uploaded."""
-        return pack(self.script, ENTRY, secrets.token_hex(32))
+    def bundle(self, attempt: Attempt) -> bytes:
+        """What an attempt uploads. Raises ConfigError for what must not, or cannot, be."""
+        return pack(self.script, ENTRY, attempt.token, self.plan)
 
 
-def prepare(order: Order, name: str, choices: Sequence[Groups], script: Path, catalog: Catalog) -> Prepared:
-    """Check everything. Raises ConfigError for all that the service, or a container, would refuse."""
+def prepare(
+    order: Order, name: str, choices: Sequence[Groups], script: Path, catalog: Catalog, plan: Path | None = None
+) -> Prepared:
+    """Check everything. ``choices``: groups, best first; others than the best are left out where the order does not allow them.
+
+    Raises ConfigError for all that the service, or a container, would refuse.
+    """
     _check_script(script)
-    names = [name, *(f"{name}-{number}" for number in range(2, len(choices) + 1))]
-    jobs = tuple(order.job(each, groups, catalog) for each, groups in zip(names, choices, strict=True))
-    return Prepared(jobs=jobs, script=script, catalog=catalog)
+    attempts: list[Attempt] = []
+    notes: list[str] = []
+    for number, groups in enumerate(choices, start=1):
+        try:
+            job = order.job(name if number == 1 else f"{name}-{number}", groups, catalog, secrets.token_hex(4))
+        except ConfigError as error:
+            if number == 1:
+                raise
+            notes.append(f"not an alternative: {' + '.join(f'{g.count} × {g.instance_type}' for g in groups)}: {error}")
+        else:
+            attempts.append(Attempt(job=job, token=secrets.token_hex(32)))
+    return Prepared(attempts=tuple(attempts), script=script, catalog=catalog, plan=plan, notes=tuple(notes))
 
 
-def launch(prepared: Prepared, service: Service, submitter: Submitter, *, wait: bool, say: Say) -> dict[str, Any]:
+def launch(
+    prepared: Prepared,
+    service: Service,
+    submitter: Submitter,
+    *,
+    wait: bool,
+    say: Say,
+    started: Callable[[str], None] = lambda name: None,
+) -> dict[str, Any]:
     """Launch, and with ``wait`` follow to the end. Returns the job's state as a document (:func:`launchers.sagemaker.watch.state`).
 
-    Raises ConfigError where AWS refuses, NoCapacity where it has none of the choices, RunError where it started a job and then
-    tells nothing of it.
+    ``started`` is called with the name of each job that AWS took. Raises ConfigError where AWS refuses, NoCapacity where it has
+    none of the choices, RunError where it started a job and then tells nothing of it.
     """
-    for number, job in enumerate(prepared.jobs, start=1):
+    for number, attempt in enumerate(prepared.attempts, start=1):
+        job = attempt.job
         try:
-            upload(job, prepared.bundle(), service)
+            upload(job, prepared.bundle(attempt), service)
             start(job, service, submitter)
+            started(job.name)
             say(f"started {job.name}: {' + '.join(f'{g.count} × {g.instance_type}' for g in job.groups)}")
             return _state(prepared, service, job.name, wait, say)
         except NoCapacity as error:
-            if number == len(prepared.jobs):
+            if number == len(prepared.attempts):
                 raise
             say(f"{error}\nthe next best of the plan is tried")
-    raise AssertionError("there is at least one choice")
+    raise AssertionError("there is at least one attempt")
 
 
 def _state(prepared: Prepared, service: Service, name: str, wait: bool, say: Say) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from offload.model import Catalog
 PREFIX = "offload"
 MAX_RUN_S = 86_400
 _LONGEST_STEM = 35  # characters of a job's name, of which 63 are allowed, before its date
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _CHANNEL = re.compile(r"(?P<name>[^@=]+)(@(?P<groups>[^=]*))?=(?P<uri>.+)")
 
 
@@ -59,8 +60,15 @@ class Order:
     encrypt_traffic: bool = False
     hosts_deadline_s: float = HOSTS_DEADLINE_S
 
-    def job(self, name: str, groups: Groups, catalog: Catalog) -> Job:
-        """The job. Raises ConfigError for all that the service would refuse, and for a cap on spend that buys no run."""
+    def job(self, name: str, groups: Groups, catalog: Catalog, bundle: str) -> Job:
+        """The job. ``bundle``: what tells its bundle from that of any other job, one of the same name included.
+
+        Raises ConfigError for all that the service would refuse, and for a cap on spend that buys no run.
+        """
+        if not _BUCKET.fullmatch(self.bucket):
+            raise ConfigError(
+                f"--bucket {self.bucket!r} cannot be: names of buckets have 3 to 63 of a-z, 0-9, - and dots."
+            )
         place = f"s3://{self.bucket}/{PREFIX}/{name}"
         checkpoints = (self.checkpoints or f"{place}/checkpoints").rstrip("/")
         max_run_s = self.max_run_s
@@ -73,12 +81,13 @@ class Order:
             role=self.role,
             image=self.image,
             region=self.region,
-            source=f"{place}/source.tar.gz",
+            source=f"{place}/source-{bundle}.tar.gz",
             settings=Settings(
                 script=self.script,
                 args=self.args,
                 # Workers of several hosts write one checkpoint: none of them sees the others' disks.
                 storage=f"{checkpoints}-of-workers" if several else None,
+                own_storage=self.checkpoints is None,
                 hosts_deadline_s=self.hosts_deadline_s,
             ),
             output=f"s3://{self.bucket}/{PREFIX}",  # the service adds the job's name

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offload.report.run_dir import METRICS, read_lines
+from offload.report.run_dir import METRICS
 
 LOOK_S = 2.0
+_BEGINS = "offload: epoch="
 
 
 class ProgressLines:
@@ -17,8 +20,9 @@ class ProgressLines:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / METRICS
-        earlier = read_lines(self._path)  # of before a restart
-        self._printed, self._last = len(earlier), earlier[-1] if earlier else None
+        self._offset = 0
+        earlier = [*self._new()]  # of before a restart: they are not printed again
+        self._last = earlier[-1] if earlier else None
         self._done = threading.Event()
         self._looking = threading.Thread(target=self._look, daemon=True)
 
@@ -36,11 +40,23 @@ class ProgressLines:
         self._print_new()
 
     def _print_new(self) -> None:
-        lines = read_lines(self._path)
-        for values in lines[self._printed :]:
+        for values in self._new():
             print(progress_line(values, self._last), flush=True)
             self._last = values
-        self._printed = max(self._printed, len(lines))
+
+    def _new(self) -> Iterator[dict[str, Any]]:
+        """The lines that were added since the last call. Read from where that ended: over a day the file grows long."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                added = file.read()
+        except FileNotFoundError:
+            return
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):  # cut off by a crash
+                yield json.loads(line)
 
 
 def progress_line(values: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
@@ -60,7 +76,47 @@ def progress_line(values: Mapping[str, Any], before: Mapping[str, Any] | None) -
         "workers": values["workers"],
         "batch": values["global_batch_size"],
     }
-    return "offload: " + " ".join(f"{name}={_number(value)}" for name, value in found.items() if value is not None)
+    return _BEGINS.removesuffix("epoch=") + " ".join(
+        f"{name}={_number(value)}" for name, value in found.items() if value is not None
+    )
+
+
+def read_progress(text: str) -> dict[str, float] | None:
+    """The numbers of a progress line, with whatever stands before it; None where ``text`` is none."""
+    _, found, rest = text.partition(_BEGINS)
+    if not found:
+        return None
+    try:
+        return {name: float(number) for name, _, number in (part.partition("=") for part in ("epoch=" + rest).split())}
+    except ValueError:
+        return None
+
+
+def over_all(lines: Sequence[Mapping[str, float]], since: Mapping[str, float] | None = None) -> dict[str, float]:
+    """What several progress lines in a row come to, by the names of the console's metrics: averages over the time spent
+    stepping, and the newest loss, batch and number of workers.
+
+    ``since``: the line before them; without it the first counts from nowhere, and is left out if there are others.
+    Intervals are of uneven length: where the input binds, samples come in bursts, and most lines tell of those.
+    """
+    if since is None:
+        since, lines = (lines[0], lines[1:]) if len(lines) > 1 else ({"step": 0.0}, lines)
+    rows = [
+        ((line["step"] - before["step"]) * line["batch"], line)
+        for before, line in zip([since, *lines], lines, strict=False)
+        if line.get("samples/s") and line["step"] > before["step"]
+    ]
+    if not rows:
+        return {}
+    stepped_s = [samples / line["samples/s"] for samples, line in rows]
+    found = {"samples_per_s": sum(samples for samples, _ in rows) / sum(stepped_s)}
+    for name in ("stall", "goodput"):
+        known = [(seconds, line[name]) for seconds, (_, line) in zip(stepped_s, rows, strict=True) if name in line]
+        if known:
+            found[name] = sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known)
+    last = {name: line[name] for _, line in rows for name in ("loss", "workers", "batch") if name in line}
+    names = {"loss": "loss", "workers": "workers", "batch": "global_batch_size"}
+    return {**found, **{names[name]: value for name, value in last.items()}}
 
 
 def _goodput(values: Mapping[str, Any], before: Mapping[str, Any] | None) -> float | None:

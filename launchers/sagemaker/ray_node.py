@@ -132,34 +132,34 @@ def gpus(environment: Mapping[str, str]) -> int:
 
 
 class RayNode:
-    """Ray's processes on this host.
-
-    Raises RunError with what ``ray start`` said where it fails.
-    """
+    """Ray's processes on this host, and what they start."""
 
     def __init__(self, spec: NodeSpec) -> None:
-        # By this the processes are found again: Ray's own `ray stop` ends those of every cluster that it can see.
+        self._spec = spec
+        # By this they are found again: Ray's own `ray stop` ends the processes of every cluster that it can see.
         self._mark = uuid.uuid4().hex
-        environment = {**os.environ, **spec.environment(), _MARK: self._mark}
+
+    def environment(self) -> dict[str, str]:
+        """For processes that are to end with the node."""
+        return {**self._spec.environment(), _MARK: self._mark}
+
+    def start(self) -> None:
+        """Start them. Raises RunError with what ``ray start`` said where it fails."""
+        environment = {**os.environ, **self.environment()}
         environment.pop("RAY_ADDRESS", None)  # `ray start` would take it for an existing cluster's
         try:
             done = subprocess.run(
-                spec.command(), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                self._spec.command(), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, timeout=START_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            self.stop()
             raise RunError(f"ray start did not end within {START_S:g} s.") from None
-        except BaseException:
-            self.stop()
-            raise
         if done.returncode != 0:
-            self.stop()
             said = [line.strip() for line in done.stdout.splitlines() if line.strip()][-_SAID_LINES:]
             raise RunError(f"ray start ended with {done.returncode}: {' / '.join(said)}")
 
     def stop(self) -> None:
-        """End Ray's processes on this host, and what they started."""
+        """End them, from another thread also while they start."""
         found = [process for process in psutil.process_iter() if _environment(process).get(_MARK) == self._mark]
         for process in found:
             _quietly(process.terminate)

@@ -6,6 +6,7 @@ Where it stops: no knowledge of offload's jobs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -33,6 +34,7 @@ _NO_CREDENTIALS = (
     botocore.exceptions.SSOError,
     botocore.exceptions.ProfileNotFound,
 )
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _BAD_CREDENTIALS = {
     "UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch",
     "ExpiredToken", "ExpiredTokenException", "InvalidSignatureException",
@@ -64,6 +66,8 @@ class Service:
         found = region or self.session.region_name
         if found is None:
             raise ConfigError("no AWS region is known: pass --region us-east-1, say, or set AWS_DEFAULT_REGION.")
+        if not _REGION.fullmatch(found):
+            raise ConfigError(f"there is no AWS region {found!r}; one is called us-east-1, say.")
         self.region: str = found
 
     @cached_property
@@ -84,6 +88,10 @@ class Service:
     def _client(self, name: str) -> Any:
         with asking(f"reach {name}"):
             return self.session.client(name, region_name=self.region, config=_PATIENT)  # type: ignore[call-overload]
+
+
+class AccessDenied(ConfigError):
+    """The credentials are good, and do not allow it."""
 
 
 @contextmanager
@@ -119,7 +127,7 @@ def _of_client(error: botocore.exceptions.ClientError, what: str) -> ConfigError
     if code in _BAD_CREDENTIALS:
         return ConfigError(f"cannot {what}: AWS does not accept the credentials ({code}: {said}). Renew them.")
     if code in _DENIED:
-        return ConfigError(
+        return AccessDenied(
             f"cannot {what}: access is denied to {error.operation_name} ({said or code}). docs/sagemaker.md has the policy that "
             "launching needs."
         )

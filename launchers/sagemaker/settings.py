@@ -25,12 +25,14 @@ class Settings:
         script: the user's, relative to the bundle.
         args: for it, after what the hyperparameters give.
         storage: where checkpoints go that workers of several hosts write; None: into the job's checkpoint folder.
+        own_storage: whether nothing but this job has ever written there.
         hosts_deadline_s: how long hosts that are up wait for those that are not.
     """
 
     script: str
     args: tuple[str, ...] = ()
     storage: str | None = None
+    own_storage: bool = True
     hosts_deadline_s: float = HOSTS_DEADLINE_S
 
     def hyperparameter(self) -> dict[str, Any]:

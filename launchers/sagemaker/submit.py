@@ -5,11 +5,14 @@ Both send the same request (:meth:`launchers.sagemaker.job.Job.request`); a test
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import urlparse
+
+import botocore.exceptions
 
 from launchers.sagemaker.job import CHECKPOINTS, ENTRY, Job, metric_definitions
 from launchers.sagemaker.service import Service, asking
@@ -34,7 +37,19 @@ def start(job: Job, service: Service, submitter: Submitter = "estimator") -> Non
     """Start the job. Raises ConfigError where that is refused, NoCapacity where there are no such instances to be had."""
     by: dict[Submitter, Callable[[Job, Service], None]] = {"estimator": _by_estimator, "boto3": _by_boto3}
     with asking("start the training job"):
-        by[submitter](job, service)
+        try:
+            by[submitter](job, service)
+        except botocore.exceptions.ClientError as error:
+            if error.response["Error"].get("Code") != "ResourceInUse":
+                raise
+            _check_is_ours(job, service)
+
+
+def _check_is_ours(job: Job, service: Service) -> None:
+    """A call that was answered too late is made again, and then finds the name taken, by this very job."""
+    found = service.sagemaker.describe_training_job(TrainingJobName=job.name)
+    if json.loads(found["HyperParameters"].get("sagemaker_submit_directory", "null")) != job.source:
+        raise ConfigError(f"there has been a job {job.name!r} in this account already: choose another --name.")
 
 
 def image_for(version: str, region: str, instance_type: str) -> str:
@@ -78,7 +93,7 @@ def _by_estimator(job: Job, service: Service) -> None:
         image_uri=job.image,
         instance_groups=[sdk.InstanceGroup(g.name, g.instance_type, g.count) for g in job.groups],
         volume_size=job.volume_gib,
-        volume_kms_key=job.kms_key,
+        volume_kms_key=job.volume_kms_key,
         output_path=job.output,
         output_kms_key=job.kms_key,
         max_run=job.max_run_s,

@@ -6,17 +6,17 @@ Where it stops: nothing is started or changed, but for :func:`stop`.
 from __future__ import annotations
 
 import re
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import botocore.exceptions
 
 from launchers.sagemaker.groups import Group, usd_per_hour
-from launchers.sagemaker.job import METRICS, metric_definitions
-from launchers.sagemaker.service import NoCapacity, Service, asking
+from launchers.sagemaker.progress import over_all, read_progress
+from launchers.sagemaker.service import AccessDenied, NoCapacity, Service, asking
 from offload.errors import ConfigError
 from offload.model import Catalog
 
@@ -48,11 +48,17 @@ def stop(service: Service, name: str) -> None:
         service.sagemaker.stop_training_job(TrainingJobName=name)
 
 
-def state(job: Mapping[str, Any], catalog: Catalog, rates: Mapping[str, float] | None = None) -> dict[str, Any]:
+def state(
+    job: Mapping[str, Any],
+    catalog: Catalog,
+    rates: Mapping[str, float] | None = None,
+    now: datetime | None = None,
+) -> dict[str, Any]:
     """A job's state as a document: what it is, how far, what it cost and did.
 
-    ``rates``: its metrics, where they were read from its log; else the service's last values. The cost is that of the time
-    since training was begun, at on-demand prices: the service's own figure has been seen as 0 for such jobs.
+    ``rates``: its metrics, where they were read from its log; else the service's last values. ``now``: for the time that a job has
+    been running. The cost is that of the time since training was begun, at on-demand prices: the service's own figure has been seen
+    as 0 for such jobs.
     """
     resources = job["ResourceConfig"]
     groups = [
@@ -60,7 +66,7 @@ def state(job: Mapping[str, Any], catalog: Catalog, rates: Mapping[str, float] |
         for g in resources.get("InstanceGroups") or _one_group(resources)
     ]
     metrics = rates or {m["MetricName"]: m["Value"] for m in job.get("FinalMetricDataList", [])}
-    seconds = _seconds(job)
+    seconds = _seconds(job, now or datetime.now(UTC))
     try:
         hourly: float | None = usd_per_hour(groups, catalog)
     except ConfigError:
@@ -95,20 +101,20 @@ def _one_group(resources: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _seconds(job: Mapping[str, Any]) -> float | None:
+def _seconds(job: Mapping[str, Any], now: datetime) -> float | None:
     if job.get("TrainingTimeInSeconds"):
         return float(job["TrainingTimeInSeconds"])
-    began, ended = job.get("TrainingStartTime"), job.get("TrainingEndTime")
-    return (ended - began).total_seconds() if began and ended else None
+    began = job.get("TrainingStartTime")
+    return ((job.get("TrainingEndTime") or now) - began).total_seconds() if began else None
 
 
 def follow(service: Service, name: str, say: Say, poll_s: float = POLL_S) -> tuple[dict[str, Any], dict[str, float]]:
     """Say what happens to a job and what its hosts print, until it has ended.
 
-    Returns the service's description, and the medians of the metrics that its lines held. Raises NoCapacity where the job ended
+    Returns the service's description, and what its progress lines come to. Raises NoCapacity where the job ended
     since there were no instances for it.
     """
-    logs, said = _Logs(service, name), ""
+    logs, said, ended = _Logs(service, name), "", False
     while True:
         job = describe(service, name)
         now = f"{job['TrainingJobStatus']}: {_newest(job)}"
@@ -117,12 +123,15 @@ def follow(service: Service, name: str, say: Say, poll_s: float = POLL_S) -> tup
             said = now
         for line in logs.read():
             say(line)
-        if job["TrainingJobStatus"] in ENDED:
+        if ended:
             break
+        ended = (
+            job["TrainingJobStatus"] in ENDED
+        )  # one more look: what was printed last arrives late, and is what one looks for
         time.sleep(poll_s)
     if "CapacityError" in (job.get("FailureReason") or ""):
         raise NoCapacity(f"{name}: {job['FailureReason']}")
-    return job, logs.rates()
+    return job, over_all(logs.progress)
 
 
 def _newest(job: Mapping[str, Any]) -> str:
@@ -139,7 +148,7 @@ class _Logs:
     job: str
     tokens: dict[str, str] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
-    values: dict[str, list[float]] = field(default_factory=dict)
+    progress: list[dict[str, float]] = field(default_factory=list)
     unreadable: bool = False
 
     def read(self) -> Iterator[str]:
@@ -148,11 +157,12 @@ class _Logs:
             return
         try:
             with asking("read the job's log (the job goes on)"):
-                streams = self._streams()
-                for stream in streams:
+                for stream in self._streams():
                     yield from self._new_of(stream)
-        except ConfigError as error:
+        except AccessDenied as error:
             self.unreadable = True
+            yield str(error)
+        except ConfigError as error:  # it may be readable again at the next look
             yield str(error)
 
     def _streams(self) -> list[str]:
@@ -172,24 +182,13 @@ class _Logs:
             )
             for event in page["events"]:
                 yield self._line(host, event["message"])
-            if page["nextForwardToken"] == self.tokens.get(stream) or not page["events"]:
-                self.tokens[stream] = page["nextForwardToken"]
+            before, self.tokens[stream] = self.tokens.get(stream), page["nextForwardToken"]
+            if page["nextForwardToken"] == before:  # the end; an empty page is none
                 return
-            self.tokens[stream] = page["nextForwardToken"]
 
     def _line(self, host: str, text: str) -> str:
         if match := _IS_OF.search(text):
             self.groups[match["host"]] = match["group"]
-        if text.startswith("offload: "):
-            for definition in metric_definitions():
-                if found := re.search(definition["Regex"], text):
-                    self.values.setdefault(definition["Name"], []).append(float(found[1]))
+        if progress := read_progress(text):
+            self.progress.append(progress)
         return f"[{' '.join(filter(None, (self.groups.get(host), host)))}] {text.rstrip()}"
-
-    def rates(self) -> dict[str, float]:
-        """The median of each metric's values, and the last loss."""
-        return {
-            name: self.values[name][-1] if name == "loss" else statistics.median(self.values[name])
-            for name in METRICS
-            if self.values.get(name)
-        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offload.cli.output import Emit, stdout_for_json
+from offload.cli.output import INTERRUPTED, Emit, stdout_for_json
 from offload.errors import ConfigError
 from offload.prices import load_catalog
 from offload.report.job_text import format_job, format_request
@@ -23,6 +24,24 @@ if TYPE_CHECKING:
 FALLBACK_REGION = "us-east-1"  # for --dry-run alone
 FILE = click.Path(path_type=Path)
 _REGION_OF_IMAGE = re.compile(r"\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.")
+
+
+class Positive(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """A finite number above 0."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            self.fail(f"{value!r} is not a number above 0.", param, ctx)
+        return number
+
+
+POSITIVE = Positive()
 
 
 @click.group()
@@ -54,13 +73,13 @@ def launch() -> None:
 )  # fmt: skip
 @click.option(
     "--max-usd",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     metavar="USD",
     help="Stop the job before it costs more than this.",
 )
 @click.option(
     "--max-hours",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=24.0,
     show_default=True,
     help="Stop the job after this time.",
@@ -94,7 +113,7 @@ def launch() -> None:
 @click.option("--encrypt-traffic", is_flag=True, help="Between the instances too (slower).")
 @click.option("--volume-gib", type=int, default=50, show_default=True, help="Disk of each instance.")
 @click.option(
-    "--hosts-deadline", type=click.FloatRange(min=1), default=600.0, show_default=True, metavar="SECONDS",
+    "--hosts-deadline", type=POSITIVE, default=600.0, show_default=True, metavar="SECONDS",
     help="How long instances that are up wait for those that are not.",
 )  # fmt: skip
 @click.option("--catalog", "catalog_path", type=FILE, help="TOML file of more instance types, or of other prices.")
@@ -106,6 +125,9 @@ def launch() -> None:
     "--wait", is_flag=True, help="Show what the instances print until the job ends, then its cost and throughput."
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and print the request. No credentials are needed.")
+@click.option(
+    "--requirements", is_flag=True, help="Print what the instances install, for an image that holds it already."
+)
 @click.option("--status", "status_of", metavar="NAME", help="Show how a job is doing, and what it has cost.")
 @click.option("--stop", "stop_job", metavar="NAME", help="Stop a job; its last checkpoint stays.")
 @click.option(
@@ -121,7 +143,9 @@ def sagemaker(
     wait: bool,
     submitter: Any,
     catalog_path: Path | None,
+    plan_path: Path | None,
     region: str | None,
+    requirements: bool,
     **asked: Any,
 ) -> None:
     """Train SCRIPT as an Amazon SageMaker job whose CPU instances preprocess for its GPU instances.
@@ -135,9 +159,14 @@ def sagemaker(
     --dry-run shows the request first. Ctrl-C under --wait leaves the job running.
     """  # fmt: skip
     with stdout_for_json(as_json) as emit:
-        from launchers.sagemaker import watch
+        _check_installed()
+        from launchers.sagemaker import bundle, watch
         from launchers.sagemaker.service import Service
 
+        if requirements:
+            pinned = bundle.requirements()
+            emit({"requirements": pinned}, "\n".join(pinned))
+            return
         catalog = load_catalog(catalog_path)
         if status_of or stop_job:
             service = Service(region)
@@ -146,46 +175,63 @@ def sagemaker(
             document = watch.state(watch.describe(service, str(stop_job or status_of)), catalog)
             emit(document, format_job(document))
             return
-        region = region or _region(asked["image_uri"], dry_run)
-        order, choices, name = _ordered(script, args, region, **asked)
+        region = Service(region).region if region else _region(asked["image_uri"], dry_run)
+        order, choices, name = _ordered(script, args, region, plan_path=plan_path, **asked)
         assert script is not None  # _ordered refuses its absence
-        _launch(order, choices, name, script, catalog, submitter, wait, dry_run, emit)
+        _launch(order, choices, name, script, plan_path, catalog, submitter, wait, dry_run, emit)
 
 
 def _launch(
-    order: Order, choices: tuple[Groups, ...], name: str, script: Path, catalog: Any, submitter: Any, wait: bool,
-    dry_run: bool, emit: Emit,
+    order: Order, choices: tuple[Groups, ...], name: str, script: Path, plan_path: Path | None, catalog: Any, submitter: Any,
+    wait: bool, dry_run: bool, emit: Emit,
 ) -> None:  # fmt: skip
     from launchers.sagemaker.launch import launch as start
     from launchers.sagemaker.launch import prepare
     from launchers.sagemaker.service import Service
 
-    prepared = prepare(order, name, choices, script, catalog)
+    prepared = prepare(order, name, choices, script, catalog, plan_path)
+    for note in prepared.notes:
+        _say(note)
     if dry_run:
         _show_request(prepared, emit)
         return
-    service = Service(order.region)
+    started: list[str] = []
     try:
-        document = start(prepared, service, submitter, wait=wait, say=lambda line: click.echo(line, err=True))
+        document = start(prepared, Service(order.region), submitter, wait=wait, say=_say, started=started.append)
     except KeyboardInterrupt:
-        raise click.ClickException(
-            f"{name} may be running still: --status {name} shows it, --stop {name} stops it."
-        ) from None
+        running = started[-1] if started else name
+        _say(
+            f"{running} {'goes on' if started else 'may have been started'}: --status {running} shows it, --stop {running} stops it."
+        )
+        raise click.exceptions.Exit(INTERRUPTED) from None
     emit(document, format_job(document))
     if wait and document["status"] != "Completed":
         raise click.exceptions.Exit(1)
 
 
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _check_installed() -> None:
+    try:
+        import boto3  # noqa: F401
+    except ImportError:
+        raise ConfigError("launching on SageMaker needs boto3 and the SDK: pip install 'offload[sagemaker]'.") from None
+
+
 def _show_request(prepared: Prepared, emit: Emit) -> None:
     from launchers.sagemaker.groups import usd_per_hour
 
-    job, bundle = prepared.jobs[0], prepared.bundle()
+    first = prepared.attempts[0]
+    job, bundle = first.job, prepared.bundle(first)
     try:
         hourly: float | None = usd_per_hour(job.groups, prepared.catalog)
     except ConfigError:
         hourly = None
     request = job.request()
-    emit(request, format_request(request, usd_per_hour=hourly, bundle_bytes=len(bundle), others=len(prepared.jobs) - 1))
+    others = len(prepared.attempts) - 1
+    emit(request, format_request(request, usd_per_hour=hourly, bundle_bytes=len(bundle), others=others))
 
 
 def _ordered(

@@ -26,9 +26,17 @@ def format_request(request: Mapping[str, Any], *, usd_per_hour: float | None, bu
         ("time", f"at most {seconds / 3600:,.1f} h"),
         ("image", request["AlgorithmSpecification"]["TrainingImage"]),
         ("upload", f"{bundle_bytes / 2**20:,.1f} MiB: the script's folder, offload and its requirements"),
+        *([("volumes", _VOLUMES)] if _output_key_alone(request) else []),
         *([("if there is none", f"{others} more of the plan are tried")] if others else []),
     ]
     return f"{_table(rows)}\n\n{json.dumps(request, indent=2)}"
+
+
+_VOLUMES = "encrypted by their hardware: an instance type has disks of its own, for which --kms-key is not taken"
+
+
+def _output_key_alone(request: Mapping[str, Any]) -> bool:
+    return "KmsKeyId" in request["OutputDataConfig"] and "VolumeKmsKeyId" not in request["ResourceConfig"]
 
 
 def format_job(state: Mapping[str, Any]) -> str:

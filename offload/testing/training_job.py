@@ -48,6 +48,7 @@ class TrainingJob:
         self._hosts, self._request, self._groups = hosts, request, groups
         self._environment = {
             "TRAINING_JOB_NAME": request["TrainingJobName"],
+            "OFFLOAD_WITHOUT_GPUS": "1",
             **request.get("Environment", {}),
             **environment,
         }

@@ -107,10 +107,12 @@ class TrainingService:
         logging = threading.Thread(target=self._keep_logs, args=(name, job, ended), daemon=True)
         job.start()
         logging.start()
-        codes = job.wait(JOB_DEADLINE_S)
+        try:
+            failed = any(job.wait(JOB_DEADLINE_S).values())
+        except TimeoutError:
+            failed = True
         ended.set()
         logging.join()
-        failed = any(codes.values())
         reasons = [reason for host in job.names if (reason := job.failure(host))]
         status = "Failed" if failed else "Completed"
         self._states[name] = {

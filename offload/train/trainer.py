@@ -24,6 +24,7 @@ from offload.train.cluster import connected
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision, workers_range
 from offload.train.context import TRAIN, Context
 from offload.train.run import Listed, Run
+from offload.train.snapshot import mend_snapshot
 from offload.train.storage import check_storage, holds_checkpoints, remove_checkpoints, storage_of
 
 
@@ -170,6 +171,8 @@ class Trainer:
         )
         check_storage(storage)
         outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
+        if directory.resuming:
+            mend_snapshot(storage, name)
         with LiveLine(quiet=quiet) as live:
             live.status("listing the data")
             listed = {name: self.listed(name) for name in self.datasets}

@@ -1,0 +1,81 @@
+"""The file in which Ray Train keeps which checkpoints a run has: private to it, read and mended here alone.
+
+A checkpoint folder that is copied while a run writes to it (as cloud services do) may hold a list that names checkpoints
+which were removed meanwhile, half a list, or none. Ray Train would refuse to go on with it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow.fs as pafs
+import ray
+
+from offload.pipeline.sources.files import open_filesystem
+from offload.train.storage import Storage
+
+SNAPSHOT = "checkpoint_manager_snapshot.json"
+PREFIX = "checkpoint_"
+
+
+def mend_snapshot(storage: Storage, name: str) -> bool:
+    """Make the list in the folder ``name`` of a storage name the checkpoints that are there. Returns whether it had to be."""
+    fs, root = open_filesystem(storage.path, storage.filesystem)
+    folder = f"{root.rstrip('/')}/{name}"
+    found = fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    there = sorted(
+        info.base_name for info in found if info.type == pafs.FileType.Directory and info.base_name.startswith(PREFIX)
+    )
+    listed = _read(fs, f"{folder}/{SNAPSHOT}")
+    mended = mended_snapshot(listed, there)
+    if mended == listed or (listed is None and not there):
+        return False
+    with fs.open_output_stream(f"{folder}/{SNAPSHOT}") as stream:
+        stream.write(json.dumps(mended).encode())
+    return True
+
+
+def mended_snapshot(listed: dict[str, Any] | None, there: list[str]) -> dict[str, Any]:
+    """The list without the checkpoints that are not there; without a list, one of all that are, oldest first."""
+    if listed is None:
+        results = [{"version": 0, "checkpoint_dir_name": each, "metrics": {}} for each in there]
+        return {
+            "ray_version": ray.__version__,
+            "checkpoint_results": results,
+            "checkpoint_report_indices": [*range(len(results))],
+            "latest_checkpoint_result": results[-1] if results else None,
+            "pending_training_results": [],
+            "pending_validation_specs": [],
+            "current_report_index": len(results),
+            "validated_checkpoint_dir_names": [],
+            "timed_out_validation_checkpoint_dir_names": [],
+            "failed_validation_checkpoint_dir_names": [],
+        }
+    if all(each["checkpoint_dir_name"] in there for each in listed["checkpoint_results"]):
+        return listed
+    kept = [
+        (result, index)
+        for result, index in zip(listed["checkpoint_results"], listed["checkpoint_report_indices"], strict=True)
+        if result["checkpoint_dir_name"] in there
+    ]
+    latest = listed["latest_checkpoint_result"]
+    gone = latest is None or latest["checkpoint_dir_name"] not in there
+    newest = max((result for result, _ in kept), key=lambda each: str(each["checkpoint_dir_name"]), default=None)
+    return {
+        **listed,
+        "checkpoint_results": [result for result, _ in kept],
+        "checkpoint_report_indices": [index for _, index in kept],
+        "latest_checkpoint_result": newest if gone else latest,
+        "pending_training_results": [],
+        "pending_validation_specs": [],
+    }
+
+
+def _read(fs: pafs.FileSystem, path: str) -> dict[str, Any] | None:
+    try:
+        with fs.open_input_stream(path) as stream:
+            found = json.loads(stream.read())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "checkpoint_results" in found else None
