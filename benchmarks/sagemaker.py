@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "examples" / "vit_blur.py"
 PACED = ROOT / "benchmarks" / "jobs" / "paced_blur.py"
 WIRE_BYTES = 3 * 224 * 224 * 4 + 8
-RATE = 80.0  # of the paced accelerator, samples/s: above what two cores preprocess
+RATE = 200.0  # of the paced accelerator, samples/s: above what two cores preprocess
 BATCH_SIZE = 32
 MEASURED_SAMPLES = 200
 SINGLE, OFFLOADED = "single", "offloaded"
@@ -81,7 +81,7 @@ class Setting:
 @click.option("--gpu-speed", type=float, help="As offload plan takes it.")
 @click.option("--gpu", default="ml.g5.xlarge:1", show_default=True, metavar="TYPE:COUNT")
 @click.option("--cpu", default="ml.c5.4xlarge:1", show_default=True, metavar="TYPE:COUNT")
-@click.option("--samples", type=int, help="Default: 64,000 (as published); emulated, 2,400.")
+@click.option("--samples", type=int, help="Default: 64,000 (as published); emulated, 3,000.")
 @click.option("--max-usd", default=5.0, show_default=True, help="That each job may cost at most.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Of both.")
 @click.option("--json", "as_json", is_flag=True)
@@ -290,7 +290,7 @@ def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
         os.environ.update(environment, AWS_ENDPOINT_URL_SAGEMAKER=emulated.url)
         service = Service("us-east-1")
         service.s3.create_bucket(Bucket="emulated")
-        samples = given["samples"] or 2400
+        samples = given["samples"] or 3000
         yield Setting(
             service=service,
             order=Order(

@@ -23,14 +23,17 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from launchers.sagemaker.bundle import pack
 from launchers.sagemaker.groups import groups_of
 from launchers.sagemaker.job import ENTRY, Job
 from launchers.sagemaker.settings import Settings
+from offload.cli.main import main
 from offload.testing import Hosts, HostSpec
 from offload.testing.netns import Host
 from offload.testing.training_job import TrainingJob
+from offload.testing.training_service import TrainingService
 from tests.helpers import moto_server, require_hosts
 from tests.sagemaker_scripts import COUNTS
 
@@ -138,6 +141,9 @@ def test_the_gpu_host_leads_whatever_its_number_and_all_hosts_preprocess(tmp_pat
         assert re.search(
             r"^offload: epoch=0 step=\d+ samples/s=\S+ stall=\S+ .*loss=\S+ workers=1 batch=20$", logs, re.MULTILINE
         )
+        for name in run.job.names:  # torn down: nothing of Ray is left
+            left = [" ".join(psutil.Process(pid).cmdline()) for pid in run.hosts[name].pids()]
+            assert not [command for command in left if re.search("ray::|raylet|gcs_server", command)], left
         assert SECRET not in logs
         assert TOKEN not in logs
 
@@ -158,13 +164,37 @@ def test_a_head_that_never_starts_is_named(tmp_path: Path) -> None:
         assert re.search(r"the head at \S+:6378 could not be reached within 3 s", str(run.job.failure("algo-1")))
 
 
-def test_a_script_that_raises_ends_all_hosts_with_what_it_raised(tmp_path: Path) -> None:
-    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}, what="raise") as run:
-        run.job.start()
-        assert run.job.wait(200) == {"algo-1": 1, "algo-2": 1}
-        for name in run.job.names:
-            assert "ValueError: the third step is cursed" in str(run.job.failure(name))[:1024]
-        assert re.search(r'File ".*", line \d+, in act\n', run.job.log("algo-1"))
+def test_from_the_command_line_to_what_a_script_raised(tmp_path: Path) -> None:
+    """`offload launch sagemaker --wait`, by the estimator: all hosts end with what the script raised, and the user is told."""
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    for folder in (mine, shared):
+        folder.mkdir()
+    (mine / "counts.py").write_text(COUNTS)
+    with (
+        Hosts({name: HostSpec(core=CORES, shm_bytes=256 << 20) for name in ("algo-1", "algo-2")}) as hosts,
+        moto_server(hosts.gateway) as (environment, s3),
+        TrainingService(hosts, environment) as service,
+    ):
+        s3.create_bucket(Bucket="my-bucket")
+        done = CliRunner().invoke(
+            main,
+            [
+                "launch", "sagemaker", str(mine / "counts.py"), "--gpu", "ml.g5.xlarge:1", "--cpu", "ml.c5.4xlarge:1",
+                "--role", "arn:aws:iam::123456789012:role/training", "--bucket", "my-bucket", "--image-uri", "x/y:1",
+                "--hyperparameter", f"shared={shared}", "--hyperparameter", "hosts=2", "--name", "counts", "--wait",
+                "--", "--what", "raise",
+            ],
+            env={**environment, "AWS_ENDPOINT_URL_SAGEMAKER": service.url},
+        )  # fmt: skip
+        job = service.jobs["counts"]
+        assert job.wait(10) == {"algo-1": 1, "algo-2": 1}
+        for name in job.names:
+            assert "ValueError: the third step is cursed" in str(job.failure(name))[:1024]
+        assert re.search(r'File ".*", line \d+, in act\n', job.log("algo-2"))
+    assert done.exit_code == 1, done.output
+    assert "[cpu algo-1] offload: this is algo-1 of group cpu (ml.c5.4xlarge); the head is algo-2" in done.output
+    assert "[gpu algo-2] here are the parameters: 600" in done.output
+    assert re.search(r"reason +AlgorithmError: .*ValueError: the third step is cursed", done.output)
 
 
 def test_a_script_that_is_killed_ends_all_hosts(tmp_path: Path) -> None:
@@ -281,9 +311,8 @@ def test_a_restarted_job_goes_on_where_the_checkpoint_is(tmp_path: Path) -> None
     """As after a spot interruption: SIGTERM never reaches the script, so its periodic checkpoints are what is left."""
     groups = {"gpu": ["algo-1"], "cpu": ["algo-2"]}
     kept = tmp_path / "kept"
-    with launched(tmp_path, groups, what="wait", samples=400) as run:
+    with launched(tmp_path, groups, what="slow", samples=8000) as run:
         run.job.start()
-        run.until((run.shared / "waits").exists)
         folder = run.job.folder("algo-1") / "checkpoints"
         run.until(lambda: len([*folder.rglob("model.pt")]) > 1)
         for name in run.job.names:
@@ -291,12 +320,14 @@ def test_a_restarted_job_goes_on_where_the_checkpoint_is(tmp_path: Path) -> None
         folder.rename(kept)
     # Copied while the run wrote to it: the newest checkpoint is on the list, and not there.
     shutil.rmtree(max(kept.rglob("checkpoint_*/")))
-    (tmp_path / "shared" / "go").touch()
-    with launched(tmp_path, groups, what="wait", samples=400, checkpoints=kept) as run:
+    with launched(tmp_path, groups, what="slow", samples=8000, checkpoints=kept) as run:
         run.job.start()
         assert run.job.wait(200) == {"algo-1": 0, "algo-2": 0}, run.logs()[-6000:]
         assert "resuming the run in" in run.job.log("algo-1")
-        assert run.summary("algo-1")["samples"] == 400
+        summary = run.summary("algo-1")
+        assert summary["samples"] == 8000
+        # What this attempt saw is what the first had not committed.
+        assert 0 < summary["metrics"]["host_1"] + summary["metrics"]["host_2"] < 8000
 
 
 def test_sigterm_where_it_reaches_the_entry_commits_a_checkpoint(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ START_S = 120.0
 END_S = 5.0
 SHARE_OF_SHM, SHARE_OF_MEMORY = 0.8, 0.4
 LITTLE_SHM_BYTES = 1 << 30
-_SAID_LINES = 5  # of what `ray start` printed, in an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +154,15 @@ class RayNode:
         except subprocess.TimeoutExpired:
             raise RunError(f"ray start did not end within {START_S:g} s.") from None
         if done.returncode != 0:
-            said = [line.strip() for line in done.stdout.splitlines() if line.strip()][-_SAID_LINES:]
-            raise RunError(f"ray start ended with {done.returncode}: {' / '.join(said)}")
+            print(done.stdout, file=sys.stderr, flush=True)
+            said = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+            raise RunError(f"ray start ended with {done.returncode}: {said[-1] if said else 'it said nothing'}")
 
     def stop(self) -> None:
         """End them, from another thread also while they start."""
-        found = [process for process in psutil.process_iter() if _environment(process).get(_MARK) == self._mark]
+        marked = [process for process in psutil.process_iter() if _environment(process).get(_MARK) == self._mark]
+        # Who gives itself another name, as Ray's agents do, overwrites what the kernel shows of its environment.
+        found = {*marked, *(child for process in marked for child in _children(process))}
         for process in found:
             _quietly(process.terminate)
         _, alive = psutil.wait_procs(found, timeout=END_S)
@@ -176,6 +178,13 @@ def _environment(process: psutil.Process) -> Mapping[str, str]:
         return process.environ()
     except (psutil.Error, OSError):
         return {}
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
 
 
 def _quietly(act: object) -> None:
