@@ -146,6 +146,17 @@ def test_the_actor_of_a_run_starts_without_what_workers_import() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_entry_of_a_job_can_say_that_a_host_lacks_ray_or_numpy() -> None:
+    code = (
+        "import sys, launchers.sagemaker.entry\n"
+        "print(sorted({'ray', 'torch', 'numpy', 'scipy', 'pyarrow', 'boto3', 'botocore'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_check_sees_imports_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     path = tmp_path / "offload" / "model" / "x.py"

@@ -44,6 +44,20 @@ def test_it_runs_where_nothing_else_is_installed_of_it(script: Path, tmp_path: P
     assert (out / TOKEN).stat().st_mode & 0o077 == 0
 
 
+def test_where_nothing_was_installed_the_failure_file_says_so(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "output").mkdir()
+    opened(pack(script, ENTRY, "token")).extractall(out, filter="data")
+    done = subprocess.run(
+        [sys.executable, "-S", ENTRY],  # without site-packages
+        cwd=out, capture_output=True, text=True, timeout=60, env={"SAGEMAKER_BASE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    text = (tmp_path / "output" / "failure").read_text()
+    assert re.match(r"No module named '\w+': what requirements.txt names is not installed on this host", text)
+    assert "Traceback" not in done.stderr
+
+
 def test_the_same_files_make_the_same_bytes(script: Path) -> None:
     assert pack(script, ENTRY, "token") == pack(script, ENTRY, "token")
 

@@ -89,7 +89,16 @@ def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> byte
 
 
 _ENTRY = """\
-from launchers.sagemaker.entry import main
+import os
+import sys
+
+try:
+    from launchers.sagemaker.entry import main
+except ImportError as error:
+    text = f"{error}: what requirements.txt names is not installed on this host. Without a network take an image that holds it."
+    with open(os.path.join(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"), "output", "failure"), "w") as file:
+        file.write(text)
+    sys.exit(text)
 
 if __name__ == "__main__":
     main()

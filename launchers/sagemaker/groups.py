@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launchers.sagemaker.settings import GPU_GROUP
 from offload.errors import ConfigError
 from offload.model import Catalog
 
-GPU_GROUP, CPU_GROUP = "gpu", "cpu"
+CPU_GROUP = "cpu"
 SHORTEST_RUN_S = 600  # below, a cap on spend buys hardly more than the machines' start
 ENDING_S = 300  # are paid after the service began to stop a job: it waits for two minutes, and uploads what there is
 MOST_ALTERNATIVES = 3

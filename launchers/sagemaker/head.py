@@ -17,12 +17,11 @@ from typing import Any
 
 from launchers.sagemaker import ray_node
 from launchers.sagemaker.bundle import PLAN
-from launchers.sagemaker.groups import GPU_GROUP
 from launchers.sagemaker.hosts import JobHosts
 from launchers.sagemaker.progress import ProgressLines
 from launchers.sagemaker.ray_node import NodeSpec, RayNode
 from launchers.sagemaker.rendezvous import Rendezvous
-from launchers.sagemaker.settings import Settings, arguments
+from launchers.sagemaker.settings import GPU_GROUP, Settings, arguments
 from offload.errors import ConfigError
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SKIPPED, SUMMARY
 from offload.report.summary import format_summary

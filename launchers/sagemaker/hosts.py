@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launchers.sagemaker.groups import GPU_GROUP
+from launchers.sagemaker.settings import GPU_GROUP
 from offload.errors import ConfigError
 
 

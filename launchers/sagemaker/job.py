@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launchers.sagemaker import limits
-from launchers.sagemaker.groups import GPU_GROUP, Group, has_gpus, has_local_storage
-from launchers.sagemaker.settings import Settings
+from launchers.sagemaker.groups import Group, has_gpus, has_local_storage
+from launchers.sagemaker.settings import GPU_GROUP, Settings
 from offload.errors import ConfigError
 
 CHECKPOINTS = "/opt/ml/checkpoints"

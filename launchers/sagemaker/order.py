@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from launchers.sagemaker.groups import GPU_GROUP, Groups, seconds_for
+from launchers.sagemaker.groups import Groups, seconds_for
 from launchers.sagemaker.job import Channel, Job
-from launchers.sagemaker.settings import HOSTS_DEADLINE_S, Settings
+from launchers.sagemaker.settings import GPU_GROUP, HOSTS_DEADLINE_S, Settings
 from offload.errors import ConfigError
 from offload.model import Catalog
 

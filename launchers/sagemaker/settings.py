@@ -14,6 +14,8 @@ from typing import Any
 from offload.errors import ConfigError
 
 NAME = "offload_job"
+GPU_GROUP = "gpu"
+"""The instance group that workers run in, and whose first host leads."""
 HOSTS_DEADLINE_S = 600.0
 
 
