@@ -14,7 +14,7 @@ import pytest
 
 from offload.model import Profile
 
-DEADLINE_S = 170.0
+DEADLINE_S = 240.0
 
 SCRIPT = '''
 import argparse

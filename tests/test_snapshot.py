@@ -43,16 +43,21 @@ def test_the_newest_that_is_there_comes_to_be_the_latest() -> None:
     assert mended_snapshot(listed(), [])["latest_checkpoint_result"] is None
 
 
-@pytest.mark.parametrize("content", [None, "", '{"checkpoint_results": [', "[]"])
-def test_half_a_list_or_none_is_made_anew(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize("content", ["", '{"checkpoint_results": [', "[]"])
+def test_half_a_list_is_made_anew(tmp_path: Path, content: str) -> None:
     for name in NAMES:
         (tmp_path / "run" / name).mkdir(parents=True)
     path = tmp_path / "run" / SNAPSHOT
-    if content is not None:
-        path.write_text(content)
+    path.write_text(content)
     assert mend_snapshot(Storage(path=str(tmp_path)), "run")
     assert json.loads(path.read_text()) == listed()
     assert not mend_snapshot(Storage(path=str(tmp_path)), "run")
+
+
+def test_without_a_list_nothing_was_ever_whole(tmp_path: Path) -> None:
+    (tmp_path / "run" / NAMES[0]).mkdir(parents=True)  # the disk was full as the first was written
+    assert not mend_snapshot(Storage(path=str(tmp_path)), "run")
+    assert not (tmp_path / "run" / SNAPSHOT).exists()
 
 
 def test_nothing_is_written_where_nothing_is(tmp_path: Path) -> None:

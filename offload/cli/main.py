@@ -96,7 +96,7 @@ def run(
     An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once.
     """
     with stdout_for_json(as_json) as emit:
-        trainer = build_trainer(script, args)
+        trainer = build_trainer(script, args, address)
         _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, storage_path, quiet, emit)
 
 

@@ -61,7 +61,7 @@ def probe(
             raise ConfigError(f"--core-speed must be greater than 0, found {core_speed:g}; 1 is an ml.c5 vCPU.")
         if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
             raise ConfigError(f"{output} cannot be written: {output.parent} is no folder that one may write to.")
-        trainer = build_trainer(script, args)
+        trainer = build_trainer(script, args, address)
         found = measure(
             trainer,
             address=address,

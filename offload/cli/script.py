@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -41,10 +42,16 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
     return module.build
 
 
-def build_trainer(script: Path, args: tuple[str, ...]) -> Trainer:
-    """What the script's ``build()`` makes. Raises ConfigError where that is no Trainer, or it cannot be called."""
+def build_trainer(script: Path, args: tuple[str, ...], address: str | None = None) -> Trainer:
+    """What the script's ``build()`` makes. Raises ConfigError where that is no Trainer, or it cannot be called.
+
+    ``address``: of the run's cluster. Without one, a script that uses Ray while it is built (``ray.data.range``, say) gets a Ray
+    of its own too: by itself Ray would join any that it finds on this machine, or wait for one that refuses it.
+    """
     import offload
 
+    if address is None:
+        os.environ.setdefault("RAY_ADDRESS", "local")
     build = load_script(script, args)
     try:
         trainer = build()

@@ -1,7 +1,7 @@
 """The file in which Ray Train keeps which checkpoints a run has: private to it, read and mended here alone.
 
 A checkpoint folder that is copied while a run writes to it (as cloud services do) may hold a list that names checkpoints
-which were removed meanwhile, half a list, or none. Ray Train would refuse to go on with it.
+which were removed meanwhile, or half a list. Ray Train would refuse to go on with it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ def mend_snapshot(storage: Storage, name: str) -> bool:
     there = sorted(
         info.base_name for info in found if info.type == pafs.FileType.Directory and info.base_name.startswith(PREFIX)
     )
+    if not any(info.base_name == SNAPSHOT for info in found):
+        return False  # no checkpoint was ever whole, and training starts from the beginning
     listed = _read(fs, f"{folder}/{SNAPSHOT}")
     mended = mended_snapshot(listed, there)
-    if mended == listed or (listed is None and not there):
+    if mended == listed:
         return False
     with fs.open_output_stream(f"{folder}/{SNAPSHOT}") as stream:
         stream.write(json.dumps(mended).encode())
@@ -37,7 +39,7 @@ def mend_snapshot(storage: Storage, name: str) -> bool:
 
 
 def mended_snapshot(listed: dict[str, Any] | None, there: list[str]) -> dict[str, Any]:
-    """The list without the checkpoints that are not there; without a list, one of all that are, oldest first."""
+    """The list without the checkpoints that are not there; for half a list, one of all that are, oldest first."""
     if listed is None:
         results = [{"version": 0, "checkpoint_dir_name": each, "metrics": {}} for each in there]
         return {
@@ -76,6 +78,6 @@ def _read(fs: pafs.FileSystem, path: str) -> dict[str, Any] | None:
     try:
         with fs.open_input_stream(path) as stream:
             found = json.loads(stream.read())
-    except (FileNotFoundError, ValueError):
+    except ValueError:
         return None
     return found if isinstance(found, dict) and "checkpoint_results" in found else None
