@@ -135,22 +135,17 @@ def test_plain_layers_load_neither_torch_nor_ray() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_actor_of_a_run_starts_without_what_workers_import() -> None:
-    code = (
-        "import sys, offload.train.hub\n"
-        "print(sorted({'torch', 'torchvision', 'timm', 'pandas', 'ray.data', 'ray.train'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
-    )
-    assert done.stdout.strip() == "[]"
-
-
-def test_the_entry_of_a_job_can_say_that_a_host_lacks_ray_or_numpy() -> None:
-    code = (
-        "import sys, launchers.sagemaker.entry\n"
-        "print(sorted({'ray', 'torch', 'numpy', 'scipy', 'pyarrow', 'boto3', 'botocore'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [
+        # The actor of a run: it is waited for.
+        ("offload.train.hub", {"torch", "torchvision", "timm", "pandas", "ray.data", "ray.train"}),
+        # The entry of a job: it must be able to say that its host lacks them.
+        ("launchers.sagemaker.entry", {"ray", "torch", "numpy", "scipy", "pyarrow", "boto3", "botocore"}),
+    ],
+)
+def test_what_starts_soon_imports_little(module: str, without: set[str]) -> None:
+    code = f"import sys, {module}\nprint(sorted({without!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
     )

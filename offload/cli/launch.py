@@ -175,9 +175,10 @@ def sagemaker(
             document = watch.state(watch.describe(service, str(stop_job or status_of)), catalog)
             emit(document, format_job(document))
             return
+        if script is None:
+            raise ConfigError("SCRIPT is missing: a Python file that defines build() -> offload.Trainer.")
         region = Service(region).region if region else _region(asked["image_uri"], dry_run)
         order, choices, name = _ordered(script, args, region, plan_path=plan_path, **asked)
-        assert script is not None  # _ordered refuses its absence
         _launch(order, choices, name, script, plan_path, catalog, submitter, wait, dry_run, emit)
 
 
@@ -235,7 +236,7 @@ def _show_request(prepared: Prepared, emit: Emit) -> None:
 
 
 def _ordered(
-    script: Path | None,
+    script: Path,
     args: tuple[str, ...],
     region: str,
     *,
@@ -260,8 +261,6 @@ def _ordered(
     from launchers.sagemaker.order import Order, channel_of, decoded, job_name, pairs_of
     from launchers.sagemaker.submit import image_for
 
-    if script is None:
-        raise ConfigError("SCRIPT is missing: a Python file that defines build() -> offload.Trainer.")
     if bool(gpu or cpus) == bool(plan_path):
         raise ConfigError("say which instances: either --gpu TYPE:COUNT (and --cpu TYPE:COUNT), or --plan plan.json.")
     if plan_path is not None:
