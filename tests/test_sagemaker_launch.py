@@ -6,13 +6,10 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from launchers.sagemaker.order import Order, channel_of, job_name
 from launchers.sagemaker.service import Service
 from offload.cli.main import main
 from offload.prices import built_in
+from offload.testing.aws_json import aws_json_server
 from tests.helpers import moto_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -272,69 +270,37 @@ def test_without_credentials_a_launch_says_so(script: Path) -> None:
 class SageMaker:
     """Answers as the service does, and keeps what it was sent (moto's drops parts of it)."""
 
-    url: str
     answers: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     describes: tuple[int, dict[str, Any]] | None = None
     takes_and_refuses: bool = False
 
-
-@contextmanager
-def sagemaker_server() -> Iterator[SageMaker]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            action = self.headers["X-Amz-Target"].split(".")[1]
-            code, answer = 200, {}
-            if action == "CreateTrainingJob":
-                if server.answers:
-                    code, answer = server.answers.pop(0)
-                if code == 200:
-                    server.requests.append(document)
-                if server.takes_and_refuses:
-                    code, answer = refusal("ResourceInUse")
-                elif code == 200:
-                    answer = {"TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:training-job/x"}
-            elif action == "DescribeTrainingJob" and server.describes:
-                code, answer = server.describes
-            elif action == "DescribeTrainingJob":
-                name = document["TrainingJobName"]
-                answer = next(r for r in reversed(server.requests) if r["TrainingJobName"] == name)
-                known = server.jobs.get(name, {})
-                answer = {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Starting", **answer, **known}
-            elif action == "StopTrainingJob":
-                server.jobs[document["TrainingJobName"]] = {
-                    "TrainingJobStatus": "Stopping",
-                    "SecondaryStatus": "Stopping",
-                }
-            body = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/x-amz-json-1.1")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: object) -> None: ...
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server = SageMaker(url=f"http://127.0.0.1:{http.server_port}")
-    serving = threading.Thread(target=http.serve_forever)
-    serving.start()
-    try:
-        yield server
-    finally:
-        http.shutdown()
-        serving.join()
-        http.server_close()
+    def answer(self, action: str, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name = document["TrainingJobName"]
+        if action == "CreateTrainingJob":
+            if self.answers and (refused := self.answers.pop(0)):
+                return refused
+            self.requests.append(document)
+            arn = f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"
+            return refusal("ResourceInUse") if self.takes_and_refuses else (200, {"TrainingJobArn": arn})
+        if action == "StopTrainingJob":
+            self.jobs[name] = {"TrainingJobStatus": "Stopping", "SecondaryStatus": "Stopping"}
+            return 200, {}
+        if self.describes:
+            return self.describes
+        sent = next(r for r in reversed(self.requests) if r["TrainingJobName"] == name)
+        now = {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Starting"}
+        return 200, {**now, **sent, **self.jobs.get(name, {})}
 
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[dict[str, str | None], SageMaker, Any]]:
     """The variables that lead to S3 (moto's) and to SageMaker, that one, and a client of the other."""
-    with moto_server() as (environment, s3), sagemaker_server() as service:
+    service = SageMaker()
+    with moto_server() as (environment, s3), aws_json_server(service.answer) as url:
         s3.create_bucket(Bucket="my-bucket")
-        yield {**environment, "AWS_ENDPOINT_URL_SAGEMAKER": service.url}, service, s3
+        yield {**environment, "AWS_ENDPOINT_URL_SAGEMAKER": url}, service, s3
 
 
 def refusal(code: str, message: str = "no") -> tuple[int, dict[str, Any]]:

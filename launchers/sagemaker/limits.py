@@ -44,11 +44,6 @@ def _names(enumeration: str) -> frozenset[str]:
     return frozenset(service_model().shape_for(enumeration).metadata["enum"])
 
 
-def most(shape: str) -> int:
-    """The most items, or the longest text, that a shape of that name may have."""
-    return int(service_model().shape_for(shape).metadata["max"])
-
-
 def violations(value: Any, shape: Any, where: str = "") -> Iterator[str]:
     """Each thing in ``value`` that the service would refuse: where it stands, what was found, what is allowed."""
     kind, limits = shape.type_name, shape.metadata

@@ -9,14 +9,13 @@ hosts print goes to CloudWatch Logs as the service's does. Where it stops: as th
 """
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+from offload.testing.aws_json import aws_json_server
 from offload.testing.hosts import Hosts
 from offload.testing.training_job import TrainingJob
 
@@ -41,43 +40,18 @@ class TrainingService:
         self.jobs: dict[str, TrainingJob] = {}
         self._states: dict[str, dict[str, Any]] = {}
         self._running: list[threading.Thread] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._serving = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    @property
-    def url(self) -> str:
+        self._server = contextlib.ExitStack()
+        self.url = ""
         """What AWS_ENDPOINT_URL_SAGEMAKER must be."""
-        return f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> "TrainingService":
-        self._serving.start()
+        self.url = self._server.enter_context(aws_json_server(self._answer_to))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._serving.join()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        answer_to = self._answer_to
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                code, answer = answer_to(self.headers["X-Amz-Target"].split(".")[1], document)
-                body = json.dumps(answer).encode()
-                self.send_response(code)
-                self.send_header("Content-Type", "application/x-amz-json-1.1")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        return Handler
+        self._server.close()
 
     def _answer_to(self, action: str, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name = document.get("TrainingJobName", "")
