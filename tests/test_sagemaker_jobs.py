@@ -34,6 +34,7 @@ from offload.testing import Hosts, HostSpec
 from offload.testing.netns import Host
 from offload.testing.training_job import TrainingJob
 from offload.testing.training_service import TrainingService
+from offload.train.snapshot import SNAPSHOT
 from tests.helpers import moto_server, require_hosts
 from tests.sagemaker_scripts import COUNTS
 
@@ -314,12 +315,14 @@ def test_a_restarted_job_goes_on_where_the_checkpoint_is(tmp_path: Path) -> None
     with launched(tmp_path, groups, what="slow", samples=8000) as run:
         run.job.start()
         folder = run.job.folder("algo-1") / "checkpoints"
-        run.until(lambda: len([*folder.rglob("model.pt")]) > 1)
+        run.until(lambda: len(listed_checkpoints(folder)) > 1)
         for name in run.job.names:
             run.hosts[name].kill()
         folder.rename(kept)
     # Copied while the run wrote to it: the newest checkpoint is on the list, and not there.
-    shutil.rmtree(max(kept.rglob("checkpoint_*/")))
+    newest = listed_checkpoints(kept)[-1]
+    for path in [path for path in kept.rglob("checkpoint_*/") if path.name >= newest]:
+        shutil.rmtree(path)
     with launched(tmp_path, groups, what="slow", samples=8000, checkpoints=kept) as run:
         run.job.start()
         assert run.job.wait(200) == {"algo-1": 0, "algo-2": 0}, run.logs()[-6000:]
@@ -343,6 +346,15 @@ def test_sigterm_where_it_reaches_the_entry_commits_a_checkpoint(tmp_path: Path)
         events = (run.job.folder("algo-1") / "checkpoints" / "run" / "events.jsonl").read_text()
         assert json.loads(events.splitlines()[-1])["status"] == "interrupted"
         assert any((run.job.folder("algo-1") / "checkpoints").rglob("model.pt"))
+
+
+def listed_checkpoints(folder: Path) -> list[str]:
+    """Those that Ray Train knows of; none while it writes its list."""
+    try:
+        listed = json.loads(next(folder.rglob(SNAPSHOT)).read_text())["checkpoint_results"]
+    except (StopIteration, ValueError, OSError):
+        return []
+    return sorted(each["checkpoint_dir_name"] for each in listed)
 
 
 def kill(host: Host, command: str, sig: signal.Signals) -> int:
