@@ -64,7 +64,7 @@ def block(task: Task) -> Block:
 
 
 def start(feed: Feed) -> tuple[Task, Done]:
-    found = feed.next_task()
+    found = feed.next_task("node")
     assert found is not None
     return found
 
@@ -72,7 +72,7 @@ def start(feed: Feed) -> tuple[Task, Done]:
 def work_all(feed: Feed) -> int:
     """Run tasks, each done at once, until there are none; returns how many."""
     count = 0
-    while (found := feed.next_task()) is not None:
+    while (found := feed.next_task("node")) is not None:
         found[1](block(found[0]))
         count += 1
     return count
@@ -125,9 +125,9 @@ def test_what_all_ranks_have_left_is_dropped_and_works_no_more(make: Callable[..
         feed.open(key(), request(2), rank)
     start(feed)
     feed.leave(key(), 0)
-    assert feed.next_task() is not None
+    assert feed.next_task("node") is not None
     feed.leave(key(), 1)
-    assert feed.next_task() is None
+    assert feed.next_task("node") is None
     assert feed.take(key(), 0, 1) == ([], True)
 
 
@@ -167,4 +167,4 @@ def test_a_lost_block_is_made_again_for_the_rank_that_was_given_it(make: Callabl
     assert piece._replace(ref=gone.ref) == gone
     assert piece.ref is not gone.ref
     feed.again(key(), 1, piece)  # and once more
-    assert feed.next_task() is not None
+    assert feed.next_task("node") is not None

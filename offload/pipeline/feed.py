@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,12 @@ import ray
 from numpy.typing import NDArray
 
 from offload.errors import RunError
+from offload.pipeline.meter import Meter
 from offload.pipeline.order import epoch_order
 from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
 from offload.pipeline.pool import Block, PackedStage, Pool, Task
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.sizing import Rates, aligned, block_bytes, plan_tasks
+from offload.pipeline.sizing import aligned, block_bytes, for_speed, plan_tasks
 from offload.pipeline.stage import CHUNK
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
@@ -72,61 +73,6 @@ class Cores:
         return len(self.nodes)
 
 
-class Meter:
-    """What preprocessing costs, from the tasks that finished last."""
-
-    def __init__(self, cores: Callable[[], int]) -> None:
-        self._cores = cores
-        self._recent: deque[tuple[float, float, float]] = deque(maxlen=max(16, 4 * cores()))
-        self._lock = threading.Lock()
-
-    def add(self, block: Block) -> None:
-        """Count a finished block."""
-        cost = block.cost
-        if cost.rows and cost.cpu_s == cost.cpu_s:
-            with self._lock:
-                # A task that mostly waits for storage is not a short one.
-                seconds = max(cost.cpu_s, cost.wall_s / 2)
-                self._recent.append((seconds / cost.rows, cost.cpu_s / cost.rows, cost.size_bytes / cost.rows))
-
-    def rates(self) -> Rates | None:
-        """Medians over recent tasks; None before there are any."""
-        measured = self._medians()
-        if measured is None:
-            return None
-        return Rates(core_seconds_per_sample=measured[0], bytes_per_sample=measured[2])
-
-    def summary(self) -> dict[str, float]:
-        """``core_seconds_per_sample``, its coefficient of ``variation`` over the tasks, ``wire_bytes_per_sample`` and
-        ``input_ceiling_samples_per_s``; empty at first."""
-        measured = self._medians()
-        if measured is None:
-            return {}
-        _, cpu, size = measured
-        return {
-            "core_seconds_per_sample": cpu,
-            "variation": self._variation(),
-            "wire_bytes_per_sample": size,
-            "input_ceiling_samples_per_s": self._cores() / cpu if cpu > 0 else 0.0,
-        }
-
-    def costs(self) -> list[tuple[float, float]]:
-        """(core-seconds, bytes) per sample of each recent task."""
-        with self._lock:
-            return [(cpu, size) for _, cpu, size in self._recent]
-
-    def _variation(self) -> float:
-        spent = np.array([cpu for cpu, _ in self.costs()])
-        return float(np.std(spent) / np.mean(spent)) if spent.mean() > 0 else 0.0
-
-    def _medians(self) -> tuple[float, float, float] | None:
-        with self._lock:
-            if not self._recent:
-                return None
-            seconds, cpu, size = np.median(np.array(self._recent), axis=0).tolist()
-        return seconds, cpu, size
-
-
 class _Tasks:
     """The tasks of a pass over an indexed source, sized as they are asked for."""
 
@@ -156,15 +102,16 @@ class _Tasks:
         """Whether a task is issued whose block is still to come."""
         return self._unfinished > 0
 
-    def next(self) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
-        """The next task, None if all are issued."""
+    def next(self, node: str) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
+        """The next task, for a core of this node; None if all are issued."""
         if self.exhausted():
             return None
         if not self._planned:
             self._plan()
         # As the allotment will have it: the next block goes to the rank that has the fewest rows.
         rank = self._rows.index(min(self._rows))
-        size = aligned(self._planned.popleft(), self._rows[rank], self._local_batch_size)
+        size = for_speed(self._planned.popleft(), self._meter.speeds().get(node, 1.0), self._local_batch_size)
+        size = aligned(size, self._rows[rank], self._local_batch_size)
         stop = _chunk_cut(self._positions, self._cursor, size)
         places = self._positions[self._cursor : stop]
         self._rows[rank] += stop - self._cursor
@@ -218,7 +165,7 @@ class Feed:
 
     def __init__(self, streams: dict[str, Stream], cores: Cores, pool: Callable[..., Any] = Pool) -> None:
         self._streams, self._cores = streams, cores
-        self._meters = {name: Meter(lambda: self._cores.cores) for name in streams}
+        self._meters = {name: Meter(lambda: Counter(self._cores.nodes)) for name in streams}
         self._lock = threading.RLock()
         self._passes: dict[PassKey, Pass] = {}
         self._tasks: dict[PassKey, _Tasks] = {}
@@ -327,6 +274,8 @@ class Feed:
         in time: their last tasks come first."""
         with self._lock:
             self._cores, self._failure = dataclasses.replace(self._cores, nodes=nodes), None
+            for meter in self._meters.values():
+                meter.reshaped()
             if self._pool is None:
                 return True
             left = self._pool.reshape(self._pool_nodes())
@@ -341,6 +290,10 @@ class Feed:
         """What each data set's preprocessing was measured at, so far."""
         return {name: meter.summary() for name, meter in self._meters.items()}
 
+    def speeds(self) -> dict[str, dict[str, float]]:
+        """How fast each node's cores are at each data set; see :meth:`Meter.speeds`."""
+        return {name: meter.speeds() for name, meter in self._meters.items()}
+
     def cores(self) -> tuple[int, int]:
         """How many cores are to preprocess, and how many of them do not yet: their processes are being started."""
         with self._lock:
@@ -350,8 +303,8 @@ class Feed:
         """What a data set's newest tasks cost: core-seconds and bytes per sample."""
         return self._meters[name].costs()
 
-    def next_task(self) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
-        """The pool asks: a task of the pass that was opened first and may go on, None if none may."""
+    def next_task(self, node: str) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
+        """The pool asks for a core of this node: a task of the pass that was opened first and may go on, None if none may."""
         with self._lock:
             if self._redo:
                 return self._redo.popleft()
@@ -364,7 +317,7 @@ class Feed:
                 # Whatever the limit, a pass that workers wait for goes on; not while a block of it is to come that may be
                 # what they wait for, or all other cores would fill the store behind one slow task.
                 if held < limit or (current.starving() and not tasks.under_way()):
-                    found = tasks.next()
+                    found = tasks.next(node)
                     if tasks.exhausted() and current.request.followed:
                         self._follow(current)
                     return found

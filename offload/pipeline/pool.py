@@ -71,10 +71,11 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A finished block: where it is, and what it cost."""
+    """A finished block: its reference, what it cost, and the node it was made on, where that is known."""
 
     ref: ray.ObjectRef[pa.Table]
     cost: Cost
+    node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +120,8 @@ Done = Callable[[Block | BaseException], None]
 class Work(Protocol):
     """Where the pool gets its tasks."""
 
-    def next_task(self) -> tuple[Task, Done] | None:
-        """The next task and what to call with its outcome; None if there is none at present."""
+    def next_task(self, node: str) -> tuple[Task, Done] | None:
+        """The next task, for a core of this node, and what to call with its outcome; None if there is none at present."""
 
     def failed(self, error: BaseException) -> None:
         """Preprocessing cannot go on."""
@@ -199,7 +200,7 @@ class Pool:
     def _run(self) -> None:
         try:
             while True:
-                while (core := self._idle()) is not None and (given := self._next()) is not None:
+                while (core := self._idle()) is not None and (given := self._next(core.node)) is not None:
                     self._start(core, given)
                 if (news := self._news.get()) is not None:
                     news()
@@ -239,10 +240,10 @@ class Pool:
         able = [core for core in self._cores if core.ready and not core.leaving and len(core.given) < IN_FLIGHT]
         return min(able, key=lambda core: len(core.given), default=None)
 
-    def _next(self) -> _Given | None:
+    def _next(self, node: str) -> _Given | None:
         if self._again:
             return self._again.popleft()
-        found = self._work.next_task()
+        found = self._work.next_task(node)
         return None if found is None else _Given(task=found[0], done=found[1])
 
     def _start(self, core: _Core, given: _Given) -> None:
@@ -263,7 +264,7 @@ class Pool:
             else:
                 given.done(error)
         else:
-            given.done(Block(ref=ref, cost=cost.result()) if error is None else error)
+            given.done(Block(ref=ref, cost=cost.result(), node=core.node) if error is None else error)
         self._let_go(core)
 
     def _died(self, core: _Core, error: BaseException) -> None:

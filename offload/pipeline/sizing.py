@@ -13,6 +13,7 @@ from dataclasses import dataclass
 TASK_S = 1.0
 LONGEST_TASK_S = 3.0  # to make a local batch whole
 BLOCK_BYTES = 128 << 20
+SAME_SPEED = 0.25  # that cores may differ by: so much do equal ones
 PLAN_TASKS_PER_CORE = 8  # how many tasks one plan holds before sizes are taken from newer measurements
 
 
@@ -59,6 +60,15 @@ def aligned(size: int, rows: int, local_batch_size: int) -> int:
     """``size`` less what it takes for a rank that has ``rows`` rows so far to have whole local batches again: the tasks
     before anything was measured leave it with a part of one."""
     return size - rows % local_batch_size if size >= local_batch_size else size
+
+
+def for_speed(size: int, speed: float, local_batch_size: int) -> int:
+    """``size`` for a core that is ``speed`` times as fast as the cluster's cores are in the mean. One that is much slower gets less, or
+    those behind its block would wait for it; whole local batches, where there is room for one."""
+    if speed > 1 - SAME_SPEED:
+        return size
+    rows = max(1, int(size * speed))
+    return rows - rows % local_batch_size if rows >= local_batch_size else rows
 
 
 def rows_per_task(rates: Rates, block_bytes: int = BLOCK_BYTES) -> int:

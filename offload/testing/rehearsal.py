@@ -142,7 +142,7 @@ class _Nodes:
                 if not self._alive[node]:
                     return
                 given = self._again.popleft() if self._again else None
-            given = given or self._work.next_task()  # without the lock: the feed calls look() with its own
+            given = given or self._work.next_task(node)  # without the lock: the feed calls look() with its own
             if given is None:
                 with self._changed:
                     self._changed.wait(0.05)
