@@ -1,0 +1,111 @@
+"""What preprocessing costs, from the tasks that finished last, and how much faster one node's cores are than another's.
+
+Where it stops: sizes of tasks follow from it in :mod:`offload.pipeline.sizing`, numbers of workers in :mod:`offload.adapt`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from offload.pipeline.pool import Block
+from offload.pipeline.sizing import Rates
+
+RECENT_OF_A_NODE = 8  # tasks
+LEAST_OF_A_NODE = 2  # tasks before its cores' speed is believed: the first one finds cold caches
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """Per sample of one task: seconds that size the next tasks, core-seconds, bytes, and seconds until it was made."""
+
+    seconds: float
+    cpu_s: float
+    size_bytes: float
+    wall_s: float
+
+
+class Meter:
+    """Of one data set. ``cores``: how many preprocess, by node."""
+
+    def __init__(self, cores: Callable[[], Mapping[str, int]]) -> None:
+        self._cores = cores
+        self._recent: deque[_Spent] = deque(maxlen=max(16, 4 * sum(cores().values())))
+        self._of_node: dict[str, deque[_Spent]] = {}
+        self._pace: dict[str, float] = {}  # samples/s of one core, by node
+        self._lock = threading.Lock()
+
+    def add(self, block: Block) -> None:
+        """Count a finished block."""
+        cost = block.cost
+        if not cost.rows or cost.cpu_s != cost.cpu_s:
+            return
+        # A task that mostly waits for storage is not a short one.
+        seconds = max(cost.cpu_s, cost.wall_s / 2)
+        spent = _Spent(*(each / cost.rows for each in (seconds, cost.cpu_s, cost.size_bytes, cost.wall_s)))
+        with self._lock:
+            self._recent.append(spent)
+            if block.node:
+                recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
+                recent.append(spent)
+                wall_s = _median([each.wall_s for each in recent])
+                if len(recent) >= LEAST_OF_A_NODE and wall_s > 0:
+                    self._pace[block.node] = 1 / wall_s
+
+    def reshaped(self) -> None:
+        """Other nodes preprocess than before: those that are gone are forgotten."""
+        with self._lock:
+            for gone in self._of_node.keys() - self._cores().keys():
+                del self._of_node[gone]
+                self._pace.pop(gone, None)
+
+    def rates(self) -> Rates | None:
+        """Medians over recent tasks; None before there are any."""
+        with self._lock:
+            if not self._recent:
+                return None
+            return Rates(
+                core_seconds_per_sample=_median([spent.seconds for spent in self._recent]),
+                bytes_per_sample=_median([spent.size_bytes for spent in self._recent]),
+            )
+
+    def summary(self) -> dict[str, float]:
+        """``core_seconds_per_sample``, its coefficient of ``variation`` over the tasks, ``wire_bytes_per_sample`` and
+        ``input_ceiling_samples_per_s``; empty at first."""
+        with self._lock:
+            if not self._recent:
+                return {}
+            cpu = [spent.cpu_s for spent in self._recent]
+            usual, mean = _median(cpu), float(np.mean(cpu))
+            by_node = {node: _median([spent.cpu_s for spent in recent]) for node, recent in self._of_node.items()}
+            size = _median([spent.size_bytes for spent in self._recent])
+        each = [(count, by_node.get(node, usual)) for node, count in self._cores().items()]
+        return {
+            "core_seconds_per_sample": usual,
+            "variation": float(np.std(cpu)) / mean if mean > 0 else 0.0,
+            "wire_bytes_per_sample": size,
+            "input_ceiling_samples_per_s": sum(count / cpu_s for count, cpu_s in each if cpu_s > 0),
+        }
+
+    def costs(self) -> list[tuple[float, float]]:
+        """(core-seconds, bytes) per sample of each recent task."""
+        with self._lock:
+            return [(spent.cpu_s, spent.size_bytes) for spent in self._recent]
+
+    def speeds(self) -> dict[str, float]:
+        """By node, as far as it was measured: the samples/s that one of its cores makes, over the mean of all those cores. By the
+        clock, not by the CPU time: to whoever waits for a core's block it does not matter why that core is slow."""
+        cores = self._cores()
+        with self._lock:
+            pace = {node: each for node, each in self._pace.items() if node in cores}
+        count = sum(cores[node] for node in pace)
+        mean = sum(cores[node] * each for node, each in pace.items()) / count if count else 1.0
+        return {node: each / mean for node, each in pace.items()}
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values))

@@ -1,0 +1,62 @@
+"""What preprocessing costs, over nodes whose cores are not alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.pipeline.meter import Meter
+from offload.pipeline.pool import Block, Cost
+from offload.pipeline.sizing import for_speed
+
+ROWS = 100
+
+
+def block(node: str, wall_s: float, cpu_s: float | None = None) -> Block:
+    ref: Any = None
+    cost = Cost(rows=ROWS, size_bytes=ROWS, cpu_s=wall_s if cpu_s is None else cpu_s, wall_s=wall_s)
+    return Block(ref=ref, cost=cost, node=node)
+
+
+def test_the_ceiling_counts_each_node_at_its_own_cores_cost() -> None:
+    meter = Meter(lambda: {"fast": 2, "slow": 4})
+    for _ in range(6):  # the fast ones finish more tasks, which must not make all cores seem fast
+        meter.add(block("fast", 1.0))
+    for _ in range(3):
+        meter.add(block("slow", 2.0))
+    assert meter.summary()["input_ceiling_samples_per_s"] == pytest.approx(2 * 100 + 4 * 50)
+
+
+def test_speeds_are_by_the_clock_and_relative_to_the_mean_core() -> None:
+    meter = Meter(lambda: {"whole": 1, "quarter": 1})
+    for _ in range(2):
+        meter.add(block("whole", 1.0, cpu_s=1.0))
+        meter.add(block("quarter", 4.0, cpu_s=1.0))  # throttled to a quarter of the time
+    speeds = meter.speeds()
+    assert speeds["whole"] / speeds["quarter"] == pytest.approx(4.0)
+    assert speeds["whole"] + speeds["quarter"] == pytest.approx(2.0)
+
+
+def test_a_node_that_left_is_forgotten_and_one_task_tells_nothing() -> None:
+    cores = {"a": 1, "b": 1}
+    meter = Meter(lambda: cores)
+    for node in ("a", "a", "b"):
+        meter.add(block(node, 1.0))
+    assert set(meter.speeds()) == {"a"}
+    del cores["a"]
+    meter.reshaped()
+    cores["a"] = 1  # another machine at the same place
+    assert meter.speeds() == {}
+
+
+@given(size=st.integers(1, 10_000), speed=st.floats(0.001, 10), local=st.integers(1, 512))
+def test_a_task_for_a_slow_core_is_smaller_and_never_empty(size: int, speed: float, local: int) -> None:
+    rows = for_speed(size, speed, local)
+    assert 1 <= rows <= size
+    if speed >= 1:
+        assert rows == size
+    if rows >= local and rows < size:
+        assert rows % local == 0
