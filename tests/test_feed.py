@@ -38,7 +38,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
         table = list_torch_dataset([{"x": 0.0}] * SAMPLES).table
         stage: Any = None
         streams = {n: Stream(stage=stage, table=table) for n in ("train", "val")}
-        return Feed(streams, Cores(nodes=("a", "b"), task_cpus=1.0, store_bytes=store_bytes), pool=HandPool)
+        return Feed(
+            streams,
+            Cores(nodes=("a", "b"), task_cpus=1.0, stores={"a": store_bytes / 2, "b": store_bytes / 2}),
+            pool=HandPool,
+        )
 
     return made
 
@@ -58,13 +62,14 @@ class Ref:
         return str(id(self))
 
 
-def block(task: Task) -> Block:
+def block(task: Task, node: str = "node") -> Block:
     rows = task.rows.num_rows
-    return Block(ref=Ref(), cost=Cost(rows=rows, size_bytes=rows * ROW_BYTES, cpu_s=0.1, wall_s=0.1))  # type: ignore[arg-type]
+    cost = Cost(rows=rows, size_bytes=rows * ROW_BYTES, cpu_s=0.1, wall_s=0.1)
+    return Block(ref=Ref(), cost=cost, node=node)  # type: ignore[arg-type]
 
 
-def start(feed: Feed) -> tuple[Task, Done]:
-    found = feed.next_task("node")
+def start(feed: Feed, node: str = "node") -> tuple[Task, Done]:
+    found = feed.next_task(node)
     assert found is not None
     return found
 
@@ -93,6 +98,22 @@ def test_one_slow_task_does_not_let_the_others_fill_the_store(make: Callable[...
     taken, over = feed.take(key(), 0, 99)
     assert (rows_of(taken), over) == ((blocks_in_store + 1) * ROWS, False)
     assert work_all(feed) > 0  # there is room again
+
+
+def test_a_node_whose_own_store_is_full_gets_no_more_tasks_while_others_do(make: Callable[..., Feed]) -> None:
+    feed = make(store_bytes=10 * ROWS * ROW_BYTES / feeds.HELD_SHARE)
+    feed.open(key(), request(), 0)
+    full = 0
+    held: list[tuple[Task, Done]] = [start(feed, "a")]  # under way, so that the worker is not starving for another
+    while (found := feed.next_task("b")) is not None:
+        found[1](block(found[0], "b"))
+        full += found[0].rows.num_rows
+    assert 4 * ROWS < full <= 6 * ROWS
+    held.append(start(feed, "a"))
+    for task, done in held:
+        done(block(task, "a"))
+    feed.take(key(), 0, 99)
+    assert feed.next_task("b") is not None
 
 
 def test_a_rank_that_has_nothing_is_served_even_over_the_limit(make: Callable[..., Feed]) -> None:

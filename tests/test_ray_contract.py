@@ -265,7 +265,7 @@ def test_nodes_say_what_they_have() -> None:
     found = cluster._describe(ours=False)
     (node,) = found.nodes
     assert node.cpus == 4, relies("train/cluster.py", "ray.nodes(): Alive, NodeManagerAddress, Resources")
-    assert found.store_bytes > 0, relies("train/cluster.py", 'ray.nodes(): Resources["object_store_memory"], in bytes')
+    assert node.store_bytes > 0, relies("train/cluster.py", 'ray.nodes(): Resources["object_store_memory"], in bytes')
 
 
 def test_nodes_that_leave_and_labels_of_nodes_can_be_seen() -> None:

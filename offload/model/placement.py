@@ -15,7 +15,7 @@ from offload.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
     """What one node of the cluster offers. ``node_id`` is the cluster's own name for it, ``others`` are its custom
-    resources, ``instance_type`` is what it is sold as, where that is known."""
+    resources, ``instance_type`` is what it is sold as and ``gpu_type`` the kind of its GPUs, where those are known."""
 
     name: str
     node_id: str = ""
@@ -23,6 +23,8 @@ class NodeResources:
     gpus: float = 0.0
     others: Mapping[str, float] = field(default_factory=dict)
     instance_type: str | None = None
+    gpu_type: str | None = None
+    store_bytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ Where it stops: blocks are not opened here, and batches are cut in the workers (
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -59,13 +60,18 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """What preprocessing may use: the node of each core, the CPUs that one counts as, and the cluster's object store.
+    """What preprocessing may use: the node of each core, the CPUs that one counts as, and each node's object store in bytes.
     ``runtime_env``: Ray's runtime environment of its processes."""
 
     nodes: tuple[str, ...]
     task_cpus: float
-    store_bytes: float
+    stores: Mapping[str, float]
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def store_bytes(self) -> float:
+        """The cluster's object store."""
+        return sum(self.stores.values())
 
     @property
     def cores(self) -> int:
@@ -111,7 +117,7 @@ class _Tasks:
         # As the allotment will have it: the next block goes to the rank that has the fewest rows.
         rank = self._rows.index(min(self._rows))
         size = for_speed(self._planned.popleft(), self._meter.speeds().get(node, 1.0), self._local_batch_size)
-        size = aligned(size, self._rows[rank], self._local_batch_size)
+        size = aligned(min(size, self._most_rows(node)), self._rows[rank], self._local_batch_size)
         stop = _chunk_cut(self._positions, self._cursor, size)
         places = self._positions[self._cursor : stop]
         self._rows[rank] += stop - self._cursor
@@ -134,6 +140,14 @@ class _Tasks:
             return piece._replace(ref=block.ref)
 
         return task, found
+
+    def _most_rows(self, node: str) -> int:
+        """Of a block that this node has room for."""
+        rates, cores = self._meter.rates(), self._cores()
+        if rates is None or node not in cores.stores:
+            return len(self._positions)
+        room = block_bytes(cores.stores[node], max(cores.nodes.count(node), 1))
+        return max(1, int(room / max(rates.bytes_per_sample, 1.0)))
 
     def _plan(self) -> None:
         sizes = plan_tasks(
@@ -269,11 +283,11 @@ class Feed:
     def lost(self, node: str, error: BaseException) -> None:
         """The pool: a core's process died."""
 
-    def reshape(self, nodes: tuple[str, ...], timeout_s: float) -> bool:
-        """Preprocess on these nodes from now on, one core for each mention. Returns whether the cores left over were free
-        in time: their last tasks come first."""
+    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> bool:
+        """Preprocess on these nodes from now on, one core for each mention; ``stores``: the object stores that there are now.
+        Returns whether the cores left over were free in time: their last tasks come first."""
         with self._lock:
-            self._cores, self._failure = dataclasses.replace(self._cores, nodes=nodes), None
+            self._cores, self._failure = dataclasses.replace(self._cores, nodes=nodes, stores=stores), None
             for meter in self._meters.values():
                 meter.reshaped()
             if self._pool is None:
@@ -308,20 +322,25 @@ class Feed:
         with self._lock:
             if self._redo:
                 return self._redo.popleft()
-            limit = HELD_SHARE * self._cores.store_bytes
-            held = sum(p.held_bytes for p in self._passes.values())
+            room = self._has_room(node)
             for key, tasks in list(self._tasks.items()):
                 current = self._passes[key]
                 if tasks.exhausted() or current.closed or current.error is not None:
                     continue
                 # Whatever the limit, a pass that workers wait for goes on; not while a block of it is to come that may be
                 # what they wait for, or all other cores would fill the store behind one slow task.
-                if held < limit or (current.starving() and not tasks.under_way()):
+                if room or (current.starving() and not tasks.under_way()):
                     found = tasks.next(node)
                     if tasks.exhausted() and current.request.followed:
                         self._follow(current)
                     return found
         return None
+
+    def _has_room(self, node: str) -> bool:
+        """Whether what is made and not yet taken leaves room for more, on this node and in all."""
+        held = sum((p.held_bytes for p in self._passes.values()), Counter[str]())
+        of_node = self._cores.stores.get(node, math.inf)
+        return held.total() < HELD_SHARE * self._cores.store_bytes and held[node] < HELD_SHARE * of_node
 
     def _start(self, key: PassKey, request: PassRequest) -> None:
         stream = self._streams[key.name]

@@ -7,7 +7,7 @@ blocks, and when, is decided in :mod:`offload.pipeline.feed`.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +28,14 @@ class Slice(NamedTuple):
     start: int
     stop: int
     first: int
+
+
+class _Held(NamedTuple):
+    """A slice that waits to be taken, and what it takes of which node's object store."""
+
+    piece: Slice
+    node: str = ""
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +66,11 @@ class Pass:
 
     def __init__(self, key: PassKey, request: PassRequest, total: int | None) -> None:
         self.key, self.request = key, request
-        self.queues: list[deque[tuple[Slice, int]]] = [deque() for _ in range(request.world_size)]
+        self.queues: list[deque[_Held]] = [deque() for _ in range(request.world_size)]
         self.changed = threading.Condition()
         self.finished = self.closed = False
         self.error: OffloadError | None = None
-        self.held_bytes = 0  # made, and not yet taken by a worker
+        self.held_bytes: Counter[str] = Counter()  # made, and not yet taken by a worker, by the node that holds them
         self._allotment: Allotment | Stripes = Allotment(request.world_size, total)
         if request.batch is not None and total is not None:
             self._allotment = Stripes(request.world_size, request.batch, total)
@@ -76,7 +84,7 @@ class Pass:
     def put(self, number: int, block: Block) -> None:
         """The block of the ``number``-th task is made. Blocks are delivered in the order of their tasks."""
         with self.changed:
-            self.held_bytes += block.cost.size_bytes
+            self.held_bytes[block.node] += block.cost.size_bytes
             self._done[number] = block
             while (ready := self._done.pop(self._delivered, None)) is not None:
                 self._firsts[self._delivered] = (ready, self._first_row)
@@ -106,7 +114,7 @@ class Pass:
                 waiting.clear()
             self._done.clear()
             self._firsts.clear()
-            self.held_bytes = 0
+            self.held_bytes.clear()
             self.changed.notify_all()
 
     def suits(self, request: PassRequest) -> bool:
@@ -134,9 +142,10 @@ class Pass:
             if self.error is not None:
                 raise self.error
             taken = [mine.popleft() for _ in range(min(want, len(mine)))]
-            self.held_bytes -= sum(size for _, size in taken)
+            for each in taken:
+                self.held_bytes[each.node] -= each.size_bytes
             self.changed.notify_all()
-            return [piece for piece, _ in taken], not mine and self._over(rank)
+            return [each.piece for each in taken], not mine and self._over(rank)
 
     def owe(self, rank: int) -> None:
         """A slice of this rank's was lost."""
@@ -147,7 +156,7 @@ class Pass:
         """It was made again."""
         with self.changed:
             self._owed[rank] -= 1
-            self.queues[rank].append((piece, 0))
+            self.queues[rank].append(_Held(piece))
             self.changed.notify_all()
 
     def _over(self, rank: int) -> bool:
@@ -156,7 +165,7 @@ class Pass:
     def wait_for_room(self, limit: float) -> bool:
         """Wait until less than ``limit`` bytes are held, or some rank has nothing to take. False: nobody wants more."""
         with self.changed:
-            self.changed.wait_for(lambda: self.closed or self.held_bytes < limit or self.starving())
+            self.changed.wait_for(lambda: self.closed or self.held_bytes.total() < limit or self.starving())
             return not self.closed
 
     def starving(self) -> bool:
@@ -167,7 +176,8 @@ class Pass:
         for share in shares:
             block, first = self._firsts[share.block]
             size = block.cost.size_bytes * share.rows // max(block.cost.rows, 1)
-            self.queues[share.rank].append((Slice(block.ref, share.start, share.stop, first), size))
+            piece = Slice(block.ref, share.start, share.stop, first)
+            self.queues[share.rank].append(_Held(piece, block.node, size))
         newest = max((share.block for share in shares), default=-1)
         for number in [n for n in self._firsts if n < newest]:
             del self._firsts[number]

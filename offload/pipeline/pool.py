@@ -200,8 +200,8 @@ class Pool:
     def _run(self) -> None:
         try:
             while True:
-                while (core := self._idle()) is not None and (given := self._next(core.node)) is not None:
-                    self._start(core, given)
+                while (found := self._found()) is not None:
+                    self._start(*found)
                 if (news := self._news.get()) is not None:
                     news()
         except BaseException as error:  # whoever waits for blocks would do so forever
@@ -234,11 +234,16 @@ class Pool:
             # A transform that cannot be set up raises here, and again in the first task, which tells the user.
             core.ready = True
 
-    def _idle(self) -> _Core | None:
-        """The core with the least to do, None where all have enough. One that has no process yet must not keep a task whose
-        block others wait for."""
+    def _found(self) -> tuple[_Core, _Given] | None:
+        """A task and the core that is to run it, None where there is none, or all cores have enough to do. One that has no
+        process yet must not keep a task whose block others wait for."""
         able = [core for core in self._cores if core.ready and not core.leaving and len(core.given) < IN_FLIGHT]
-        return min(able, key=lambda core: len(core.given), default=None)
+        asked = set()
+        for core in sorted(able, key=lambda core: len(core.given)):
+            if core.node not in asked and (given := self._next(core.node)) is not None:
+                return core, given
+            asked.add(core.node)  # this one has no room, and another may have
+        return None
 
     def _next(self, node: str) -> _Given | None:
         if self._again:

@@ -257,7 +257,8 @@ class Rehearsal:
             made.append(_Nodes(*arguments))
             return made[0]
 
-        cores = Cores(nodes=tuple(self._node_names), task_cpus=1.0, store_bytes=STORE_BYTES)
+        stores = dict.fromkeys(self._node_names, STORE_BYTES / len(self._node_names))
+        cores = Cores(nodes=tuple(self._node_names), task_cpus=1.0, stores=stores)
         return Feed({"train": stream}, cores, pool=pool), made[0]
 
     def _attempt(self, feed: Feed, nodes: _Nodes) -> End:

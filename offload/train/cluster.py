@@ -32,15 +32,16 @@ _RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": Fa
 
 INSTANCE_TYPE = "instance-type"  # the label of a node that says what it is sold as
 
+GPU_TYPE = "accelerator_type:"  # begins the name of a resource that every node with a known kind of GPU has
+
 _BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The nodes that are alive, the object store they have together, and whether this process started them."""
+    """The nodes that are alive, and whether this process started them."""
 
     nodes: tuple[NodeResources, ...]
-    store_bytes: float
     ours: bool
 
 
@@ -164,25 +165,29 @@ def _speaks_grpc(link: socket.socket) -> bool:
 
 
 def _describe(*, ours: bool) -> Cluster:
-    nodes, store_bytes = alive_nodes()
-    return Cluster(nodes=nodes, store_bytes=store_bytes, ours=ours)
+    return Cluster(nodes=alive_nodes(), ours=ours)
 
 
-def alive_nodes() -> tuple[tuple[NodeResources, ...], float]:
-    """The cluster's nodes now, in the order of their ids, and the bytes of their object stores together."""
+def alive_nodes() -> tuple[NodeResources, ...]:
+    """The cluster's nodes now, in the order of their ids."""
     alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: str(n["NodeID"]))  # type: ignore[no-untyped-call]
-    nodes = tuple(
+    return tuple(
         NodeResources(
             name=str(n["NodeManagerAddress"]),
             node_id=str(n["NodeID"]),
             cpus=float(n["Resources"].get("CPU", 0)),
             gpus=float(n["Resources"].get("GPU", 0)),
-            others={k: float(v) for k, v in n["Resources"].items() if k not in _BUILT_IN and not k.startswith("node:")},
+            others={
+                k: float(v)
+                for k, v in n["Resources"].items()
+                if k not in _BUILT_IN and not k.startswith(("node:", GPU_TYPE))
+            },
             instance_type=(n.get("Labels") or {}).get(INSTANCE_TYPE),
+            gpu_type=next((k.removeprefix(GPU_TYPE) for k in n["Resources"] if k.startswith(GPU_TYPE)), None),
+            store_bytes=float(n["Resources"].get("object_store_memory", 0)),
         )
         for n in alive
     )
-    return nodes, sum(float(n["Resources"].get("object_store_memory", 0)) for n in alive)
 
 
 def ask_for(bundles: Sequence[Mapping[str, float]]) -> None:

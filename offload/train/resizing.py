@@ -187,7 +187,7 @@ class Workers:
         """Let preprocessing leave the cores that workers are to take, and those of nodes that are to be left."""
         self._next, self._phase, self._orders = placement, "room", orders
         self._used &= Counter(self._nodes_of(self._cores_by_node(placement)))
-        self._room = self._hub.reshape.remote(tuple(self._used.elements()), ROOM_TIMEOUT_S)
+        self._room = self._hub.reshape.remote(tuple(self._used.elements()), self._stores(), ROOM_TIMEOUT_S)
 
     def look(self, news: News, alive: Sequence[NodeResources], leaving: Collection[str] = ()) -> None:
         """Go on with a change, and follow the cluster. ``leaving``: ids of nodes that are alive but will soon be gone."""
@@ -275,7 +275,10 @@ class Workers:
     def _reshape(self) -> None:
         nodes = self._nodes_of(self._cores_by_node(self.placement))
         self._used = Counter(nodes)
-        self._hub.reshape.remote(nodes, 0.0)
+        self._hub.reshape.remote(nodes, self._stores(), 0.0)
+
+    def _stores(self) -> dict[str, float]:
+        return {node.node_id: node.store_bytes for node in self._nodes}
 
     def _nodes_of(self, cores: Sequence[int]) -> tuple[str, ...]:
         return tuple(node.node_id for node, count in zip(self._nodes, cores, strict=True) for _ in range(count))

@@ -114,7 +114,7 @@ class Run:
         cores = Cores(
             nodes=tuple(node.node_id for node, cores in by_node for _ in range(cores)),
             task_cpus=core_cpus,
-            store_bytes=self.cluster.store_bytes,
+            stores={node.node_id: node.store_bytes for node in self.cluster.nodes},
             runtime_env=preload.runtime_env(self.job_env),
         )
         self._announce()
@@ -333,7 +333,7 @@ class Run:
                 if not self._answered(read_at):
                     continue
                 if not told:
-                    workers.look(self.journal.news, alive_nodes()[0], draining_nodes())
+                    workers.look(self.journal.news, alive_nodes(), draining_nodes())
                 hub.looked.remote(workers.wanted, self.journal.news.failures)
                 if adaptor is not None and not told:
                     adaptor.look(self.journal.news, read_at)
