@@ -69,6 +69,12 @@ class Interval:
         return self.samples * self.size.workers / self.step_time_s if self.step_time_s > 0 else 0.0
 
     @property
+    def device_samples_per_s(self) -> float | None:
+        """What they would have trained had they never waited for data; None where no step was made."""
+        busy_s = self.compute_s + self.sync_s
+        return self.samples * self.size.workers / busy_s if self.steps and busy_s > 0 else None
+
+    @property
     def duration_s(self) -> float:
         """How long it took, by the ranks' clocks."""
         return self.step_time_s / self.size.workers

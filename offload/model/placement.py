@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offload.errors import ConfigError
 
@@ -77,12 +77,16 @@ class Placement:
         return math.floor(min(*shares, 1.0) * 1e4) / 1e4
 
 
-def on_fewest_nodes(placement: Placement, cores: int, before: Sequence[int] = ()) -> tuple[int, ...]:
+def on_fewest_nodes(
+    placement: Placement, cores: int, before: Sequence[int] = (), spare: Sequence[bool] = ()
+) -> tuple[int, ...]:
     """How many cores of each node preprocess where ``cores`` are enough: those beside workers first, whose nodes are there
-    anyway, then those of nodes that did ``before`` (as this returned it), then of the largest."""
+    anyway, then those of nodes that did ``before`` (as this returned it), then of the largest; last of all those of nodes that
+    are ``spare``: there for workers, and without any."""
     free = placement.cores_by_node
     used = [*before, *[0] * (len(free) - len(before))]
-    order = sorted(range(len(free)), key=lambda i: (-placement.held[i], -used[i], -free[i]))
+    last = [*spare, *[False] * (len(free) - len(spare))]
+    order = sorted(range(len(free)), key=lambda i: (last[i], -placement.held[i], -used[i], -free[i]))
     chosen, left = [0] * len(free), cores
     for i in order:
         chosen[i] = min(free[i], left)
@@ -93,6 +97,35 @@ def on_fewest_nodes(placement: Placement, cores: int, before: Sequence[int] = ()
 def _cores(free_cpus: float) -> int:
     # A worker on a small host may reserve a token share of its core (0.01 CPU): what is left still is that core.
     return int(free_cpus + 0.5)
+
+
+def one_gpu_type(
+    nodes: Sequence[NodeResources], worker: WorkerResources, most: int, before: str | None = None
+) -> str | None:
+    """The kind of GPU to train on, where nodes have several: the one that was trained on ``before`` if it is still there, else that
+    which holds the most workers, up to ``most``. None where there is nothing to choose. Workers of one group wait for each
+    other at every step: the slowest kind would set the pace of all."""
+    kinds = {_gpu_type(node) for node in nodes if node.gpus >= worker.gpus}
+    if not worker.gpus or len(kinds) < 2:
+        return None
+    if before in kinds:
+        return before
+    return max(sorted(kinds), key=lambda kind: _room(nodes_for(nodes, kind), worker, most))
+
+
+def nodes_for(nodes: Sequence[NodeResources], gpu_type: str | None) -> tuple[NodeResources, ...]:
+    """The nodes as a run on this kind of GPU (None: on any) sees them: those with other GPUs only preprocess."""
+    if gpu_type is None:
+        return tuple(nodes)
+    return tuple(node if _gpu_type(node) == gpu_type or not node.gpus else replace(node, gpus=0.0) for node in nodes)
+
+
+def _gpu_type(node: NodeResources) -> str:
+    return node.gpu_type or "of unknown kind"
+
+
+def _room(nodes: Sequence[NodeResources], worker: WorkerResources, most: int) -> int:
+    return next((count for count in range(most, 0, -1) if _fill(nodes, worker, count) is not None), 0)
 
 
 def place_workers(
@@ -122,7 +155,8 @@ def place_workers(
         fewer = f"ask for fewer workers (workers={fitting})" if fitting else "fewer workers would not fit either"
         raise ConfigError(
             f"{asked} ask{'s' if least == 1 else ''} for {_gpus(worker.gpus * least)} ({worker.gpus:g} each), but the "
-            f"cluster has {total_gpus:g} and cannot grow: {fewer}. Or add GPU nodes, or train on CPUs with "
+            f"cluster has {total_gpus:g} and cannot grow: {fewer}. Or add GPU nodes (a cluster with an autoscaler is asked for them with "
+            "adaptation=offload.Adaptation(autoscale_workers=True)), or train on CPUs with "
             "scaling_config=ray.train.ScalingConfig(use_gpu=False)."
         )
     if _fill(nodes, worker, least) is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from offload.train.context import TRAIN
 from offload.train.monitor import News, Orders, sum_of
 from offload.train.resizing import Workers
 
+LOOKED_BACK = 2  # intervals that must agree before cores are given back
 LEAST_VARIATION = 0.1  # of tasks: a machine that others use varies at least so much
 
 
@@ -53,11 +55,13 @@ class Adaptor:
         self._state = State()
         self._looked: tuple[float, News] | None = None
         self._expected: tuple[Size, float] | None = None
+        self._device: deque[float] = deque(maxlen=LOOKED_BACK)  # samples/s that the workers would have trained at
 
     def look(self, news: News, now_s: float) -> None:
         """Decide, if an interval has passed since the last time."""
         if not news.running or self._workers.busy:
             self._looked = None
+            self._device.clear()
             return
         if self._looked is None or _restarted(self._looked[1], news):
             self._looked = now_s, news
@@ -72,12 +76,20 @@ class Adaptor:
         if not self.seen.steps and news.adapted.learned:
             self.seen = Seen.from_state(news.adapted.learned)
         self.seen = self.seen.with_interval(interval, cores)
-        self._want_cores(interval.size)
+        self._want_cores(interval)
         self._compare(interval)
         if self._scheduled(news) is not None:
             options = [option] if option is not None else []
         situation = self._situation(news, interval.size, options)
-        self._state, decision = decide(self._state, situation, self._rules(news))
+        rules = self._rules(news)
+        self._state, decision = decide(self._state, situation, rules)
+        if isinstance(decision, Resize) and not self._workers.fits(decision.size.workers):
+            self._workers.want_workers(decision.size.workers)
+            # Once there is room it is done at once, if it is still wanted then.
+            self._state = State(wanted_workers=decision.size.workers, asked=rules.agreeing)
+            decision = Keep(reason=f"{decision.reason}; nodes for them are asked for")
+        elif self._state.wanted_workers is None and not isinstance(decision, Resize):
+            self._workers.want_workers(interval.size.workers)
         self._act(decision, interval, news)
 
     def _follow_schedule(self, news: News) -> bool:
@@ -109,16 +121,18 @@ class Adaptor:
     def _scheduled(self, news: News) -> int | None:
         return self._adaptation.scheduled(news.epoch, _progress(news))
 
-    def _want_cores(self, size: Size) -> None:
-        """As many cores as the workers are worth at this size, where the cluster can have more or fewer."""
-        bounds, fit, each = self._adaptation.preprocessing_cores, self.seen.fit, self.seen.input_samples_per_s(1.0)
+    def _want_cores(self, interval: Interval) -> None:
+        """As many cores as the workers are worth, where the cluster can have more or fewer. By what these intervals showed: the
+        model of all sizes is slower to follow where the same size takes another time than before."""
+        bounds, each = self._adaptation.preprocessing_cores, self.seen.input_samples_per_s(1.0)
+        if interval.device_samples_per_s is not None:
+            self._device.append(interval.device_samples_per_s)
         # Cores that have just come may not preprocess yet, and would seem slow.
         settled = self.seen.recent is not None and self.seen.recent.settled
-        if bounds is None or fit is None or math.isinf(each) or not settled:
+        if bounds is None or not self._device or math.isinf(each) or not settled:
             return
-        where = size.nodes, size.workers, size.local_batch_size, size.accum_steps
-        device = size.global_batch_size / float(fit.step_time.predict(*where))
-        self._workers.want_cores(wanted_cores(device, each, bounds=bounds, before=self._workers.cores_wanted))
+        fastest = max(self._device)
+        self._workers.want_cores(wanted_cores(fastest, each, bounds=bounds, before=self._workers.cores_wanted))
 
     def _situation(self, news: News, size: Size, options: Sequence[Option]) -> Situation:
         noise, goal = news.adapted.noise, news.adapted.goal

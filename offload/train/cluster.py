@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -188,14 +188,6 @@ def alive_nodes() -> tuple[NodeResources, ...]:
         )
         for n in alive
     )
-
-
-def ask_for(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Ask the cluster's autoscaler, if it has one, that all of these fit beside each other; for nothing more with an empty
-    sequence. It holds until it is asked anew."""
-    from ray.autoscaler.sdk import request_resources  # slow, and seldom needed
-
-    request_resources(bundles=[dict(bundle) for bundle in bundles])
 
 
 def on_this_node(actor_class: Any, **options: Any) -> Any:

@@ -122,6 +122,12 @@ class Adaptation:
         preprocessing_cores: least and most, on a cluster that adds and removes nodes as they are asked for (Ray's autoscaler):
             as many are asked for as the accelerators are worth at present, and whole nodes that are not needed are left, so
             that they go. None: all that the cluster has preprocess, and none is asked for.
+        autoscale_workers: whether nodes for workers, too, are asked for and given back, on such a cluster: worker counts that there
+            is no room for yet count as possible, and a node for workers that has none is left. At the start the least number is
+            waited for.
+        nodes_deadline_s: how long it is waited for at the start.
+        mixed_gpus: whether workers may train on several kinds of GPU at once. Otherwise they are all of one kind, that which holds
+            the most of them, and nodes with others preprocess.
         objective: ``"time"``: the most progress per second; ``"cost"``: the most per dollar. A node without workers that is
             there for workers costs nothing then: it can be given back.
         usd_per_hour: prices of instance types, in place of those of the catalog. Nodes say their type by the label
@@ -133,6 +139,9 @@ class Adaptation:
     interval_s: float = 30.0
     schedule: Mapping[int, int] | Mapping[float, int] | None = None
     preprocessing_cores: tuple[int, int] | None = None
+    autoscale_workers: bool = False
+    nodes_deadline_s: float = 900.0
+    mixed_gpus: bool = False
     objective: Objective = "time"
     usd_per_hour: Mapping[str, float] | None = None
 
@@ -145,6 +154,8 @@ class Adaptation:
             raise ConfigError(f"interval_s must be > 0 seconds, found {self.interval_s}.")
         if self.objective not in ("time", "cost"):
             raise ConfigError(f'objective must be "time" or "cost", found {self.objective!r}.')
+        if not self.nodes_deadline_s > 0:
+            raise ConfigError(f"nodes_deadline_s must be > 0 seconds, found {self.nodes_deadline_s}.")
         if self.preprocessing_cores is not None:
             least, most = self.preprocessing_cores
             if not 1 <= least <= most:

@@ -178,13 +178,20 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "preprocessing_lost":
         return f"a preprocessing process was lost ({event['reason']}): its tasks are run again"
     if kind == "node_excluded":
-        return f"workers failed repeatedly on {', '.join(event['nodes'])}: the run goes on without"
+        return f"the run goes on without {', '.join(event['nodes'])}: {event['reason']}"
     if kind == "cluster_changed":
         verbs = ("left", "leaving", "joined")
         parts = [f"{verb} {', '.join(event[verb])}" for verb in verbs if event[verb]]
         return f"the cluster changed ({'; '.join(parts)}): {event['preprocessing_cores']} cores preprocess"
     if kind == "cores_wanted":
         return f"{event['cores']} cores are to preprocess, {event['before']} do"
+    if kind == "workers_wanted":
+        return f"{event['workers']} workers are to train, and there is room for {event['before']}: nodes are asked for"
+    if kind == "not_granted":
+        return (
+            f"the nodes asked for did not come within {event['after_s']:.0f} s: the run goes on with {event['workers_now']} workers "
+            f"and {event['cores_now']} preprocessing cores"
+        )
     if kind == "pass_not_finished" and event["untrained"]:
         return f"the last pass ended with the epochs: {event['untrained']:,} samples of it were not trained"
     return None

@@ -87,7 +87,8 @@ class News:
     """What the driver gets: each rank's newest totals, those of the worker groups before (their number of workers, and all
     ranks' totals), what each data set's preprocessing was measured at, how many cores are to preprocess and how many of them
     have no process yet, all events since ``cursor``, how many worker groups were started, whether one is running, how many failed,
-    the nodes of the workers that died last, :attr:`Orders.most_local`, and the nodes on which workers failed repeatedly."""
+    the nodes of the workers that died last, :attr:`Orders.most_local`, the nodes on which workers failed repeatedly, those that hold
+    workers now, and how fast each node's cores are at each data set."""
 
     cursor: int
     totals: dict[int, Totals]
@@ -106,6 +107,8 @@ class News:
     suspects: tuple[str, ...] = ()
     most_local: int | None = None
     failing: tuple[str, ...] = ()
+    worker_nodes: tuple[str, ...] = ()
+    speeds: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def sum_of(totals: Mapping[int, Totals]) -> Totals:
@@ -117,18 +120,19 @@ def sum_of(totals: Mapping[int, Totals]) -> Totals:
 
 
 class Monitor:
-    """What the actor answers. Its methods run on several threads. ``rates``, ``cores``: where to ask for those;
+    """What the actor answers. Its methods run on several threads. ``rates``, ``cores``, ``speeds``: where to ask for those;
     ``workers``: how many to begin with; ``nodes``: of the cluster."""
 
     def __init__(
         self,
         rates: Callable[[], dict[str, dict[str, float]]] = dict,
         cores: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        speeds: Callable[[], dict[str, dict[str, float]]] = dict,
         *,
         workers: int = 1,
         nodes: int = 1,
     ) -> None:
-        self._rates_now, self._cores_now = rates, cores
+        self._rates_now, self._cores_now, self._speeds_now = rates, cores, speeds
         self._board = threading.Lock()
         self._totals: dict[int, Totals] = {}
         self._past: list[tuple[int, Totals]] = []
@@ -182,6 +186,8 @@ class Monitor:
                 suspects=self._suspects,
                 most_local=self._orders.most_local,
                 failing=tuple(node for node, at in self._failed_at.items() if len(at) >= FAILURES),
+                worker_nodes=tuple(set(self._node_of.values())),
+                speeds=self._speeds_now(),
             )
 
     def looked(self, wanted: int, failures: int) -> None:

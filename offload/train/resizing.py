@@ -1,29 +1,37 @@
-"""The number of workers: which counts fit the cluster as it is now, and a change from one to another.
+"""The number of workers, and of cores that preprocess: which counts fit the cluster as it is now, a change from one to another,
+and what the cluster is asked for.
 
 A change takes four steps, none of which blocks: preprocessing makes room, the workers commit and wait, Ray Train starts the
 others, and preprocessing takes what cores are left. Where it stops: whether to change is decided by
-:mod:`offload.adapt.decide`.
+:mod:`offload.adapt.decide`; which nodes may be used is known to :mod:`offload.train.nodes`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import ray
 
+from offload.adapt.core_speed import core_speeds
 from offload.adapt.decide import Option
 from offload.adapt.observe import Size
 from offload.errors import ConfigError
 from offload.model.placement import NodeResources, Placement, WorkerResources, on_fewest_nodes, place_workers
-from offload.train.cluster import ask_for
+from offload.train.cluster import GPU_TYPE
+from offload.train.context import TRAIN
+from offload.train.demand import Bundle, bundle_of
 from offload.train.monitor import News, Orders
+from offload.train.nodes import Change, Nodes
 
 ROOM_TIMEOUT_S = 60.0  # for the tasks that run on cores which workers are to take
 FIRST_RESTART_S = 15.0  # what a change is taken to cost before one was measured
+GRANT_S = 900.0  # for nodes that were asked for to join
+REFUSED_S = 1800.0  # after nodes did not come, for which no more are counted on
 
 Phase = Literal["", "room", "commit"]
 
@@ -73,46 +81,64 @@ def usd_per_hour(
     return None if None in known else sum(price for price in known if price is not None)
 
 
+class Asked(Protocol):
+    """Who is asked for what is missing; see :class:`offload.train.demand.Demand`."""
+
+    def ask(self, missing: Mapping[Bundle, int]) -> None: ...
+    def close(self) -> None: ...
+
+
 class Workers:
     """How many train, and where.
 
     Args:
-        nodes: of the cluster, at the start.
+        nodes: that may be used.
         worker: what each reserves.
         bounds: least and most.
         placement: at the start.
         hub: the run's actor.
+        demand: asks the cluster for nodes.
         tell: writes an event.
         chosen: whether a count is to be chosen; else it only changes with the cluster.
+        grows: whether counts that do not fit now may be asked for.
         allowed: whether a count may be used at all.
         usd_per_hour: prices of instance types, as far as they are known.
         core_cpus: what a preprocessing core reserves.
-        most_cores: that are to preprocess; None for all.
+        cores: least and most that are to preprocess, where those are asked for; None: all that there are.
+        now: the time, in seconds.
     """
 
     def __init__(
         self,
-        nodes: Sequence[NodeResources],
+        nodes: Nodes,
         worker: WorkerResources,
         bounds: tuple[int, int],
         placement: Placement,
         *,
         hub: Any,
+        demand: Asked,
         tell: Callable[..., None],
         chosen: bool,
+        grows: bool,
         allowed: Callable[[int], bool],
         usd_per_hour: Mapping[str, float],
         core_cpus: float,
-        most_cores: int | None = None,
+        cores: tuple[int, int] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.placement = placement
         self.restart_s = FIRST_RESTART_S
-        self._nodes, self._worker, self._bounds = tuple(nodes), worker, bounds
-        self._hub, self._tell, self._chosen, self._allowed = hub, tell, chosen, allowed
-        self._usd_per_hour, self._core_cpus, self._most_cores = usd_per_hour, core_cpus, most_cores
+        self._nodes, self._worker, self._bounds = nodes, worker, bounds
+        self._hub, self._demand, self._tell = hub, demand, tell
+        self._chosen, self._grows, self._allowed = chosen, grows, allowed
+        self._usd_per_hour, self._core_cpus, self._core_bounds, self._now = usd_per_hour, core_cpus, cores, now
         self.cores_wanted: int | None = None
-        self._used = Counter(self._nodes_of(placement.cores_by_node))  # cores that preprocess, by node
-        self._avoided: tuple[str, ...] = ()
+        self._workers_wanted = placement.workers
+        self._asked_at: float | None = None
+        self._refused_until = -math.inf
+        self._used = Counter(self._ids(placement.cores_by_node))  # cores that preprocess, by node
+        self._speeds: Mapping[str, float] = {}
+        self._without: tuple[str, ...] = ()
         self._phase: Phase = ""
         self._next = placement
         self._room: Any = None
@@ -121,6 +147,9 @@ class Workers:
         self._stopped_at = 0.0
         self._resized_at: float | None = None
         self._waiting = False
+        self._usd_per_core: float | None = None
+        self._learn_price()
+        self._avoid()
 
     @property
     def wanted(self) -> int:
@@ -134,26 +163,32 @@ class Workers:
         """Whether a change is under way."""
         return bool(self._phase)
 
-    def options(self) -> list[Option]:
-        """The counts that fit, or the present one alone where none is to be chosen."""
-        found = []
-        least, most = self._bounds if self._chosen else (self.placement.workers, self.placement.workers)
-        for count in filter(self._allowed, range(least, most + 1)):
-            placement = self._placed((count, count))
-            if placement is None:
-                break
-            usd = usd_per_hour(self._nodes, self._worker, placement, self._usd_per_hour)
-            cores = placement.cores if self._most_cores is None else min(placement.cores, self._most_cores)
-            found.append(Option(workers=count, nodes=placement.nodes, cores=cores, usd_per_hour=usd))
-        return found
-
     @property
     def cores(self) -> int:
         """That preprocess now."""
         return self._used.total()
 
+    def fits(self, workers: int) -> bool:
+        """Whether there is room for so many now."""
+        return self._placed(workers) is not None
+
+    def options(self) -> list[Option]:
+        """The counts that fit, and those that would on nodes that can be asked for; the present one alone where none is to be
+        chosen."""
+        found = []
+        least, most = self._bounds if self._chosen else (self.placement.workers, self.placement.workers)
+        for count in filter(self._allowed, range(least, most + 1)):
+            nodes = self._room_for(count)
+            placement = None if nodes is None else _placed(nodes, self._worker, (count, count))
+            if nodes is None or placement is None:
+                break
+            cores = self._cores_with(nodes, placement)
+            usd = self._usd_with(nodes, placement, cores)
+            found.append(Option(workers=count, nodes=placement.nodes, cores=cores, usd_per_hour=usd))
+        return found
+
     def want_cores(self, cores: int) -> None:
-        """So many are to preprocess: ask the cluster for them, and leave nodes that are not needed."""
+        """So many are to preprocess: ask the cluster for those that it lacks, and leave nodes that are not needed."""
         if cores == self.cores_wanted:
             return
         self._tell("cores_wanted", cores=cores, before=self.cores)
@@ -162,49 +197,53 @@ class Workers:
         if not self.busy:
             self._reshape()
 
+    def want_workers(self, workers: int) -> None:
+        """So many are to train, once there is room for them."""
+        if workers == self._workers_wanted:
+            return
+        if workers > self.placement.workers:
+            self._tell("workers_wanted", workers=workers, before=self.placement.workers)
+        self._workers_wanted = workers
+        self._ask()
+
     def close(self) -> None:
         """The run is over: nothing is asked for any more."""
-        if self.cores_wanted is not None:
-            with contextlib.suppress(RuntimeError, ray.exceptions.RayError):  # the cluster may be gone
-                ask_for([])
-
-    def _ask(self) -> None:
-        if self.cores_wanted is None:
-            return
-        worker = {"CPU": self._worker.cpus, "GPU": self._worker.gpus, **self._worker.others}
-        each = {name: amount for name, amount in worker.items() if amount > 0}
-        ask_for([*[each] * self.placement.workers, *[{"CPU": self._core_cpus}] * self.cores_wanted])
+        self._demand.close()
 
     def change(self, size: Size, orders: Orders, news: News) -> None:
         """Begin to change to another count; ``orders`` are those that hold otherwise."""
-        placement = self._placed((size.workers, size.workers))
+        placement = self._placed(size.workers)
         if placement is None:
             return
         batch = size.workers, size.local_batch_size, size.accum_steps
         self._begin(placement, dataclasses.replace(orders, resize=True, batch=batch))
 
-    def _begin(self, placement: Placement, orders: Orders) -> None:
-        """Let preprocessing leave the cores that workers are to take, and those of nodes that are to be left."""
-        self._next, self._phase, self._orders = placement, "room", orders
-        self._used &= Counter(self._nodes_of(self._cores_by_node(placement)))
-        self._room = self._hub.reshape.remote(tuple(self._used.elements()), self._stores(), ROOM_TIMEOUT_S)
-
     def look(self, news: News, alive: Sequence[NodeResources], leaving: Collection[str] = ()) -> None:
         """Go on with a change, and follow the cluster. ``leaving``: ids of nodes that are alive but will soon be gone."""
         for event in news.events:
             self._take(event)
-        self._avoid(news.failing, alive)
-        staying = tuple(node for node in alive if node.node_id not in leaving and node.node_id not in self._avoided)
-        if staying != self._nodes:
-            self._follow(staying, still=[node for node in alive if node.node_id in leaving])
+        self._speeds = news.speeds.get(TRAIN, {})
+        used = {*self._used, *news.worker_nodes}
+        change = self._nodes.look(alive, leaving=leaving, failing=news.failing, used=used)
+        self._avoid()
+        if change is not None:
+            self._follow(change)
+        self._lose_patience()
         if self._phase == "room" and ray.wait([self._room], timeout=0)[0]:
             self._phase, self._attempts = "commit", news.attempts
             self._hub.order.remote(self._orders, self.wanted)
         elif self._phase == "commit" and news.attempts > self._attempts and news.adapted.workers:
             before, self.placement, self._phase = self.placement.workers, self._next, ""
+            self._workers_wanted = self.placement.workers
             self._ask()
             self._reshape()
             self._tell("resized", workers_before=before, workers=news.adapted.workers)
+
+    def _begin(self, placement: Placement, orders: Orders) -> None:
+        """Let preprocessing leave the cores that workers are to take, and those of nodes that are to be left."""
+        self._next, self._phase, self._orders = placement, "room", orders
+        self._used &= Counter(self._ids(self._cores_by_node(placement)))
+        self._room = self._hub.reshape.remote(tuple(self._used.elements()), self._stores(), ROOM_TIMEOUT_S)
 
     def _take(self, event: dict[str, Any]) -> None:
         if event["event"] == "checkpoint":
@@ -216,36 +255,28 @@ class Workers:
             self._tell("resize_cost", without_steps_s=round(self.restart_s, 3))
             self._resized_at = None
 
-    def _avoid(self, failing: Collection[str], alive: Sequence[NodeResources]) -> None:
-        """Do without nodes on which workers failed repeatedly, unless nothing would be left."""
-        new = {node for node in failing if node not in self._avoided}
-        rest = [node for node in alive if node.node_id not in new and node.node_id not in self._avoided]
-        if not new or self._most(rest) is None:
-            return
-        self._avoided += tuple(sorted(new))
-        names = [node.name for node in alive if node.node_id in new]
-        self._hub.avoid.remote(self._avoided)
-        self._tell("node_excluded", nodes=names)
+    def _avoid(self) -> None:
+        without = self._nodes.without_workers
+        if without != self._without:
+            self._without = without
+            self._hub.avoid.remote(without)
 
-    def _follow(self, alive: tuple[NodeResources, ...], still: Sequence[NodeResources]) -> None:
-        """The cluster has other nodes than before. Those in ``still`` are about to leave it, and work meanwhile."""
-        gone = {n.node_id: n.name for n in self._nodes}
-        come = {n.node_id: n.name for n in alive}
-        self._nodes, self._phase = alive, ""
-        placement = self._most(alive)
+    def _follow(self, change: Change) -> None:
+        """The cluster has other nodes than before."""
+        self._phase = ""
+        self._learn_price()
+        placement = self.most(self._nodes.usable)
         self._tell(
             "cluster_changed",
-            left=[name for id_, name in gone.items() if id_ not in come],
-            leaving=[node.name for node in still],
-            joined=[name for id_, name in come.items() if id_ not in gone],
+            **dataclasses.asdict(change),
             workers=placement.workers if placement is not None else 0,
             preprocessing_cores=sum(self._cores_by_node(placement)) if placement is not None else 0,
         )
         self._waiting = placement is None
-        if still and placement is None:
+        if change.leaving and placement is None:
             # Workers commit within the notice, and wait for other nodes.
             self._hub.order.remote(dataclasses.replace(self._orders, resize=True, batch=None), 0)
-        elif still and placement is not None and placement.workers < self.placement.workers:
+        elif change.leaving and placement is not None and placement.workers < self.placement.workers:
             self._begin(placement, dataclasses.replace(self._orders, resize=True, batch=None))
         elif placement is not None:
             fewer = placement.workers < self.placement.workers
@@ -254,8 +285,11 @@ class Workers:
             if fewer:
                 # They hold cores that preprocessing needs now, and may wait for it already: they cannot commit first.
                 self._hub.replace_workers.remote(placement.workers)
+        if change.joined:
+            self._refused_until = -math.inf
+        self._ask()
 
-    def _most(self, nodes: Sequence[NodeResources]) -> Placement | None:
+    def most(self, nodes: Sequence[NodeResources]) -> Placement | None:
         """The placement of as many workers as there are, or as still fit on these nodes."""
         bounds = self._bounds[0], min(self._bounds[1], self.placement.workers)
         try:
@@ -263,22 +297,119 @@ class Workers:
         except ConfigError:
             return None
 
-    def _placed(self, counts: tuple[int, int]) -> Placement | None:
-        return _placed(self._nodes, self._worker, counts)
+    # --- what the cluster is asked for ---
+
+    def _ask(self) -> None:
+        """Ask for what is missing, if anything is."""
+        cores = 0 if self._waiting else self.placement.cores
+        missing_cores = max((self.cores_wanted or 0) - cores, 0)
+        missing_workers = 0
+        if self._grows:
+            wanted = max(self._workers_wanted, self._bounds[0])
+            missing_workers = wanted - next((n for n in range(wanted, 0, -1) if self.fits(n)), 0)
+        refused = self._now() < self._refused_until
+        kind = {} if self._nodes.gpu_type is None else {f"{GPU_TYPE}{self._nodes.gpu_type}": 0.001}
+        worker = {"CPU": self._worker.cpus, "GPU": self._worker.gpus, **self._worker.others, **kind}
+        missing = {bundle_of(worker): missing_workers, bundle_of({"CPU": self._core_cpus}): missing_cores}
+        missing = {} if refused else {bundle: count for bundle, count in missing.items() if count}
+        self._demand.ask(missing)
+        self._asked_at = (self._asked_at or self._now()) if missing else None
+
+    def _lose_patience(self) -> None:
+        """What was asked for does not come: go on with what there is."""
+        if self._asked_at is None or self._now() - self._asked_at < GRANT_S:
+            return
+        self._tell(
+            "not_granted", workers=self._workers_wanted, cores=self.cores_wanted, workers_now=self.placement.workers,
+            cores_now=self.cores, after_s=GRANT_S,
+        )  # fmt: skip
+        self._refused_until = self._now() + REFUSED_S
+        self._ask()
+
+    def _room_for(self, workers: int) -> tuple[NodeResources, ...] | None:
+        """The nodes with room for so many: those there are, or with others like them, where such may be asked for."""
+        nodes = self._nodes.usable
+        if self._waiting or self.fits(workers) or not self._grows or self._now() < self._refused_until:
+            return nodes
+        like = [node for node, held in zip(nodes, self.placement.held, strict=True) if held]
+        if not like:
+            return None
+        new = max(like, key=lambda node: (node.gpus, node.cpus))
+        for count in range(1, workers + 1):
+            more = (*nodes, *[dataclasses.replace(new, node_id=f"new {i}") for i in range(count)])
+            if _placed(more, self._worker, (workers, workers)) is not None:
+                return more
+        return None
+
+    # --- where things are ---
+
+    def _cores_with(self, nodes: Sequence[NodeResources], placement: Placement) -> float:
+        """The cores that would preprocess beside these workers, in cores as fast as those of now are in the mean."""
+        if self._elastic:
+            # They come and go with what the workers need, one as much as the other.
+            assert self._core_bounds is not None
+            each = (self.cores_wanted or 0) / max(self.placement.workers, 1)
+            least, most = self._core_bounds
+            return float(min(max(math.ceil(each * placement.workers), least), most))
+        used = [self._used[node.node_id] for node in nodes]
+        by_node = placement.cores_by_node
+        if self._core_bounds is not None:
+            by_node = on_fewest_nodes(placement, self._core_bounds[1], used)
+        speeds = core_speeds(nodes, self._speeds, used)
+        return sum(speed * cores for speed, cores in zip(speeds, by_node, strict=True))
+
+    def _usd_with(self, nodes: Sequence[NodeResources], placement: Placement, cores: float) -> float | None:
+        """Dollars per hour with these workers and so many cores."""
+        if not self._elastic:
+            return usd_per_hour(nodes, self._worker, placement, self._usd_per_hour)
+        held = [
+            (node, free)
+            for node, free, held in zip(nodes, placement.cores_by_node, placement.held, strict=True)
+            if held
+        ]
+        prices = [self._usd_per_hour.get(node.instance_type or "") for node, _ in held]
+        beside = max(cores - sum(free for _, free in held), 0.0)
+        if None in prices or (beside and self._usd_per_core is None):
+            return None
+        return sum(price for price in prices if price is not None) + beside * (self._usd_per_core or 0.0)
+
+    def _learn_price(self) -> None:
+        """What a core costs on the nodes that only preprocess; of those that have left, what it did."""
+        only = [n for n in self._nodes.usable if not self._worker.trains_on(n) and n.cpus >= 1]
+        known = [(self._usd_per_hour.get(n.instance_type or ""), n.cpus) for n in only]
+        each = [price / cpus for price, cpus in known if price is not None]
+        if each:
+            self._usd_per_core = sum(each) / len(each)
+
+    @property
+    def _elastic(self) -> bool:
+        """Whether cores are added and given back as the workers need them."""
+        return self._core_bounds is not None and self.cores_wanted is not None and self._now() >= self._refused_until
+
+    def _placed(self, workers: int) -> Placement | None:
+        return _placed(self._nodes.usable, self._worker, (workers, workers))
 
     def _cores_by_node(self, placement: Placement) -> tuple[int, ...]:
         """How many cores of each node are to preprocess."""
-        if self.cores_wanted is None:
+        nodes = self._nodes.usable
+        spare = [
+            self._grows and self._worker.trains_on(node) and not held
+            for node, held in zip(nodes, placement.held, strict=True)
+        ]
+        if self.cores_wanted is not None:
+            return on_fewest_nodes(placement, self.cores_wanted, [self._used[node.node_id] for node in nodes], spare)
+        if self._workers_wanted > placement.workers:
             return placement.cores_by_node
-        return on_fewest_nodes(placement, self.cores_wanted, [self._used[node.node_id] for node in self._nodes])
+        # A node for workers that has none is left, so that it can be given back.
+        return tuple(0 if left else cores for cores, left in zip(placement.cores_by_node, spare, strict=True))
 
     def _reshape(self) -> None:
-        nodes = self._nodes_of(self._cores_by_node(self.placement))
+        nodes = self._ids(self._cores_by_node(self.placement))
         self._used = Counter(nodes)
         self._hub.reshape.remote(nodes, self._stores(), 0.0)
 
     def _stores(self) -> dict[str, float]:
-        return {node.node_id: node.store_bytes for node in self._nodes}
+        return {node.node_id: node.store_bytes for node in self._nodes.usable}
 
-    def _nodes_of(self, cores: Sequence[int]) -> tuple[str, ...]:
-        return tuple(node.node_id for node, count in zip(self._nodes, cores, strict=True) for _ in range(count))
+    def _ids(self, cores: Sequence[int]) -> tuple[str, ...]:
+        return tuple(node.node_id for node, count in zip(self._nodes.usable, cores, strict=True) for _ in range(count))

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ import ray.train
 
 from offload import preload
 from offload.errors import ConfigError, OffloadError, RunError, causes, find_offload_error
-from offload.model.placement import Placement, WorkerResources
+from offload.model.placement import NodeResources, Placement, WorkerResources, nodes_for, one_gpu_type
 from offload.pipeline.feed import Cores, Stream
 from offload.pipeline.pool import PackedStage
 from offload.pipeline.sources.base import Index
@@ -30,12 +30,15 @@ from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory, to_json
 from offload.train.adaptation import Adaptor
-from offload.train.cluster import INSTANCE_TYPE, Cluster, alive_nodes, on_this_node, ping
+from offload.train.cluster import GPU_TYPE, INSTANCE_TYPE, Cluster, alive_nodes, on_this_node, ping
 from offload.train.config import BatchSplit
 from offload.train.context import TRAIN, WorkerSetup, first_pass, run_worker
+from offload.train.demand import Bundle, Demand, bundle_of
+from offload.train.growing import wait_for_nodes
 from offload.train.hub import Hub
 from offload.train.journal import Journal
 from offload.train.monitor import Orders
+from offload.train.nodes import Nodes
 from offload.train.ray_train import TorchTrainer, draining_nodes, is_broken_connection
 from offload.train.resizing import Workers, place_most, task_cpus
 from offload.train.storage import Storage
@@ -85,6 +88,12 @@ class Run:
     ) -> None:
         self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
         self.worker = self._worker_resources()
+        if trainer.adaptation.preprocessing_cores and any(each.index is None for each in listed.values()):
+            raise ConfigError(
+                "preprocessing_cores asks the cluster for cores, and so does Ray Data where a ray.data.Dataset is a source: leave "
+                "preprocessing_cores away, or read the data with one of offload's own sources (image_folder, parquet, webdataset, "
+                "from_torch)."
+            )
         if trainer.adaptation.by_progress and listed[TRAIN].index is None:
             raise ConfigError(
                 f"the schedule goes by shares of the training, and how many samples {TRAIN!r} has is not known: pass epochs, "
@@ -93,7 +102,15 @@ class Run:
         wanted = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
         scheduled = trainer.adaptation.scheduled(0, 0.0)
         first = wanted if scheduled is None else (wanted[0], scheduled)
-        self.placement: Placement = place_most(cluster.nodes, self.worker, first, self._allowed)
+        if trainer.adaptation.autoscale_workers:
+            self.cluster = wait_for_nodes(
+                cluster,
+                lambda nodes: self._placed(nodes, first),
+                lambda nodes: self._missing(nodes, first[0]),
+                deadline_s=trainer.adaptation.nodes_deadline_s,
+                status=live.status,
+            )
+        self.placement = self._placed(self.cluster.nodes, first)
         # Without a range the workers are as many as fit at the start, and fewer only if nodes are lost.
         self.bounds = wanted if trainer.workers is not None else (1, self.placement.workers)
         self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
@@ -109,8 +126,18 @@ class Run:
 
         Raises RunError (or what else of offload's errors is behind it) for a run that failed.
         """
-        by_node = zip(self.cluster.nodes, self.placement.cores_by_node, strict=True)
-        core_cpus = task_cpus(self.cluster.nodes, self.worker, self.bounds)
+        adaptation = self.trainer.adaptation
+        nodes = Nodes(
+            self.cluster.nodes,
+            self.worker,
+            self.bounds[1],
+            mixed=adaptation.mixed_gpus,
+            asked=self._gpu_type_asked,
+            tell=self.journal.tell,
+            enough=self._enough,
+        )
+        by_node = zip(nodes.usable, self.placement.cores_by_node, strict=True)
+        core_cpus = task_cpus(nodes.usable, self.worker, self.bounds)
         cores = Cores(
             nodes=tuple(node.node_id for node, cores in by_node for _ in range(cores)),
             task_cpus=core_cpus,
@@ -126,17 +153,19 @@ class Run:
             hub.start_ahead.remote(first_pass(self.split, deterministic=self.trainer.deterministic), TRAIN)
         torch_trainer = self._torch_trainer(hub, name, storage)
         workers = Workers(
-            self.cluster.nodes,
+            nodes,
             self.worker,
             self.bounds,
             self.placement,
             hub=hub,
+            demand=Demand(),
             tell=self.journal.tell,
             chosen=self.trainer.workers is not None,
+            grows=adaptation.autoscale_workers,
             allowed=self._allowed,
             usd_per_hour=self.prices,
             core_cpus=core_cpus,
-            most_cores=(self.trainer.adaptation.preprocessing_cores or (1, None))[1],
+            cores=adaptation.preprocessing_cores,
         )
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
@@ -161,6 +190,50 @@ class Run:
     def worker_main(self, user_function: Any, setup: WorkerSetup) -> Callable[[], None]:
         """What each worker runs."""
         return lambda: run_worker(user_function, setup)
+
+    @property
+    def _gpu_type_asked(self) -> str | None:
+        config: Any = self.trainer.scaling_config
+        return None if config is None else getattr(config, "accelerator_type", None)
+
+    def _usable(self, nodes: Sequence[NodeResources]) -> tuple[NodeResources, ...]:
+        """The nodes as this run sees them: with GPUs of one kind. Raises ConfigError where the kind asked for is not there."""
+        asked, most = self._gpu_type_asked, (self.trainer.workers or (1, MOST_WORKERS))[1]
+        kinds = sorted({node.gpu_type or "unknown" for node in nodes if node.gpus})
+        if asked is not None and asked not in kinds:
+            raise ConfigError(
+                f"scaling_config asks for accelerator_type={asked!r}, and the cluster's GPUs are {', '.join(kinds) or 'none'}: "
+                "pass one of these, or add nodes with that one."
+            )
+        if self.trainer.adaptation.mixed_gpus:
+            return tuple(nodes)
+        return nodes_for(nodes, asked or one_gpu_type(nodes, self.worker, most))
+
+    def _placed(self, nodes: Sequence[NodeResources], counts: tuple[int, int]) -> Placement:
+        return place_most(self._usable(nodes), self.worker, counts, self._allowed)
+
+    def _enough(self, nodes: Sequence[NodeResources]) -> bool:
+        """Whether training can go on with these nodes alone."""
+        try:
+            self._placed(nodes, self.bounds)
+        except ConfigError:
+            return False
+        return True
+
+    def _missing(self, nodes: Sequence[NodeResources], workers: int) -> dict[Bundle, int]:
+        """What so many workers, and the least number of cores beside them, need beyond these nodes."""
+        kind = {} if self._gpu_type_asked is None else {f"{GPU_TYPE}{self._gpu_type_asked}": 0.001}
+        each = {"CPU": self.worker.cpus, "GPU": self.worker.gpus, **self.worker.others, **kind}
+        least = (self.trainer.adaptation.preprocessing_cores or (1, 1))[0]
+        there = [(n, p) for n in range(1, workers + 1) if (p := self._fitting(nodes, n)) is not None]
+        count, cores = (there[-1][0], there[-1][1].cores) if there else (0, 0)
+        return {bundle_of(each): workers - count, bundle_of({"CPU": 1.0}): max(least - cores, 0)}
+
+    def _fitting(self, nodes: Sequence[NodeResources], workers: int) -> Placement | None:
+        try:
+            return self._placed(nodes, (workers, workers))
+        except ConfigError:
+            return None
 
     def _packed(self) -> Any:
         """The data sets in the object store. Raises ConfigError for one that cannot travel."""

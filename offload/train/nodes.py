@@ -1,0 +1,141 @@
+"""Which of the cluster's nodes a run may use: those that are there, stay, and can be relied on.
+
+Where it stops: what to do on them is decided in :mod:`offload.train.resizing`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from offload.adapt.losses import FLAPS, Losses
+from offload.model.placement import NodeResources, WorkerResources, nodes_for, one_gpu_type
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The cluster has other nodes than before: names of those that left, are about to leave, and joined, and ids of those that
+    work until they leave."""
+
+    left: tuple[str, ...]
+    leaving: tuple[str, ...]
+    joined: tuple[str, ...]
+
+
+class Nodes:
+    """Of one run.
+
+    Args:
+        nodes: of the cluster, at the start.
+        worker: what each worker reserves.
+        most: workers that there may be.
+        mixed: whether workers may train on several kinds of GPU at once.
+        asked: the kind of GPU to train on; None: that which holds the most workers.
+        tell: writes an event.
+        enough: whether training can go on with these nodes alone.
+        now: the time, in seconds.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeResources],
+        worker: WorkerResources,
+        most: int,
+        *,
+        mixed: bool,
+        asked: str | None,
+        tell: Callable[..., None],
+        enough: Callable[[Sequence[NodeResources]], bool],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worker, self._most, self._mixed, self._asked = worker, most, mixed, asked
+        self._tell, self._enough, self._now = tell, enough, now
+        self.gpu_type = self._chosen(nodes, None)
+        self.usable = nodes_for(nodes, self.gpu_type)
+        self._alive = tuple(nodes)
+        self._left_by_notice: set[str] = set()
+        self._failing: set[str] = set()
+        self._flapping: set[str] = set()
+        self._losses = Losses()
+
+    @property
+    def without_workers(self) -> tuple[str, ...]:
+        """Ids of the nodes that are to hold no worker, though they might."""
+        usable = {node.node_id: node for node in self.usable}
+        return tuple(
+            node.node_id
+            for node in self._alive
+            if node.node_id not in usable or usable[node.node_id].gpus < node.gpus
+        )  # fmt: skip
+
+    def look(
+        self,
+        alive: Sequence[NodeResources],
+        *,
+        leaving: Collection[str],
+        failing: Collection[str],
+        used: Collection[str],
+    ) -> Change | None:
+        """Follow the cluster; None where nothing has changed.
+
+        Args:
+            alive: its nodes now.
+            leaving: ids of nodes that are alive but will soon be gone.
+            failing: ids of nodes on which workers failed repeatedly.
+            used: ids of nodes that work for the run.
+        """
+        self._count_losses(alive, used)
+        self._alive = tuple(alive)
+        self._left_by_notice |= set(leaving)
+        self._exclude(alive, failing)
+        staying = [node for node in alive if node.node_id not in leaving and not self._excluded(node)]
+        gpu_type = self._chosen(staying, self.gpu_type)
+        usable = nodes_for(staying, gpu_type)
+        if usable == self.usable:
+            return None
+        before = {node.node_id: node.name for node in self.usable}
+        now = {node.node_id: node.name for node in usable}
+        self.gpu_type, self.usable = gpu_type, usable
+        return Change(
+            left=tuple(name for id_, name in before.items() if id_ not in now),
+            leaving=tuple(node.name for node in alive if node.node_id in leaving),
+            joined=tuple(name for id_, name in now.items() if id_ not in before),
+        )
+
+    def _chosen(self, nodes: Sequence[NodeResources], before: str | None) -> str | None:
+        """The kind of GPU to train on, None where all are one."""
+        if self._mixed:
+            return None
+        return self._asked or one_gpu_type(nodes, self._worker, self._most, before)
+
+    def _count_losses(self, alive: Sequence[NodeResources], used: Collection[str]) -> None:
+        there = {node.node_id for node in alive}
+        lost = [node for node in self._alive if node.node_id not in there and node.node_id in used]
+        # Several nodes at one address are no machine that comes and goes.
+        at_address = Counter(node.name for node in self._alive)
+        unannounced = [n.name for n in lost if n.node_id not in self._left_by_notice and at_address[n.name] == 1]
+        self._losses.lost(unannounced, self._now())
+
+    def _exclude(self, alive: Sequence[NodeResources], failing: Collection[str]) -> None:
+        flapping = self._losses.flapping(self._now())
+        self._flapping &= flapping  # those that were forgotten may come again
+        failed = [node for node in alive if node.node_id in failing and node.node_id not in self._failing]
+        if self._do_without(failed, "workers failed there repeatedly"):
+            self._failing |= {node.node_id for node in failed}
+        back = [node for node in alive if node.name in flapping and node.name not in self._flapping]
+        if self._do_without(back, f"lost {FLAPS} times within an hour"):
+            self._flapping |= {node.name for node in back}
+
+    def _do_without(self, new: Sequence[NodeResources], reason: str) -> bool:
+        """Whether to exclude these: not where nothing would be left."""
+        ids = {node.node_id for node in new}
+        rest = [node for node in self._alive if node.node_id not in ids and not self._excluded(node)]
+        if not new or not self._enough(rest):
+            return False
+        self._tell("node_excluded", nodes=[node.name for node in new], reason=reason)
+        return True
+
+    def _excluded(self, node: NodeResources) -> bool:
+        return node.node_id in self._failing or node.name in self._flapping
