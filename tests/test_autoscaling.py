@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,11 +15,10 @@ from hypothesis import strategies as st
 import offload
 from offload.adapt.demand import wanted_cores
 from offload.model.placement import Placement, on_fewest_nodes
+from tests.autoscaled import inside
 from tests.helpers import require_hosts
 
-SCRIPT = Path(__file__).with_name("cores_come_and_go.py")
-# Ray's stand-in for a provider ends every Ray process that it can see.
-ALONE = ["unshare", "--pid", "--fork", "--mount-proc", "--net", "--kill-child"]
+ROOT = Path(__file__).parents[1]
 
 
 @given(device=st.floats(1, 1e6), each=st.floats(0.1, 1e4), before=st.none() | st.integers(1, 1000))
@@ -50,21 +50,45 @@ def test_bounds_of_cores_that_contradict_are_refused() -> None:
             offload.Adaptation(preprocessing_cores=bounds)
 
 
+def told_by(script: str, tmp_path: Path, version: int) -> dict[str, Any]:
+    """What a script says after its run on a cluster with an autoscaler."""
+    require_hosts()
+    command = [sys.executable, "-m", f"tests.{script}", str(tmp_path), str(version)]
+    done = subprocess.run(inside(tmp_path, command), capture_output=True, text=True, timeout=350, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert told["status"] == "finished"
+    assert told["right"], "samples were lost or repeated"
+    return told
+
+
 @pytest.mark.ray
 @pytest.mark.hosts
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_nodes_come_when_the_input_binds_and_are_left_when_it_does_not(tmp_path: Path) -> None:
-    require_hosts()
-    command = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, str(SCRIPT), str(tmp_path)]
-    done = subprocess.run([*ALONE, *command], capture_output=True, text=True, timeout=350)
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["status"] == "finished"
-    assert told["right"]
-    wanted = [event["cores"] for event in told["events"] if event["event"] == "cores_wanted"]
-    assert max(wanted) > 2  # 145 samples/s of 50 a core, and a tenth more
-    assert wanted[-1] <= 2
-    changed = [event for event in told["events"] if event["event"] == "cluster_changed"]
-    assert any(event["joined"] for event in changed)
-    assert max(event["preprocessing_cores"] for event in changed) > 2
+def test_nodes_come_when_the_input_binds_and_are_given_back_when_it_does_not(tmp_path: Path) -> None:
+    told = told_by("cores_come_and_go", tmp_path, version=2)
+    fast = [epoch["at"] for epoch in told["epochs"] if epoch["fast"]]
+    slow_again = next(epoch["at"] for epoch in told["epochs"] if not epoch["fast"] and epoch["at"] > fast[-1])
+    wanted = [(e["at"], e["cores"]) for e in told["events"] if e["event"] == "cores_wanted"]
+    growing = [cores for at, cores in wanted if fast[0] < at < slow_again]
+    shrinking = [cores for at, cores in wanted if at > slow_again]
+    planned = 4.4  # cores: 200 samples/s of 50 a core, and a tenth more
+    assert growing == sorted(growing)
+    assert planned - 2 <= growing[-1] <= planned + 2  # nodes have two cores each
+    assert shrinking == sorted(shrinking, reverse=True)
+    assert shrinking[-1] <= 2
+    # The machine that the head is on has two of these cores.
+    assert 1 <= max(count for _, _, count in told["nodes"]) <= 2
+    assert told["nodes"][-1][2] == 0, "what is not needed was not given back"
+
+
+@pytest.mark.ray
+@pytest.mark.hosts
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_waits_for_its_first_worker_and_asks_for_another_that_pays(tmp_path: Path) -> None:
+    told = told_by("workers_come_and_go", tmp_path, version=1)
+    kinds = [event["event"] for event in told["events"]]
+    assert kinds.index("workers_wanted") < kinds.index("cluster_changed") < kinds.index("resized")
+    assert [placed for _, placed, _ in told["nodes"]] == [0, 1, 2]
