@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.metadata
 import json
+import os
 import re
 import stat
 import subprocess
@@ -26,6 +28,8 @@ from launchers.ray.cluster_files.software import Software, installed
 from launchers.ray.cluster_files.text import File
 from offload.errors import ConfigError
 from offload.prices import built_in
+from offload.testing import Hosts, HostSpec
+from tests.helpers import moto_server, require_hosts
 from tests.test_profile import WHOLE
 
 CATALOG = built_in()
@@ -201,6 +205,40 @@ def test_nodes_on_aws_are_what_the_catalog_says_and_their_metadata_is_guarded() 
     assert types["cpu-spot"]["priority"] > types["cpu-on-demand"].get("priority", 0)
 
 
+@pytest.mark.slow
+def test_ray_up_makes_of_it_what_was_meant(tmp_path: Path) -> None:
+    """Ray's own code, against a server that answers as EC2 and IAM do."""
+    text = aws.cluster_file(
+        plan_of(SHAPE), SOFTWARE, cluster="train", region="us-east-1", ami="ami-12c6146b", image=None
+    ).text()
+    script = Path(__file__).with_name("ray_up_on_aws.py")
+    with moto_server() as (environment, _):
+        done = subprocess.run(
+            [sys.executable, script], input=text, capture_output=True, text=True, timeout=120,
+            env={**os.environ, **environment, "HOME": str(tmp_path)},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["open"] == [
+        {"port": None, "from": [], "itself": [True]},
+        {"port": 22, "from": ["0.0.0.0/0"], "itself": []},
+    ]
+    assert {name: (node["type"], node["spot"]) for name, node in told["nodes"].items()} == {
+        "head": ("m5.large", False),
+        "gpu-spot": ("g5.xlarge", True),
+        "cpu-spot": ("c5.4xlarge", True),
+        "cpu-on-demand": ("c5.4xlarge", False),
+    }
+    for name, node in told["nodes"].items():
+        assert node["zone"] == "us-east-1a"
+        assert node["tokens"] == "required"
+        assert node["groups"] == ["offload-train"]
+        assert node["disk"] == ["gp3", aws.HEAD_GIB if name == "head" else aws.NODE_GIB, True]
+    # What EC2 says of a type leaves alone what the file says.
+    assert told["resources"]["head"]["CPU"] == 0
+    assert {key: told["resources"]["gpu-spot"][key] for key in ("CPU", "GPU")} == {"CPU": 4, "GPU": 1}
+
+
 def test_an_image_of_ones_own_needs_no_installation() -> None:
     def commands(image: str | None) -> tuple[list[str], str]:
         file = aws.cluster_file(plan_of(SHAPE), SOFTWARE, cluster="c", region="us-east-1", ami=AMI, image=image)
@@ -220,6 +258,36 @@ def test_nodes_get_the_versions_that_are_installed_here() -> None:
     assert here.ray == importlib.metadata.version("ray")
     assert f"torch=={importlib.metadata.version('torch').split('+')[0]}" in here.requirements
     assert any(line.startswith("ray[") and line.endswith(f"=={here.ray}") for line in here.requirements)
+
+
+# --- Kubernetes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ray
+@pytest.mark.hosts
+@pytest.mark.slow
+def test_a_pod_that_is_deleted_leaves_the_cluster_in_order() -> None:
+    """The hook as the kubelet runs it: inside, with the container's environment."""
+    require_hosts()
+    manifest = rendered("kuberay", SHAPE)
+    for group in manifest["spec"]["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert pod["terminationGracePeriodSeconds"] >= 120
+    # Waits until the node has gone, and prints what Ray says of it.
+    look = (
+        "import ray, time\n"
+        "ray.init(log_to_driver=False)\n"
+        "while not (gone := [n for n in ray.nodes() if not n['Alive']]): time.sleep(0.1)\n"
+        "print(gone[0]['NodeName'], gone[0]['DeathReasonMessage'], sep=': ')\n"
+    )
+    with Hosts({"head": HostSpec(cpus=1.0), "pod": HostSpec(cpus=1.0)}) as two:
+        two.start_ray(head="head")
+        path = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+        hook = two["pod"].popen(command, env=path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        seen = two["head"].run([sys.executable, "-c", look], timeout=60, check=True)
+        assert hook.poll() is None  # it keeps the pod until its container ends, which this host's does not
+    assert seen.stdout.strip() == "pod: the pod is being deleted"
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
@@ -251,6 +319,41 @@ def test_a_host_says_which_of_the_planned_types_it_is(tmp_path: Path, has_gpus: 
         assert done.stdout.startswith("token /home/me/.offload/train/auth_token start ")
         assert f"--labels=instance-type={'ml.g5.xlarge' if has_gpus else 'ml.c5.4xlarge'} " in done.stdout
         assert ("--address=10.0.0.1:6379" in done.stdout) == (key == "worker_start_ray_commands")
+
+
+@pytest.mark.ray
+@pytest.mark.hosts
+@pytest.mark.slow
+def test_the_commands_in_the_head_bring_the_cluster_up_by_hand(tmp_path: Path) -> None:
+    require_hosts()
+    stand_in = tmp_path / "nvidia-smi"
+    stand_in.write_text("#!/bin/sh\n")
+    stand_in.chmod(0o755)
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    with Hosts({"first": HostSpec(cpus=1.0), "second": HostSpec(cpus=1.0)}) as two:
+        plan = plan_of({"ml.g5.xlarge": 1, "ml.c5.4xlarge": 1})
+        addresses = tuple(host.address for host in (two["first"], two["second"]))
+        text = hosts.cluster_file(plan, SOFTWARE, cluster="train", hosts=addresses).text()
+        (token,) = re.findall(r"^# Before: +(.*)$", text, re.MULTILINE)
+        starts = re.findall(r"^# +(export .*; ray start .*)$", text, re.MULTILINE)
+        assert len(starts) == 2
+        secret = tmp_path / "token"
+        for name, start in zip(("first", "second"), starts, strict=True):
+            environment = {"PATH": f"{tmp_path}:{path}" if name == "first" else path}
+            run = functools.partial(two[name].run, timeout=60, check=True, env=environment)
+            run(["bash", "-c", token])
+            # All have the same one.
+            kept = "$HOME/.offload/train/auth_token"
+            run(["bash", "-c", f"cp {kept} {secret}" if name == "first" else f"cp {secret} {kept}"])
+            # No route leads out of these hosts, by which Ray would find their addresses.
+            run(["bash", "-c", f"{start} --node-ip-address={two[name].address}"])
+        look = "import json, ray; ray.init(address='auto', log_to_driver=False); print(json.dumps([n['Labels'] for n in ray.nodes()]))"
+        joined = "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.offload/train/auth_token"
+        done = two["second"].run(
+            ["bash", "-c", f'{joined}; {sys.executable} -c "{look}"'], timeout=60, check=True, env={"PATH": path}
+        )
+    labels = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(label["instance-type"] for label in labels) == ["ml.c5.4xlarge", "ml.g5.xlarge"]
 
 
 # --- the token --------------------------------------------------------------------------------------------------------
