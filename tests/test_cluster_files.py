@@ -488,6 +488,7 @@ def test_options_reach_the_file(folder: Path) -> None:
         (("--plan", "plan.json", "--emit", "ray-aws", "--region", "Ireland"), "--region is one of AWS's"),
         (("--plan", "plan.json", "--emit", "ray-aws", "--ami", "ubuntu"), "found 'ubuntu'"),
         (("--plan", "plan.json", "--emit", "hosts", "--cluster-name", "My Cluster"), "found 'My Cluster'"),
+        (("--plan", "plan.json", "--emit", "kuberay", "--image", ""), "--image is the name of a container image"),
         ((*PROFILE, "--ami", AMI), "--ami is for --emit ray-aws"),
     ],
 )  # fmt: skip

@@ -75,6 +75,15 @@ class Emission:
         return file.text()
 
 
+def given(ctx: click.Context) -> list[click.Parameter]:
+    """What was said on the command line."""
+    return [
+        param
+        for param in ctx.command.params
+        if ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+    ]
+
+
 def emission(
     ctx: click.Context,
     kind: str | None,
@@ -89,10 +98,9 @@ def emission(
 
     Raises ConfigError for options that contradict each other or are of the wrong form, and a hosts file that cannot be read.
     """
-    for param in ctx.command.params:
-        kinds = NEEDS.get(str(param.name), KINDS)
-        given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-        if given and param.name in NEEDS and kind not in kinds:
+    for param in given(ctx):
+        kinds = NEEDS.get(str(param.name))
+        if kinds is not None and kind not in kinds:
             raise ConfigError(f"{param.opts[0]} is for --emit {' and '.join(kinds)}: leave it away, or add that.")
     if kind is None:
         return None
@@ -108,6 +116,8 @@ def emission(
         raise ConfigError(f"--region is one of AWS's, such as us-east-1, found {region!r}.")
     if ami is not None and not re.fullmatch(r"ami-[0-9a-f]{8,17}", ami):
         raise ConfigError(f"--ami is the id of a machine image, such as ami-0123456789abcdef0, found {ami!r}.")
+    if image is not None and not re.fullmatch(r"\S+", image):
+        raise ConfigError(f"--image is the name of a container image, such as registry/mine:1, found {image!r}.")
     return Emission(
         kind=kind, cluster=cluster, region=region, ami=ami, image=image,
         hosts=None if hosts_path is None else _hosts(hosts_path),

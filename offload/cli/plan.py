@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from offload.cli import stale
-from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options
+from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options, given
 from offload.cli.output import stdout_for_json
 from offload.errors import ConfigError
 from offload.model.catalog import Catalog
@@ -193,9 +192,8 @@ def plan(
 def _emit_of_plan(ctx: click.Context, path: Path, to_emit: Emission | None, catalog: Catalog) -> None:
     if to_emit is None:
         raise ConfigError(f"--plan {path} is there for --emit: add --emit ray-aws, kuberay or hosts.")
-    for param in ctx.command.params:
-        given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-        if given and param.name not in OF_A_MADE_PLAN:
+    for param in given(ctx):
+        if param.name not in OF_A_MADE_PLAN:
             raise ConfigError(
                 f"--plan {path} is a plan already, and {param.opts[-1]} is for making one: leave one of the two away."
             )
