@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from offload.cli import stale
+from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options, given
 from offload.cli.output import stdout_for_json
 from offload.errors import ConfigError
+from offload.model.catalog import Catalog
 from offload.model.planner import plan as make_plan
 from offload.model.profile import Profile
 from offload.prices import load_catalog, refreshed
@@ -57,15 +59,16 @@ class Pair(click.ParamType):  # type: ignore[type-arg]
 
 
 FILE = click.Path(path_type=Path)
+OF_A_MADE_PLAN = ("plan_path", "catalog_path", *EMIT_PARAMETERS)
+"""What can be said where nothing is planned any more."""
 
 
 @click.command()
-@click.option("--profile", "profile_path", type=FILE, required=True, help="profile.json, as offload probe writes it.")
+@click.option("--profile", "profile_path", type=FILE, help="profile.json, as offload probe writes it.")
 @click.option(
     "--gpu-type",
     "gpu_types",
     multiple=True,
-    required=True,
     metavar="TYPE",
     help="Nodes for the workers; may be repeated.",
 )
@@ -104,8 +107,12 @@ FILE = click.Path(path_type=Path)
 @click.option("--chart", type=FILE, help=f"Draw samples/s and cost against CPU nodes ({', '.join(CHARTS)}).")
 @click.option("-o", "--output", type=FILE, help="Write plan.json there.")
 @click.option("--json", "as_json", is_flag=True, help="Print plan.json on stdout.")
+@emit_options
+@click.pass_context
 def plan(
-    profile_path: Path,
+    ctx: click.Context,
+    /,
+    profile_path: Path | None,
     catalog_path: Path | None,
     refresh_prices: str | None,
     chart: Path | None,
@@ -115,6 +122,13 @@ def plan(
     deadline: float | None,
     gpu_types: tuple[str, ...],
     cpu_types: tuple[str, ...],
+    plan_path: Path | None,
+    emit_kind: str | None,
+    cluster_name: str,
+    region: str,
+    ami: str | None,
+    image: str | None,
+    hosts_path: Path | None,
     **asked: Any,
 ) -> None:
     """Say before paying which nodes to rent, what they will do and what that costs.
@@ -127,11 +141,26 @@ def plan(
     Every combination of the given types and ranges is evaluated with the joint model of GPUs and input pipeline: nodes of one
     GPU type, and nodes of at most one CPU type beside them. A profile measured on another device than the planned GPU needs
     --gpu-speed or --step.
+
+    --emit prints a file that brings up the recommended cluster, and the table on stderr; with --plan that of a plan.json:
+
+    \b
+        offload plan --plan plan.json --emit kuberay > cluster.yaml
     """
     with stdout_for_json(as_json) as emit:
+        to_emit = emission(
+            ctx, emit_kind, cluster=cluster_name, region=region, ami=ami, image=image, hosts_path=hosts_path
+        )
+        if plan_path is not None:
+            _emit_of_plan(ctx, plan_path, to_emit, load_catalog(catalog_path))
+            return
+        if profile_path is None:
+            raise click.UsageError("Missing option '--profile'.", ctx)
+        if not gpu_types:
+            raise click.UsageError("Missing option '--gpu-type'.", ctx)
         if chart is not None and chart.suffix not in CHARTS:
             raise ConfigError(f"--chart {chart} must end in {', '.join(CHARTS)}.")
-        document = _read_json(profile_path)
+        document = _read_json(profile_path, "profile", "Was offload probe interrupted?")
         profile = Profile.from_document(document, source=str(profile_path))
         catalog = load_catalog(catalog_path)
         if refresh_prices:
@@ -148,11 +177,28 @@ def plan(
         ).document()
         made["warnings"] += _stale(profile)
         text = to_json(made, indent=2)
+        cluster_file = None if to_emit is None else to_emit.of(made, catalog, "the plan")
         if output is not None:
             _write(output, lambda: output.write_text(text + "\n", encoding="utf-8"))
         if chart is not None:
             _write(chart, lambda: draw_plan(made, chart))
-        emit(made, format_plan(made))
+        if cluster_file is None:
+            emit(made, format_plan(made))
+            return
+        click.echo(format_plan(made), err=True)
+        click.echo(cluster_file, nl=False)
+
+
+def _emit_of_plan(ctx: click.Context, path: Path, to_emit: Emission | None, catalog: Catalog) -> None:
+    if to_emit is None:
+        raise ConfigError(f"--plan {path} is there for --emit: add --emit ray-aws, kuberay or hosts.")
+    for param in given(ctx):
+        if param.name not in OF_A_MADE_PLAN:
+            raise ConfigError(
+                f"--plan {path} is a plan already, and {param.opts[-1]} is for making one: leave one of the two away."
+            )
+    made = _read_json(path, "plan", "Make it with offload plan -o.")
+    click.echo(to_emit.of(made, catalog, str(path)), nl=False)
 
 
 def _stale(profile: Profile) -> list[str]:
@@ -161,13 +207,13 @@ def _stale(profile: Profile) -> list[str]:
     return [f"the profile may be stale: {'; '.join(said)}. offload probe measures anew."] if said else []
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, what: str, remedy: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the profile {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+        raise ConfigError(f"the {what} {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     except json.JSONDecodeError as error:
-        raise ConfigError(f"the profile {path} is not JSON: {error}. Was offload probe interrupted?") from None
+        raise ConfigError(f"the {what} {path} is not JSON: {error}. {remedy}") from None
 
 
 def _write(path: Path, write: Callable[[], Any]) -> None:

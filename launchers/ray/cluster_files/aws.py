@@ -1,0 +1,183 @@
+"""A cluster file for ``ray up`` on AWS: a small head that neither trains nor preprocesses, GPU nodes and CPU nodes on spot capacity,
+and CPU nodes on demand for when there is no spot capacity.
+
+Where it stops: network, key pair, head's role and security group are those that Ray makes by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launchers.ray.cluster_files.head import TOKEN_FILE, head_of, make_token, submit, token_folder
+from launchers.ray.cluster_files.planned import Nodes, Planned
+from launchers.ray.cluster_files.software import Software
+from launchers.ray.cluster_files.text import File, Part
+from offload.errors import ConfigError
+
+HEAD_TYPE = "m5.large"
+HEAD_GIB, NODE_GIB = 150, 200
+"""Disks: the image with torch and CUDA unpacks to some 20 GiB, and objects that do not fit into memory are spilled to disk."""
+NO_AMI = "ami-FILL-IN"
+DRIVER_AMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+IDLE_MINUTES = 5
+CONTAINER = "offload"
+
+
+def cluster_file(
+    planned: Planned, software: Software, *, cluster: str, region: str, ami: str | None, image: str | None
+) -> File:
+    """The file. ``ami``: for all nodes, with NVIDIA's driver and Docker; None leaves a gap that AWS refuses. ``image``: one that
+    holds the requirements; None: Ray's own, into which they are installed.
+
+    Raises ConfigError for a type that EC2 cannot have.
+    """
+    return File(
+        head=_head(planned, cluster, region),
+        parts=(
+            Part(
+                content={"cluster_name": cluster},
+                why="ray up takes nodes of this name in this region for those of this cluster.",
+            ),
+            Part(
+                content={"max_workers": planned.count, "idle_timeout_minutes": IDLE_MINUTES},
+                why=f"No more than was planned, over all types ({planned}); the head comes on top. What is above "
+                "min_workers of its type goes once it was idle.",
+            ),
+            Part(
+                content={
+                    "provider": {
+                        "type": "aws",
+                        "region": region,
+                        "availability_zone": f"{region}a",
+                        "cache_stopped_nodes": False,
+                        "security_group": {"GroupName": f"offload-{cluster}"},
+                    }
+                },
+                why="One zone: what travels between zones is slower and is paid for (more, with commas, are tried in "
+                "turn). Stopped nodes would cost their disks: they are terminated. Ray makes the security group: "
+                "everything between these nodes, and from outside ssh alone (from anywhere, with the key that Ray "
+                "makes; for a group of your own give each node_config SecurityGroupIds).",
+            ),
+            Part(content={"auth": {"ssh_user": "ubuntu"}}),
+            Part(
+                content={"available_node_types": _types(planned, ami or NO_AMI), "head_node_type": "head"},
+                why="min_workers: a run trains where GPUs are, so all planned GPU nodes are kept, and an interrupted "
+                "one is replaced. CPU nodes are kept as planned too, since a run takes what is there; where the "
+                "script asks for its cores by itself (Adaptation(preprocessing_cores=...)), set cpu-spot's "
+                "min_workers to 0 and they come and go. cpu-on-demand is for cores that are asked for and spot "
+                "capacity does not give. The head has no CPUs to offer: nothing is placed on it. Nodes need an "
+                "IamInstanceProfile of their own to read from S3. The label instance-type gives a run its prices.",
+            ),
+            Part(
+                content={
+                    "docker": {
+                        "image": image or software.image,
+                        "container_name": CONTAINER,
+                        "pull_before_run": True,
+                        "run_options": ["--ulimit nofile=65536:65536", "--env RAY_AUTH_MODE=token"],
+                    }
+                },
+                why="Ray sizes each container's /dev/shm for its object store. All of Ray's processes ask for the "
+                "token.",
+            ),
+            Part(
+                content={"file_mounts": {"~/.ray": token_folder(cluster)}},
+                why=f"The token travels as a file: Ray finds it as ~/.ray/{TOKEN_FILE}, and the head hands it on to the "
+                "nodes.",
+            ),
+            Part(
+                content={"setup_commands": [] if image else [software.pip_install]},
+                why="The image holds all that is needed."
+                if image
+                else "What offload imports, at the versions that the plan's machine has. It takes minutes on each new "
+                "node: an image of your own (--image) that holds it starts sooner.",
+            ),
+            Part(
+                content={
+                    "head_start_ray_commands": [
+                        "ray stop",
+                        "ulimit -n 65536; ray start --head --port=6379 --object-manager-port=8076 "
+                        "--autoscaling-config=~/ray_bootstrap_config.yaml --dashboard-host=127.0.0.1",
+                    ],
+                    "worker_start_ray_commands": [
+                        "ray stop",
+                        "ulimit -n 65536; ray start --address=$RAY_HEAD_IP:6379 --object-manager-port=8076",
+                    ],
+                },
+                why="The dashboard, where jobs are taken, is reached through ssh alone.",
+            ),
+        ),
+    )
+
+
+def _head(planned: Planned, cluster: str, region: str) -> str:
+    return head_of(
+        "ray-aws",
+        planned,
+        cluster,
+        " at the plan's prices; EC2 on demand costs less than SageMaker, and spot less than that; a head comes on top",
+        {
+            "Before": [
+                make_token(cluster),
+                "AMI: one with NVIDIA's driver and Docker (--ami, or ImageId below), such as the one that this names:",
+                f"aws ssm get-parameter --region {region} --query Parameter.Value --output text \\",
+                f"    --name {DRIVER_AMI}",
+            ],
+            "Up": ["ray up -y cluster.yaml"],
+            "Submit": submit(cluster, "ray dashboard cluster.yaml"),
+            "Down": ["ray down -y cluster.yaml   # all nodes: they are paid until then"],
+        },
+    )
+
+
+def _types(planned: Planned, ami: str) -> dict[str, Any]:
+    types = {
+        "head": {
+            "resources": {"CPU": 0},
+            "labels": {"ray.io/market-type": "on-demand"},
+            "node_config": _node(HEAD_TYPE, ami, HEAD_GIB),
+        },
+        "gpu-spot": _workers(planned.gpu, ami, spot=True, least=planned.gpu.count),
+    }
+    if planned.cpu is not None:
+        # Of two types that would do, Ray takes the one of the higher priority, unless it could not be had lately.
+        types["cpu-spot"] = _workers(planned.cpu, ami, spot=True, least=planned.cpu.count) | {"priority": 1}
+        types["cpu-on-demand"] = _workers(planned.cpu, ami, spot=False, least=0)
+    return types
+
+
+def _workers(nodes: Nodes, ami: str, *, spot: bool, least: int) -> dict[str, Any]:
+    kind = nodes.kind
+    return {
+        "min_workers": least,
+        "max_workers": nodes.count,
+        "resources": {"CPU": kind.vcpus} | ({"GPU": kind.gpus} if kind.gpus else {}),
+        "labels": {"instance-type": kind.name, "ray.io/market-type": "spot" if spot else "on-demand"},
+        "node_config": _node(_ec2_type(kind.name), ami, NODE_GIB)
+        | ({"InstanceMarketOptions": {"MarketType": "spot"}} if spot else {}),
+    }
+
+
+def _node(instance_type: str, ami: str, disk_gib: int) -> dict[str, Any]:
+    return {
+        "InstanceType": instance_type,
+        "ImageId": ami,
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": "/dev/sda1",
+                "Ebs": {"VolumeSize": disk_gib, "VolumeType": "gp3", "DeleteOnTermination": True, "Encrypted": True},
+            }
+        ],
+        # Version 2 of the metadata service, reachable from the node alone: containers share its network, so one hop will do.
+        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+    }
+
+
+def _ec2_type(name: str) -> str:
+    """EC2's name of what SageMaker rents as ``ml.g5.xlarge``; other names are EC2's own."""
+    found = name.removeprefix("ml.")
+    if found.count(".") != 1:
+        raise ConfigError(
+            f"{name} is no type of EC2 instances, which are called as g5.xlarge is: name the nodes of the catalog so, or take --emit hosts."
+        )
+    return found

@@ -1,0 +1,168 @@
+"""A KubeRay manifest: a RayCluster with a head that neither trains nor preprocesses, and a group each of GPU and CPU pods.
+
+One pod takes one node of the planned type. Where it stops: Kubernetes' own autoscaler, or a person, adds the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from launchers.ray.cluster_files.head import TOKEN_FILE, head_of, submit, token_folder
+from launchers.ray.cluster_files.planned import Nodes, Planned
+from launchers.ray.cluster_files.software import Software
+from launchers.ray.cluster_files.text import File, Part
+
+OPERATOR = "1.5.1"  # the first with authOptions
+IDLE_S = 300
+GRACE_S = 120  # what a spot notice leaves
+DRAIN_S = 110  # of that: Ray is told, training commits and leaves
+HEAD_GIB = 8
+GPU = "nvidia.com/gpu"
+FOR_POD = 0.85  # of a node's memory: the rest is the kubelet's and the daemon sets', and less is usable than is sold
+FOR_SHM = 0.35  # of the pod's memory: Ray's object store takes 30 %
+SPOT = {
+    "eks.amazonaws.com/capacityType": "SPOT",
+    "karpenter.sh/capacity-type": "spot",
+    "cloud.google.com/gke-spot": "true",
+    "kubernetes.azure.com/scalesetpriority": "spot",
+}
+"""How spot nodes are labelled: by EKS, Karpenter, GKE, AKS."""
+SPOT_TAINTS = ("cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority")
+"""By which the latter two keep pods away that do not ask for such nodes."""
+
+# Without a node's id it is that of the node it runs on. Once Ray's processes there have ended, so has the container, and this with it.
+LEAVE = (
+    "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'the pod is being deleted' "
+    f"--deadline-remaining-seconds {DRAIN_S} && sleep {DRAIN_S}"
+)
+
+
+def cluster_file(planned: Planned, software: Software, *, cluster: str, image: str | None) -> File:
+    """The file. ``image``: one that holds the requirements; None: Ray's own, on which one must be built."""
+    runs = image or software.image
+    return File(
+        head=_head(planned, software, cluster, own_image=image is not None),
+        parts=(
+            Part(
+                content={
+                    "apiVersion": "ray.io/v1",
+                    "kind": "RayCluster",
+                    "metadata": {"name": cluster, "labels": {"app.kubernetes.io/part-of": "offload"}},
+                }
+            ),
+            Part(
+                content={"spec": _spec(planned, software, runs)},
+                why="The operator makes the token, keeps it in a Secret and gives it to all pods (authOptions). A run "
+                "trains where GPUs are, and takes the cores that are there, so both groups are kept as planned, and "
+                "an interrupted pod is replaced; where the script asks for its cores by itself "
+                "(Adaptation(preprocessing_cores=...)), set the group cpu's minReplicas to 0. A pod leaves one core "
+                "and 15 % of the memory of its node to Kubernetes. Before a pod ends (a spot notice, a drained "
+                "node), its preStop hook tells Ray, so that training commits and leaves first.",
+            ),
+        ),
+    )
+
+
+def _head(planned: Planned, software: Software, cluster: str, *, own_image: bool) -> str:
+    folder = token_folder(cluster)
+    image = [
+        "an image with what offload imports (--image); this file names Ray's own, which lacks it:",
+        f"    FROM {software.image}",
+        f"    RUN {software.pip_install}",
+    ]
+    return head_of(
+        "kuberay",
+        planned,
+        cluster,
+        " at the plan's prices, the head and your Kubernetes not counted",
+        {
+            "Before": [
+                f"the KubeRay operator, {OPERATOR} or later, and NVIDIA's device plugin",
+                *([] if own_image else image),
+            ],
+            "Up": [
+                "kubectl apply -f cluster.yaml",
+                f"(umask 077; mkdir -p {folder}; kubectl get secret {cluster} -o jsonpath='{{.data.auth_token}}' \\",
+                f"    | base64 -d > {folder}/{TOKEN_FILE})",
+            ],
+            "Submit": submit(cluster, f"kubectl port-forward service/{cluster}-head-svc 8265:8265"),
+            "Down": ["kubectl delete -f cluster.yaml   # the nodes go when your Kubernetes takes them back"],
+        },
+    )
+
+
+def _spec(planned: Planned, software: Software, image: str) -> dict[str, Any]:
+    head = _container("ray-head", image, {"cpu": "2"}, HEAD_GIB) | {
+        "ports": [{"name": "gcs-server", "containerPort": 6379}, {"name": "dashboard", "containerPort": 8265}]
+    }
+    return {
+        "rayVersion": software.ray,
+        "authOptions": {"mode": "token"},
+        "enableInTreeAutoscaling": True,
+        "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": IDLE_S},
+        "headGroupSpec": {
+            "rayStartParams": {"num-cpus": "0"},
+            "template": {"spec": _pod(head, HEAD_GIB)},
+        },
+        "workerGroupSpecs": [_group(nodes, image) for nodes in planned.groups],
+    }
+
+
+def _group(nodes: Nodes, image: str) -> dict[str, Any]:
+    kind = nodes.kind
+    memory_gib = max(1, math.floor(kind.memory_gib * FOR_POD))
+    asked = {"cpu": str(max(1, kind.vcpus - 1))} | ({GPU: str(kind.gpus)} if kind.gpus else {})
+    worker = _container("ray-worker", image, asked, memory_gib) | {
+        "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", LEAVE]}}}
+    }
+    return {
+        "groupName": "gpu" if kind.gpus else "cpu",
+        "replicas": nodes.count,
+        "minReplicas": nodes.count,
+        "maxReplicas": nodes.count,
+        "labels": {"instance-type": kind.name, "ray.io/market-type": "spot"},
+        "rayStartParams": {},
+        "template": {
+            "spec": {
+                "terminationGracePeriodSeconds": GRACE_S,
+                "nodeSelector": {"node.kubernetes.io/instance-type": kind.name.removeprefix("ml.")},
+                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _any_spot()}},
+                "tolerations": [
+                    {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+                    for key in (*SPOT_TAINTS, *([GPU] if kind.gpus else []))
+                ],
+                **_pod(worker, memory_gib),
+            }
+        },
+    }
+
+
+def _container(name: str, image: str, asked: dict[str, str], memory_gib: int) -> dict[str, Any]:
+    """What it asks for it gets, and no more: Ray would count on what is only lent."""
+    resources = asked | {"memory": f"{memory_gib}Gi"}
+    return {
+        "name": name,
+        "image": image,
+        "resources": {"requests": resources, "limits": resources},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+
+
+def _pod(container: dict[str, Any], memory_gib: int) -> dict[str, Any]:
+    """With room for the object store: Kubernetes' own /dev/shm has 64 MiB."""
+    shm_mib = math.ceil(memory_gib * 1024 * FOR_SHM)
+    return {
+        "restartPolicy": "Never",  # a pod that starts again would be a node that Ray does not know
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_mib}Mi"}}],
+    }
+
+
+def _any_spot() -> dict[str, Any]:
+    """One of these will do: which label there is depends on who runs Kubernetes."""
+    return {
+        "nodeSelectorTerms": [
+            {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT.items()
+        ]
+    }

@@ -1,0 +1,136 @@
+"""``--emit`` of ``offload plan``: a file that brings the recommended cluster up, printed in place of the table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from offload.errors import ConfigError
+from offload.model.catalog import Catalog
+
+KINDS = ("ray-aws", "kuberay", "hosts")
+NEEDS = {
+    "cluster_name": KINDS,
+    "region": ("ray-aws",),
+    "ami": ("ray-aws",),
+    "image": ("ray-aws", "kuberay"),
+    "hosts_path": ("hosts",),
+}
+"""Which kinds an option is for."""
+EMIT_PARAMETERS = ("emit_kind", *NEEDS)
+FILE = click.Path(path_type=Path)
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")
+
+
+def emit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of ``--emit``."""
+    options = [
+        click.option("--emit", "emit_kind", type=click.Choice(KINDS), help="Print a file that brings up the recommended cluster."),
+        click.option("--plan", "plan_path", type=FILE, help="Emit for this plan.json, and plan nothing."),
+        click.option("--cluster-name", default="offload", show_default=True, help="Of the cluster (--emit)."),
+        click.option("--region", default="us-east-1", show_default=True, help="Where to rent (--emit ray-aws)."),
+        click.option("--ami", metavar="ID", help="Machine image of all nodes (--emit ray-aws)."),
+        click.option("--image", metavar="NAME", help="Container image with all requirements (--emit ray-aws, kuberay)."),
+        click.option("--hosts", "hosts_path", type=FILE, help="One address a line, those with GPUs first (--emit hosts)."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emission:
+    """What is to be printed, and the options of it."""
+
+    kind: str
+    cluster: str
+    region: str
+    ami: str | None
+    image: str | None
+    hosts: tuple[str, ...] | None
+
+    def of(self, plan: Any, catalog: Catalog, source: str) -> str:
+        """The file for a plan. Raises ConfigError for what is no plan, or one that this kind of cluster cannot be made for."""
+        from launchers.ray.cluster_files import aws, hosts, kuberay
+        from launchers.ray.cluster_files.planned import planned
+        from launchers.ray.cluster_files.software import installed
+
+        found, software = planned(plan, catalog, source), installed()
+        match self.kind:
+            case "ray-aws":
+                file = aws.cluster_file(
+                    found, software, cluster=self.cluster, region=self.region, ami=self.ami, image=self.image
+                )
+            case "kuberay":
+                file = kuberay.cluster_file(found, software, cluster=self.cluster, image=self.image)
+            case _:
+                file = hosts.cluster_file(found, software, cluster=self.cluster, hosts=self.hosts)
+        return file.text()
+
+
+def given(ctx: click.Context) -> list[click.Parameter]:
+    """What was said on the command line."""
+    return [
+        param
+        for param in ctx.command.params
+        if ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+    ]
+
+
+def emission(
+    ctx: click.Context,
+    kind: str | None,
+    *,
+    cluster: str,
+    region: str,
+    ami: str | None,
+    image: str | None,
+    hosts_path: Path | None,
+) -> Emission | None:
+    """What was asked for; None without --emit.
+
+    Raises ConfigError for options that contradict each other or are of the wrong form, and a hosts file that cannot be read.
+    """
+    for param in given(ctx):
+        kinds = NEEDS.get(str(param.name))
+        if kinds is not None and kind not in kinds:
+            raise ConfigError(f"{param.opts[0]} is for --emit {' and '.join(kinds)}: leave it away, or add that.")
+    if kind is None:
+        return None
+    if ctx.params["as_json"]:
+        raise ConfigError(
+            "--emit and --json both print on stdout: write the plan with -o plan.json, and leave --json away."
+        )
+    if not _NAME.fullmatch(cluster):
+        raise ConfigError(
+            f"--cluster-name is at most 40 lower-case letters, digits and dashes, with a letter first, found {cluster!r}."
+        )
+    if not _REGION.fullmatch(region):
+        raise ConfigError(f"--region is one of AWS's, such as us-east-1, found {region!r}.")
+    if ami is not None and not re.fullmatch(r"ami-[0-9a-f]{8,17}", ami):
+        raise ConfigError(f"--ami is the id of a machine image, such as ami-0123456789abcdef0, found {ami!r}.")
+    if image is not None and not re.fullmatch(r"\S+", image):
+        raise ConfigError(f"--image is the name of a container image, such as registry/mine:1, found {image!r}.")
+    return Emission(
+        kind=kind, cluster=cluster, region=region, ami=ami, image=image,
+        hosts=None if hosts_path is None else _hosts(hosts_path),
+    )  # fmt: skip
+
+
+def _hosts(path: Path) -> tuple[str, ...]:
+    from launchers.ray.cluster_files.hosts import parse_hosts
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the hosts file {path} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from None
+    return parse_hosts(text, str(path))
