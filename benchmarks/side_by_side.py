@@ -86,12 +86,25 @@ def cores() -> tuple[int, int]:
     return available[0], available[1]
 
 
-def run(row: Row, task: protocol.Task, *, timeout_s: float) -> Measurement:
+def run(
+    row: Row,
+    task: protocol.Task,
+    *,
+    timeout_s: float,
+    specs: Mapping[str, HostSpec] | None = None,
+    env: Mapping[str, Mapping[str, str]] | None = None,
+) -> Measurement:
     """Run a row on fresh hosts, with a fresh Ray cluster where it needs one.
 
+    ``specs``: the hosts, by name, where they are not the two that are pinned to a core each; ``env``: more environment of a
+    host's processes.
+
     Raises: RowFailed. Nothing of the hosts is left, whatever happens."""
-    specs = dict(zip((GPU_HOST, CPU_HOST), cores(), strict=True))
-    with Hosts({name: HostSpec(core=specs[name], shm_bytes=SHM_BYTES) for name in row.hosts}) as hosts:
+    pinned = dict(zip((GPU_HOST, CPU_HOST), cores(), strict=True))
+    given = specs or {name: HostSpec(core=pinned[name], shm_bytes=SHM_BYTES) for name in row.hosts}
+    with Hosts(given) as hosts:
+        for name, more in (env or {}).items():
+            hosts[name].env.update(more)
         if row.ray:
             hosts.start_ray(
                 head=row.hosts[0],

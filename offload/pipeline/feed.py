@@ -283,6 +283,9 @@ class Feed:
     def lost(self, node: str, error: BaseException) -> None:
         """The pool: a core's process died."""
 
+    def works(self, node: str) -> None:
+        """The pool: a node's first block is made."""
+
     def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> bool:
         """Preprocess on these nodes from now on, one core for each mention; ``stores``: the object stores that there are now.
         Returns whether the cores left over were free in time: their last tasks come first."""

@@ -16,7 +16,6 @@ from offload.pipeline.pool import Block
 from offload.pipeline.sizing import Rates
 
 RECENT_OF_A_NODE = 8  # tasks
-LEAST_OF_A_NODE = 2  # tasks before its cores' speed is believed: the first one finds cold caches
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Meter:
                 recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
                 recent.append(spent)
                 wall_s = _median([each.wall_s for each in recent])
-                if len(recent) >= LEAST_OF_A_NODE and wall_s > 0:
+                if wall_s > 0:
                     self._pace[block.node] = 1 / wall_s
 
     def reshaped(self) -> None:

@@ -129,6 +129,9 @@ class Work(Protocol):
     def lost(self, node: str, error: BaseException) -> None:
         """A core's process died, on this node."""
 
+    def works(self, node: str) -> None:
+        """A core of this node has made its first block."""
+
 
 @dataclass(eq=False, kw_only=True)
 class _Given:
@@ -173,6 +176,7 @@ class Pool:
         self._again: deque[_Given] = deque()
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[threading.Event] = []
+        self._working: set[str] = set()  # nodes that have made a block
         self._asked = self._begun = 0  # reshapes, by the threads that write these
         threading.Thread(target=self._run, daemon=True, name="pool").start()
 
@@ -270,6 +274,9 @@ class Pool:
                 given.done(error)
         else:
             given.done(Block(ref=ref, cost=cost.result(), node=core.node) if error is None else error)
+            if error is None and core.node not in self._working:
+                self._working.add(core.node)
+                self._work.works(core.node)
         self._let_go(core)
 
     def _died(self, core: _Core, error: BaseException) -> None:
@@ -295,6 +302,7 @@ class Pool:
                 core.leaving = True
                 self._let_go(core)
             self._cores += [self._new_core(node) for _ in range(wanted[node] - len(here))]
+        self._working &= wanted.keys()
         self._waiting.append(left)
         self._begun += 1
         self._tell_free()

@@ -27,3 +27,7 @@ class Hub(Feed, Monitor):
     def lost(self, node: str, error: BaseException) -> None:
         """A preprocessing process died."""
         self.note("preprocessing_lost", node=node, reason=str(error).strip().splitlines()[0])
+
+    def works(self, node: str) -> None:
+        """A node has begun to preprocess."""
+        self.note("node_preprocesses", node=node)
