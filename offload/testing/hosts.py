@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -60,6 +61,17 @@ while True:
     time.sleep(0.1)
 print(json.dumps(sorted(alive)))
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RayStart:
+    """What `ray start` is given beside its place in the cluster; see :meth:`Hosts.start_ray`."""
+
+    num_cpus: Mapping[str, float] = field(default_factory=dict)
+    num_gpus: Mapping[str, float] = field(default_factory=dict)
+    object_store_memory: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    extra_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Hosts(Mapping[str, Host]):
@@ -206,34 +218,14 @@ class Hosts(Mapping[str, Host]):
             self[name].env.update(cluster_env)
         self.ray_address = address
 
+        given = _RayStart(
+            num_cpus=num_cpus or {}, num_gpus=num_gpus or {}, object_store_memory=object_store_memory, env=env or {},
+            extra_args=extra_args or {},
+        )  # fmt: skip
+
         def start(name: str) -> HostProcess:
-            host = self[name]
-            memory = object_store_memory or int(0.8 * host.spec.shm_bytes)
-            where = (
-                ["--head", f"--port={RAY_PORT}", f"--include-dashboard={str(dashboard).lower()}"]
-                if name == head
-                else [f"--address={address}"]
-            )
-            return host.popen(
-                [
-                    *_RAY,
-                    "start",
-                    *where,
-                    f"--node-ip-address={host.address}",
-                    f"--node-name={name}",
-                    f"--num-cpus={(num_cpus or {}).get(name, host.spec.num_cpus)}",
-                    f"--num-gpus={(num_gpus or {}).get(name, 0)}",
-                    f"--object-store-memory={memory}",
-                    "--disable-usage-stats",
-                    # The logs stay where they are: forwarding them to drivers takes 0.6 % of a core, always.
-                    "--include-log-monitor=false",
-                    *(extra_args or {}).get(name, ()),
-                ],
-                # `ray start` must not take the address of the cluster to be for an existing one's.
-                env={**(env or {}), "RAY_ADDRESS": ""},
-                stdout=self._ray_log(name),
-                stderr=subprocess.STDOUT,
-            )
+            where = ["--head", f"--port={RAY_PORT}", f"--include-dashboard={str(dashboard).lower()}"]
+            return self._ray_start(name, where if name == head else [f"--address={address}"], given)
 
         try:
             starts = {head: start(head)}
@@ -246,6 +238,43 @@ class Hosts(Mapping[str, Host]):
             self._forget_ray()
             raise
         return address
+
+    def join_ray(self, name: str, *, env: Mapping[str, str] | None = None, deadline_s: float = 90.0) -> None:
+        """Start Ray on one more host, and wait until `ray start` has joined it to the cluster that is up.
+
+        Raises: HostsError with what `ray start` said.
+        """
+        if self.ray_address is None:
+            raise HostsError("no Ray cluster is up to be joined; call start_ray() first")
+        member = self[self._ray_hosts[0]]
+        self[name].env.update({key: value for key, value in member.env.items() if key.startswith("RAY_")})
+        self._ray_hosts.append(name)
+        start = self._ray_start(name, [f"--address={self.ray_address}"], _RayStart(env=env or {}))
+        self._finish_ray_start({name: start}, time.monotonic() + deadline_s)
+
+    def _ray_start(self, name: str, where: Sequence[str], given: "_RayStart") -> HostProcess:
+        host = self[name]
+        memory = given.object_store_memory or int(0.8 * host.spec.shm_bytes)
+        return host.popen(
+            [
+                *_RAY,
+                "start",
+                *where,
+                f"--node-ip-address={host.address}",
+                f"--node-name={name}",
+                f"--num-cpus={given.num_cpus.get(name, host.spec.num_cpus)}",
+                f"--num-gpus={given.num_gpus.get(name, 0)}",
+                f"--object-store-memory={memory}",
+                "--disable-usage-stats",
+                # The logs stay where they are: forwarding them to drivers takes 0.6 % of a core, always.
+                "--include-log-monitor=false",
+                *given.extra_args.get(name, ()),
+            ],
+            # `ray start` must not take the address of the cluster to be for an existing one's.
+            env={**given.env, "RAY_ADDRESS": ""},
+            stdout=self._ray_log(name),
+            stderr=subprocess.STDOUT,
+        )
 
     def stop_ray(self) -> None:
         """Stop Ray on every host it was started on; the hosts live on."""
