@@ -154,7 +154,10 @@ def _what_there_is() -> dict[str, float]:
             for begins, name in KINDS.items():
                 if title.startswith(begins):
                     found[f"{name}_mib".replace(" ", "_")] = process.memory_info().rss / 2**20
-    found["object_store_mib"] = node_stats().store_stats.object_store_bytes_used / 2**20  # type: ignore[no-untyped-call]
+    here = ray.get_runtime_context().get_node_id()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == here]  # type: ignore[no-untyped-call]
+    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], False)  # type: ignore[no-untyped-call]
+    found["object_store_mib"] = stats.store_stats.object_store_bytes_used / 2**20
     return {name: round(value, 1) for name, value in found.items()}
 
 
