@@ -186,3 +186,22 @@ def workers_range(workers: Any) -> tuple[int, int]:
     if len(pair) != 2 or not all(isinstance(w, int) for w in pair) or not 1 <= pair[0] <= pair[1]:
         raise ConfigError(f"workers must be a number ≥ 1 or a range (least, most), found {workers!r}.")
     return pair[0], pair[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserved:
+    """What each worker reserves in place of what the script says; None: as the script says.
+
+    Raises ConfigError for amounts that Ray does not know.
+    """
+
+    cpus: float | None = None
+    gpus: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.cpus is not None and not (math.isfinite(self.cpus) and self.cpus >= 0):
+            raise ConfigError(f"--cpus-per-worker must be ≥ 0, found {self.cpus:g}.")
+        if self.gpus is not None and not (
+            0 <= self.gpus < 1 or (math.isfinite(self.gpus) and self.gpus == int(self.gpus) > 0)
+        ):
+            raise ConfigError(f"--gpus-per-worker must be a whole number, or a share of one GPU, found {self.gpus:g}.")
