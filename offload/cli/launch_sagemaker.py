@@ -1,4 +1,4 @@
-"""``offload launch``: start a training on machines that are not this one."""
+"""``offload launch sagemaker``: a training as a heterogeneous job on Amazon SageMaker."""
 
 from __future__ import annotations
 
@@ -44,12 +44,7 @@ class Positive(click.ParamType):  # type: ignore[type-arg]  # generic only since
 POSITIVE = Positive()
 
 
-@click.group()
-def launch() -> None:
-    """Start a training on machines that are not this one."""
-
-
-@launch.command(context_settings={"ignore_unknown_options": False})
+@click.command(context_settings={"ignore_unknown_options": False})
 @click.argument("script", type=FILE, required=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--gpu", metavar="TYPE:COUNT", help="Instances for the workers, such as ml.g5.xlarge:1.")
@@ -257,8 +252,9 @@ def _ordered(
     checkpoints: str | None,
     **same: Any,
 ) -> tuple[Order, tuple[Groups, ...], str]:
+    from launchers.asked import pairs_of
     from launchers.sagemaker.groups import groups_of, groups_of_plan
-    from launchers.sagemaker.order import Order, channel_of, decoded, job_name, pairs_of
+    from launchers.sagemaker.order import Order, channel_of, decoded, job_name
     from launchers.sagemaker.submit import image_for
 
     if bool(gpu or cpus) == bool(plan_path):

@@ -1,0 +1,17 @@
+"""``offload launch``: start a training on machines that are not this one."""
+
+from __future__ import annotations
+
+import click
+
+from offload.cli.launch_ray import ray
+from offload.cli.launch_sagemaker import sagemaker
+
+
+@click.group()
+def launch() -> None:
+    """Start a training on machines that are not this one."""
+
+
+launch.add_command(ray)
+launch.add_command(sagemaker)
