@@ -16,6 +16,7 @@ from typing import Any
 
 from launchers.asked import names_a_secret, options_in
 from offload.errors import ConfigError
+from offload.train.config import WorkerOverrides
 
 ENTRY = "launchers.ray.entry"
 RUNS = "~/offload-runs"
@@ -39,7 +40,7 @@ class Job:
         run_dir: on the cluster's head, ``~`` being the home directory there; None: a folder of this name below ``RUNS``.
         storage_path: where checkpoints go; None: what the script says, or the run directory.
         overwrite: whether to replace the run that the directory holds.
-        max_workers, cpus_per_worker, gpus_per_worker: in place of what the script's Trainer says.
+        workers: what is said of them in place of the script's Trainer.
         requirements: lines for pip on the nodes.
         environment: for the job's processes on all nodes. No secrets: whoever sees the dashboard reads them.
 
@@ -53,9 +54,7 @@ class Job:
     run_dir: str | None = None
     storage_path: str | None = None
     overwrite: bool = False
-    max_workers: int | None = None
-    cpus_per_worker: float | None = None
-    gpus_per_worker: float | None = None
+    workers: WorkerOverrides = field(default_factory=WorkerOverrides)
     requirements: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -114,9 +113,9 @@ class Job:
         yield from ("--address", "auto", "--run-dir", self.run_dir_there)
         for option, value in (
             ("--storage-path", self.storage_path),
-            ("--max-workers", self.max_workers),
-            ("--cpus-per-worker", self.cpus_per_worker),
-            ("--gpus-per-worker", self.gpus_per_worker),
+            ("--max-workers", self.workers.max_workers),
+            ("--cpus-per-worker", self.workers.cpus_per_worker),
+            ("--gpus-per-worker", self.workers.gpus_per_worker),
         ):
             if value is not None:
                 yield from (option, f"{value:g}" if isinstance(value, float) else str(value))

@@ -152,16 +152,23 @@ def _job(
     name: str | None,
     requirements: Path | None,
     environment: tuple[str, ...],
+    max_workers: int | None,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
     **same: Any,
 ) -> Job:
     from launchers.asked import pairs_of
     from launchers.ray.bundle import read_requirements
     from launchers.ray.job import Job, run_name
+    from offload.train.config import WorkerOverrides
 
     return Job(
         name=name or run_name(Path(script).stem),
         script=script,
         args=args,
+        workers=WorkerOverrides(
+            max_workers=max_workers, cpus_per_worker=cpus_per_worker, gpus_per_worker=gpus_per_worker
+        ),
         requirements=tuple(read_requirements(requirements)) if requirements else (),
         environment=pairs_of(environment, "--env"),
         **same,

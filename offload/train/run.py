@@ -177,14 +177,16 @@ class Run:
         return ray.put(streams)
 
     def _worker_resources(self) -> WorkerResources:
-        config, reserved = self.trainer.scaling_config, self.trainer.reserved
+        config, overrides = self.trainer.scaling_config, self.trainer.overrides
         has_gpus = any(n.gpus >= 1 for n in self.cluster.nodes)
         use_gpu = bool(config.use_gpu) if config is not None else has_gpus
         given: Any = config.resources_per_worker if config is not None else None
         asked: dict[str, float] = dict(given or {})
         others = {name: float(amount) for name, amount in asked.items() if name not in ("CPU", "GPU", "memory")}
-        cpus = float(asked.get("CPU", 1) if reserved.cpus is None else reserved.cpus)
-        gpus = float(asked.get("GPU", 1 if use_gpu else 0) if reserved.gpus is None else reserved.gpus)
+        cpus = float(asked.get("CPU", 1) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
+        gpus = float(
+            asked.get("GPU", 1 if use_gpu else 0) if overrides.gpus_per_worker is None else overrides.gpus_per_worker
+        )
         if not (cpus or gpus or any(others.values())):
             cpus = TOKEN_CPUS
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)

@@ -22,7 +22,7 @@ from offload.report.live import LiveLine
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
 from offload.report.summary import format_summary
 from offload.train.cluster import connected
-from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision, Reserved, workers_range
+from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision, WorkerOverrides, workers_range
 from offload.train.context import TRAIN, Context
 from offload.train.run import Listed, Run
 from offload.train.snapshot import mend_snapshot
@@ -128,7 +128,7 @@ class Trainer:
         self.hang_s = hang_s
         self.train_loop_config = dict(train_loop_config or {})
         self.scaling_config = scaling_config
-        self.reserved = Reserved()
+        self.overrides = WorkerOverrides()
         self.run_config = run_config
         self.storage_path = storage_path or _given(run_config, "storage_path")
 
@@ -149,7 +149,7 @@ class Trainer:
         cpus_per_worker: float | None = None,
         gpus_per_worker: float | None = None,
     ) -> Trainer:
-        """The same training with other workers; what is None stays as it is.
+        """The same training with other workers, whatever the script says; what is None stays as it is.
 
         Args:
             max_workers: at most so many. The least stays, where it is not more; with no ``workers`` given it is one.
@@ -159,16 +159,11 @@ class Trainer:
             ConfigError: for numbers that cannot be, or that the schedule of worker counts forbids.
         """
         changed = copy.copy(self)
-        if max_workers is not None:
-            if max_workers < 1:
-                raise ConfigError(f"--max-workers must be ≥ 1, found {max_workers}.")
-            least = self.workers[0] if self.workers is not None else 1
-            changed.workers = (min(least, max_workers), max_workers)
-            changed._check_schedule()
-        changed.reserved = Reserved(
-            cpus=self.reserved.cpus if cpus_per_worker is None else cpus_per_worker,
-            gpus=self.reserved.gpus if gpus_per_worker is None else gpus_per_worker,
+        changed.overrides = WorkerOverrides(
+            max_workers=max_workers, cpus_per_worker=cpus_per_worker, gpus_per_worker=gpus_per_worker
         )
+        changed.workers = changed.overrides.bounds(self.workers)
+        changed._check_schedule()
         return changed
 
     def fit(
