@@ -303,6 +303,21 @@ def test_addresses_that_are_none(address: str) -> None:
         probe(address)
 
 
+@pytest.mark.parametrize(
+    ("address", "instead"),
+    [
+        ("ray://head:10001", "http://head:8265"),
+        ("ray://head", "http://head:8265"),
+        ("http://head:9000", "http://head:9000"),
+    ],
+)
+def test_an_address_that_takes_jobs_or_drivers_from_elsewhere_is_answered_with_the_launcher(
+    address: str, instead: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"found '{address}'\. .*offload launch ray SCRIPT --address {instead}\."):
+        probe(address)
+
+
 def test_hosts_that_cannot_exist() -> None:
     for host in ("a..b", "x" * 70):  # names that cannot even be looked up
         with pytest.raises(ConfigError, match=r"no Ray cluster can be reached at"):
@@ -391,7 +406,11 @@ OPTIONS: dict[str, list[str]] = {
         "--refresh-prices", "--samples", "--spot", "--step",
     ],
     "probe": ["--address", "--core-speed", "--json", "--output", "--quiet", "args", "script"],
-    "run": [*RUN_OPTIONS, "args", "script"],
+    "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "args", "script"],
+    "launch ray": [
+        "--address", "--cpus-per-worker", "--dry-run", "--env", "--gpus-per-worker", "--json", "--max-workers", "--name", "--no-wait",
+        "--overwrite", "--requirements", "--run-dir", "--status", "--stop", "--storage-path", "--working-dir", "args", "script",
+    ],
     "launch sagemaker": [
         "--bucket", "--catalog", "--checkpoints", "--cpu", "--dry-run", "--encrypt-traffic", "--env", "--framework-version",
         "--gpu", "--hosts-deadline", "--hyperparameter", "--image-uri", "--input", "--json", "--kms-key", "--max-hours",

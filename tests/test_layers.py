@@ -142,6 +142,7 @@ def test_plain_layers_load_neither_torch_nor_ray() -> None:
         ("offload.train.hub", {"torch", "torchvision", "timm", "pandas", "ray.data", "ray.train"}),
         # The entry of a job: it must be able to say that its host lacks them.
         ("launchers.sagemaker.entry", {"ray", "torch", "numpy", "scipy", "pyarrow", "boto3", "botocore"}),
+        ("launchers.ray.entry", {"ray", "torch", "numpy", "scipy", "pyarrow", "click", "offload"}),
     ],
 )
 def test_what_starts_soon_imports_little(module: str, without: set[str]) -> None:

@@ -352,3 +352,34 @@ def test_a_dataset_holds_its_share_of_the_store_unless_the_user_set_less(
     ray_data.encode_dataset(dataset, stage, id_column=None, done=Ranges(), epoch=0, task_cpus=1.0, store_bytes=1000)
     (encoded,) = executed
     assert encoded.context.execution_options.resource_limits.object_store_memory == held
+
+
+# --- Jobs -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_job_client_asks_through_one_method_that_takes_a_timeout() -> None:
+    from ray.job_submission import JobSubmissionClient
+
+    file = "../launchers/ray/client.py"
+    asks = inspect.signature(JobSubmissionClient._do_request).parameters
+    assert list(asks)[:3] == ["self", "method", "endpoint"], relies(file, "JobSubmissionClient._do_request")
+    assert asks["kwargs"].kind is inspect.Parameter.VAR_KEYWORD, relies(file, "its arguments reach requests.request")
+    assert "_server_ray_version" in inspect.getsource(JobSubmissionClient.__mro__[1]), relies(file, "the version found")
+
+
+def test_how_long_a_job_may_take_to_stop_is_read_from_its_environment() -> None:
+    from ray.dashboard.modules.job.job_supervisor import JobSupervisor
+
+    from launchers.ray.job import STOP_WAIT
+
+    file = "../launchers/ray/job.py"
+    assert f'"{STOP_WAIT}"' in inspect.getsource(JobSupervisor), relies(
+        file, f"{STOP_WAIT}, read by the job's supervisor"
+    )
+
+
+def test_this_machine_is_a_node_of_its_cluster_and_of_no_other() -> None:
+    from offload.train.local_nodes import is_node_of
+
+    address = ray.get_runtime_context().gcs_address
+    assert is_node_of(address, 5.0), relies("train/local_nodes.py", "find_node_ids and GcsClient.get_all_node_info")

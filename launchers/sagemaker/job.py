@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launchers.asked import names_a_secret, options_in
 from launchers.sagemaker import limits
 from launchers.sagemaker.groups import Group, has_gpus, has_local_storage
 from launchers.sagemaker.settings import GPU_GROUP, Settings
@@ -32,10 +33,6 @@ METRICS = {  # CloudWatch's name: the word before the number in the entry's prog
     "global_batch_size": "batch",
 }
 _NUMBER = r"([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)"
-_SECRET = re.compile(
-    r"(?:^|[_-])(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)[_-]?(?:KEY|TOKEN))(?:$|[_-](?:ID|KEY)$)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +160,8 @@ class Job:
         return 2 * self.max_run_s if self.spot else None
 
     def _check_secrets(self) -> None:
-        options = [arg.removeprefix("--").partition("=")[0] for arg in self.settings.args if arg.startswith("--")]
-        for name in (*self.environment, *self.hyperparameters, *options):
-            if _SECRET.search(name):
+        for name in (*self.environment, *self.hyperparameters, *options_in(self.settings.args)):
+            if names_a_secret(name):
                 raise ConfigError(
                     f"{name} looks like a secret, and whoever may describe the job, or read its log, could read it: let the script "
                     "fetch it from AWS Secrets Manager under the job's role."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launchers.asked import check_script
 from launchers.sagemaker import watch
 from launchers.sagemaker.bundle import pack
 from launchers.sagemaker.groups import Groups
@@ -51,7 +51,7 @@ def prepare(
 
     Raises ConfigError for all that the service, or a container, would refuse.
     """
-    _check_script(script)
+    check_script(script)
     attempts: list[Attempt] = []
     notes: list[str] = []
     for number, groups in enumerate(choices, start=1):
@@ -105,28 +105,3 @@ def _state(prepared: Prepared, service: Service, name: str, wait: bool, say: Say
         raise
     except ConfigError as error:
         raise RunError(f"{name} was started and goes on, but: {error}") from None
-
-
-def _check_script(script: Path) -> None:
-    """What would fail on rented machines. Nothing of the script is run: it may need what only they have."""
-    if not script.is_file():
-        raise ConfigError(f"there is no script {script}.")
-    try:
-        tree = ast.parse(script.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{script} is not Python: {error}.") from None
-    names = {
-        name
-        for node in tree.body
-        for name in (
-            [node.name]
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-            else [alias.asname or alias.name for alias in node.names]
-            if isinstance(node, ast.ImportFrom)
-            else [target.id for target in node.targets if isinstance(target, ast.Name)]
-            if isinstance(node, ast.Assign)
-            else []
-        )
-    }
-    if not names & {"build", "*"}:
-        raise ConfigError(f"{script} defines no build(). Add one that returns an offload.Trainer.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -122,19 +122,6 @@ def channel_of(text: str) -> Channel:
         raise ConfigError(f"an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found {text!r}.")
     groups = tuple(filter(None, (match["groups"] or "").split(",")))
     return Channel(name=match["name"], uri=match["uri"], groups=groups)
-
-
-def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
-    """``NAME=VALUE`` texts. Raises ConfigError for one without ``=``, and for a name that is given twice."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"{option} is NAME=VALUE, found {text!r}.")
-        if name in found:
-            raise ConfigError(f"{option} {name} is given twice.")
-        found[name] = value
-    return found
 
 
 def decoded(values: Mapping[str, str]) -> dict[str, Any]:

@@ -76,10 +76,16 @@ def _run_options(command: Any) -> Any:
 @main.command(context_settings={"ignore_unknown_options": False})
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--max-workers", type=int, metavar="N", help="At most so many workers, whatever the script says.")
+@click.option("--cpus-per-worker", type=float, metavar="N", help="CPUs that each worker reserves.")
+@click.option("--gpus-per-worker", type=float, metavar="N", help="GPUs that each worker reserves.")
 @_run_options
 def run(
     script: Path,
     args: tuple[str, ...],
+    max_workers: int | None,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
     run_dir: Path | None,
     overwrite: bool,
     address: str | None,
@@ -96,7 +102,9 @@ def run(
     An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once.
     """
     with stdout_for_json(as_json) as emit:
-        trainer = build_trainer(script, args, address)
+        trainer = build_trainer(script, args, address).with_workers(
+            max_workers=max_workers, cpus_per_worker=cpus_per_worker, gpus_per_worker=gpus_per_worker
+        )
         _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, storage_path, quiet, emit)
 
 

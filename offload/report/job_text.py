@@ -68,6 +68,32 @@ def format_job(state: Mapping[str, Any]) -> str:
     return _table([(name, value) for name, value in rows if value is not None])
 
 
+def format_ray_job(state: Mapping[str, Any]) -> str:
+    """The state of a job on a Ray cluster (``offload.ray-job/1``)."""
+    rows = [
+        ("job", state["job"]),
+        ("cluster", state["address"]),
+        (
+            "status",
+            state["status"] if state["exit_code"] is None else f"{state['status']}, exit code {state['exit_code']}",
+        ),
+        ("reason", state["reason"]),
+        ("time", None if state["seconds"] is None else f"{state['seconds']:,.0f} s"),
+        ("run directory", state["run_dir"] and f"{state['run_dir']} on the cluster's head"),
+    ]
+    return _table([(name, value) for name, value in rows if value is not None])
+
+
+def format_ray_request(request: Mapping[str, Any], *, bundle_bytes: int) -> str:
+    """What would be submitted to a Ray cluster, and before it what one wants to know of it first."""
+    rows = [
+        ("job", str(request["submission_id"])),
+        ("command", str(request["entrypoint"])),
+        ("upload", f"{bundle_bytes / 2**20:,.1f} MiB: the working directory and offload"),
+    ]
+    return f"{_table(rows)}\n\n{json.dumps(request, indent=2)}"
+
+
 def _cost(state: Mapping[str, Any]) -> str | None:
     if state["usd_per_hour"] is None:
         return "not known: an instance type is not in the catalog (--catalog)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterator
@@ -21,10 +22,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from offload import machine
 from offload.errors import ConfigError
 from offload.model.placement import NodeResources
+from offload.train.local_nodes import is_node_of
 from offload.versions import ray_version_warning
 
 REACH_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
+JOIN_S = 5.0  # for a node that has just been started to be known to its cluster
+DASHBOARD_PORT = 8265
+_VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 
 # What the user's function prints comes through the monitor; the logs of everything else stay in Ray's session folder.
 _RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -92,8 +97,19 @@ def _join(address: str) -> None:
         probe(address)
     _quiet()
     try:
+        if address != "auto" and not is_node_of(address, JOIN_S):
+            raise ConfigError(
+                f"this machine is no node of the Ray cluster at {address!r}, and a driver runs on one. {_as_a_job(address)}; or let "
+                f"this machine join (ray start --address={address})."
+            )
         ray.init(address=address, **_RAY_INIT)
     except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
+        if len(versions := _VERSIONS.findall(str(error))) == 2:
+            (their_ray, their_python), (our_ray, our_python) = versions
+            raise ConfigError(
+                f"the Ray cluster at {address!r} runs Ray {their_ray} with Python {their_python}, and this is Ray {our_ray} with Python "
+                f"{our_python}: run it with the Python that Ray was started with there, or install the same versions here."
+            ) from None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"cannot join the Ray cluster at {address!r}: {first} Check that it runs (ray status), that its Ray version is "
@@ -126,8 +142,13 @@ def ping(node_id: str) -> Any:
 
 
 def probe(address: str) -> None:
-    """Raise ConfigError unless Ray, or what looks like it, listens at ``host:port`` (``ray://host:port`` too)."""
-    host, _, port = address.split("://", 1)[-1].rpartition(":")
+    """Raise ConfigError unless Ray, or what looks like it, listens at ``host:port``."""
+    if "://" in address:
+        raise ConfigError(
+            f'the address of a Ray cluster is "auto" or host:port where a driver runs on one of its nodes, found {address!r}. '
+            f"{_as_a_job(address)}."
+        )
+    host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise ConfigError(
             f'the address of a Ray cluster is "auto" or host:port, found {address!r}; the port is usually 6379.'
@@ -146,6 +167,14 @@ def probe(address: str) -> None:
             f"what listens at {address!r} is no Ray cluster, or one that hangs: it did not answer as Ray does within "
             f"{REACH_TIMEOUT_S:.0f} s. Check the port (usually 6379) and, on that host, ray status."
         )
+
+
+def _as_a_job(address: str) -> str:
+    """What to do on a machine that is none of the cluster's."""
+    scheme, _, rest = address.rpartition("://")
+    host = rest.split("/")[0].rpartition(":")[0] or rest
+    url = address if scheme in ("http", "https") else f"http://{host}:{DASHBOARD_PORT}"
+    return f"Send the training there: offload launch ray SCRIPT --address {url}"
 
 
 def _speaks_grpc(link: socket.socket) -> bool:

@@ -197,3 +197,36 @@ def workers_range(workers: Any) -> tuple[int, int]:
     if len(pair) != 2 or not all(isinstance(w, int) for w in pair) or not 1 <= pair[0] <= pair[1]:
         raise ConfigError(f"workers must be a number ≥ 1 or a range (least, most), found {workers!r}.")
     return pair[0], pair[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOverrides:
+    """What is said of workers in place of the script, on the command line, say; None: as the script says.
+
+    Args:
+        max_workers: at most so many.
+        cpus_per_worker, gpus_per_worker: what each reserves.
+
+    Raises:
+        ConfigError: for numbers that Ray does not know.
+    """
+
+    max_workers: int | None = None
+    cpus_per_worker: float | None = None
+    gpus_per_worker: float | None = None
+
+    def __post_init__(self) -> None:
+        most, cpus, gpus = self.max_workers, self.cpus_per_worker, self.gpus_per_worker
+        if most is not None and most < 1:
+            raise ConfigError(f"--max-workers must be ≥ 1, found {most}.")
+        if cpus is not None and not (math.isfinite(cpus) and cpus >= 0):
+            raise ConfigError(f"--cpus-per-worker must be ≥ 0, found {cpus:g}.")
+        if gpus is not None and not (0 <= gpus < 1 or (math.isfinite(gpus) and gpus == int(gpus) > 0)):
+            raise ConfigError(f"--gpus-per-worker must be a whole number, or a share of one GPU, found {gpus:g}.")
+
+    def bounds(self, workers: tuple[int, int] | None) -> tuple[int, int] | None:
+        """(least, most) in place of the script's: the least stays, where it is not more; without a range of the script's it is
+        one."""
+        if self.max_workers is None:
+            return workers
+        return min(workers[0] if workers is not None else 1, self.max_workers), self.max_workers

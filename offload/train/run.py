@@ -250,13 +250,16 @@ class Run:
         return ray.put(streams)
 
     def _worker_resources(self) -> WorkerResources:
-        config = self.trainer.scaling_config
+        config, overrides = self.trainer.scaling_config, self.trainer.overrides
         has_gpus = any(n.gpus >= 1 for n in self.cluster.nodes)
         use_gpu = bool(config.use_gpu) if config is not None else has_gpus
         given: Any = config.resources_per_worker if config is not None else None
         asked: dict[str, float] = dict(given or {})
         others = {name: float(amount) for name, amount in asked.items() if name not in ("CPU", "GPU", "memory")}
-        cpus, gpus = float(asked.get("CPU", 1)), float(asked.get("GPU", 1 if use_gpu else 0))
+        cpus = float(asked.get("CPU", 1) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
+        gpus = float(
+            asked.get("GPU", 1 if use_gpu else 0) if overrides.gpus_per_worker is None else overrides.gpus_per_worker
+        )
         if not (cpus or gpus or any(others.values())):
             cpus = TOKEN_CPUS
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)
@@ -284,9 +287,9 @@ class Run:
     def _torch_trainer(self, hub: Any, name: str, storage: Storage) -> TorchTrainer:
         given = self.trainer.scaling_config or ray.train.ScalingConfig()
         per_worker: Any = given.resources_per_worker
-        resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus}
-        if self.worker.gpus:
-            resources["GPU"] = self.worker.gpus
+        resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus, "GPU": self.worker.gpus}
+        if not self.worker.gpus:
+            del resources["GPU"]
         scaling = dataclasses.replace(
             given, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
         )

@@ -5,6 +5,7 @@ Mirrors Ray Train's ``TorchTrainer`` where the two overlap.
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from offload.report.live import LiveLine
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
 from offload.report.summary import format_summary
 from offload.train.cluster import connected
-from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision, workers_range
+from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision, WorkerOverrides, workers_range
 from offload.train.context import TRAIN, Context
 from offload.train.run import Listed, Run
 from offload.train.snapshot import mend_snapshot
@@ -127,6 +128,7 @@ class Trainer:
         self.hang_s = hang_s
         self.train_loop_config = dict(train_loop_config or {})
         self.scaling_config = scaling_config
+        self.overrides = WorkerOverrides()
         self.run_config = run_config
         self.storage_path = storage_path or _given(run_config, "storage_path")
 
@@ -139,6 +141,30 @@ class Trainer:
                     f"the schedule asks for {workers} workers {when}, and workers={self.workers} allows {least} to "
                     f"{most}: pass workers=({min(least, workers)}, {max(most, workers)})."
                 )
+
+    def with_workers(
+        self,
+        *,
+        max_workers: int | None = None,
+        cpus_per_worker: float | None = None,
+        gpus_per_worker: float | None = None,
+    ) -> Trainer:
+        """The same training with other workers, whatever the script says; what is None stays as it is.
+
+        Args:
+            max_workers: at most so many. The least stays, where it is not more; with no ``workers`` given it is one.
+            cpus_per_worker, gpus_per_worker: what each reserves, in place of the scaling_config's ``resources_per_worker``.
+
+        Raises:
+            ConfigError: for numbers that cannot be, or that the schedule of worker counts forbids.
+        """
+        changed = copy.copy(self)
+        changed.overrides = WorkerOverrides(
+            max_workers=max_workers, cpus_per_worker=cpus_per_worker, gpus_per_worker=gpus_per_worker
+        )
+        changed.workers = changed.overrides.bounds(self.workers)
+        changed._check_schedule()
+        return changed
 
     def fit(
         self,

@@ -1,0 +1,90 @@
+"""What travels to a cluster: one archive with the user's folder and this very version of offload.
+
+Ray unpacks it on each node that runs anything of the job, makes it the working directory there and puts it before all else that
+Python imports, so that the version which launched is the version which runs, whatever the nodes have installed. The archive is
+the same, byte for byte, for the same files: Ray names it by its content, and what a cluster has already is not sent again.
+
+Where it stops: it is uploaded by :mod:`launchers.ray.client`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from launchers.files import bytes_of, check_size, files_of
+from offload.errors import ConfigError
+
+LARGEST_BYTES = 200 << 20
+"""Half of what Ray takes at most (``RAY_max_grpc_message_size``): its head keeps archives in memory."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that the format knows
+_OF_A_FILE_HERE = re.compile(r"(-r|--requirement|-c|--constraint|-e|--editable|-f|--find-links)\b|\.{0,2}/|file:")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """``script``: the name of the user's script within the archive."""
+
+    archive: bytes
+    script: str
+
+
+def pack(script: Path, working_dir: Path | None = None) -> Bundle:
+    """The archive (zip) for a script. ``working_dir``: the folder that travels, by default the script's.
+
+    Raises ConfigError for a script that is not below that folder, files that look like keys, or too many bytes.
+    """
+    folder = (working_dir or script.parent).resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"--working-dir {working_dir} is not a folder.")
+    if not script.resolve().is_relative_to(folder):
+        raise ConfigError(
+            f"{script} is not below --working-dir {working_dir}, and so would not travel: pass a folder that both lie in."
+        )
+    name = script.resolve().relative_to(folder).as_posix()
+    files = files_of(
+        folder,
+        instead_of_keys="let the script fetch what it needs from where the cluster's nodes may read it (a secret store, or a "
+        "file on the nodes)",
+    )
+    if name not in files:
+        raise ConfigError(
+            f"{script} would not travel: hidden files and folders called runs, checkpoints, build or dist, and virtual "
+            "environments, stay here. Move it elsewhere below --working-dir."
+        )
+    check_size(
+        folder,
+        files,
+        LARGEST_BYTES,
+        "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own",
+    )
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in sorted(files):
+            member = zipfile.ZipInfo(each, _EPOCH)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.external_attr = (0o755 if os.access(files[each], os.X_OK) else 0o644) << 16
+            archive.writestr(member, bytes_of(files[each]))
+    return Bundle(archive=buffer.getvalue(), script=name)
+
+
+def read_requirements(path: Path) -> list[str]:
+    """The lines of a pip requirements file, without comments. Raises ConfigError where it cannot be read, or names files: those
+    are here, and pip runs on the nodes."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"--requirements {path} cannot be read: {reason}.") from None
+    lines = [re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.replace("\\\n", " ").splitlines()]
+    for line in filter(None, lines):
+        if _OF_A_FILE_HERE.match(line):
+            raise ConfigError(
+                f"--requirements {path} has the line {line!r}, which leads to files of this machine, and pip runs on the cluster's "
+                "nodes: write the packages into the one file."
+            )
+    return [line for line in lines if line]

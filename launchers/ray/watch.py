@@ -1,0 +1,148 @@
+"""A job while it runs and how it ended: what it prints, its state, its exit code.
+
+Where it stops: nothing is started or changed, but for :func:`stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from launchers.ray.client import ENDED, Cluster, Unreachable
+from launchers.ray.job import NAME, RUN_DIR, STOP_WAIT, STOP_WAIT_S
+from offload.errors import RunError
+
+SCHEMA = "offload.ray-job/1"
+POLL_S = 2.0
+LAST_LINES_S = 10.0  # that a job's log may take to end after the job has
+SILENCE_S = 600.0  # without an answer before a cluster is given up
+INTERRUPTED = 130
+_NOT_STARTED = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
+
+Say = Callable[[str], None]
+
+
+def state(cluster: Cluster, details: Any) -> dict[str, Any]:
+    """A job's state as a document. ``exit_code``: None while it runs."""
+    metadata = details.metadata or {}
+    ended = str(details.status) in ENDED
+    code = exit_code(str(details.status), details.driver_exit_code, details.error_type)
+    began, end = (
+        None if ms is None else datetime.fromtimestamp(ms / 1000, UTC) for ms in (details.start_time, details.end_time)
+    )
+    return {
+        "schema": SCHEMA,
+        "job": details.submission_id,
+        "name": metadata.get(NAME),
+        "address": cluster.url,
+        "status": str(details.status),
+        "exit_code": code,
+        "reason": _reason(details) if ended and code not in (0, INTERRUPTED) else None,
+        "run_dir": metadata.get(RUN_DIR),
+        "began": None if began is None else began.isoformat(timespec="seconds"),
+        "seconds": None if began is None else ((end or datetime.now(UTC)) - began).total_seconds(),
+    }
+
+
+def exit_code(status: str, of_driver: int | None, error_type: str | None) -> int | None:
+    """What a command that waited for a job ends with: the code of its driver; None for a job that has not ended."""
+    if status not in ENDED:
+        return None
+    if status == "STOPPED":
+        return INTERRUPTED
+    if of_driver is not None:
+        return of_driver if of_driver >= 0 else 128 - of_driver  # as a shell says that a signal ended it
+    return 0 if status == "SUCCEEDED" else 2 if error_type in _NOT_STARTED else 1
+
+
+def _reason(details: Any) -> str:
+    """Why a job failed. What its driver printed was shown, or is in its log."""
+    code = details.driver_exit_code
+    if code is not None:
+        return f"the run ended with {code}: see its log (ray job logs {details.submission_id})."
+    said = [line.strip() for line in (details.message or "").splitlines() if line.strip()]
+    return f"{details.error_type}: {said[-1] if said else 'Ray did not say more'}"
+
+
+def stop(cluster: Cluster, job_id: str, say: Say, *, wait: bool, poll_s: float = POLL_S) -> dict[str, Any]:
+    """Ask a job to stop, and with ``wait`` wait until it has. Returns its state."""
+    details = cluster.describe(job_id)
+    if str(details.status) in ENDED:
+        return state(cluster, details)
+    cluster.stop(job_id)
+    given_s = int(((details.runtime_env or {}).get("env_vars") or {}).get(STOP_WAIT, STOP_WAIT_S))
+    say(f"stopping {job_id}: a checkpoint is committed first, for which it is given {given_s} s")
+    until = time.monotonic() + given_s + LAST_LINES_S
+    while wait and str(details.status) not in ENDED and time.monotonic() < until:
+        time.sleep(poll_s)
+        details = cluster.describe(job_id)
+    return state(cluster, details)
+
+
+def follow(cluster: Cluster, job_id: str, show: Say, say: Say, poll_s: float = POLL_S) -> dict[str, Any]:
+    """Show what a job prints until it has ended. Returns its state.
+
+    A connection that is lost is made again, and goes on where it broke off. Raises RunError where the cluster does not answer
+    for ten minutes.
+    """
+    return asyncio.run(_Follower(cluster, job_id, show, say, poll_s).follow())
+
+
+class _Follower:
+    """One job's log on one connection at a time, and beside it its status: a connection that is dead may look idle."""
+
+    def __init__(self, cluster: Cluster, job_id: str, show: Say, say: Say, poll_s: float) -> None:
+        self._cluster, self._job_id, self._show, self._say, self._poll_s = cluster, job_id, show, say, poll_s
+        self._shown = 0  # characters
+
+    async def follow(self) -> dict[str, Any]:
+        log = asyncio.create_task(self._log())
+        answered_at, lost = time.monotonic(), False
+        try:
+            while True:
+                try:
+                    details = await asyncio.to_thread(self._cluster.describe, self._job_id)
+                except Unreachable as error:
+                    if time.monotonic() - answered_at > SILENCE_S:
+                        raise RunError(
+                            f"{error} Nor did it for {SILENCE_S:.0f} s. If the cluster is there, the job goes on."
+                        ) from None
+                    if not lost:
+                        self._say(f"{error} The job goes on; trying again")
+                    lost = True
+                else:
+                    answered_at = time.monotonic()
+                    ended = str(details.status) in ENDED
+                    if lost or (log.done() and not ended) or _broke_off(log):
+                        if lost:
+                            self._say(f"{self._cluster.url} answers again")
+                        log, lost = await self._anew(log), False
+                    if ended:
+                        await asyncio.wait([log], timeout=LAST_LINES_S)
+                        return state(self._cluster, details)
+                await asyncio.sleep(self._poll_s)
+        finally:
+            log.cancel()
+            await asyncio.gather(log, return_exceptions=True)
+
+    async def _anew(self, log: asyncio.Task[None]) -> asyncio.Task[None]:
+        log.cancel()
+        await asyncio.gather(log, return_exceptions=True)
+        return asyncio.create_task(self._log())
+
+    async def _log(self) -> None:
+        """Show what was not shown yet. A log is told from its beginning on every connection."""
+        told = 0
+        async for text in self._cluster.log(self._job_id):
+            new = text[max(self._shown - told, 0) :]
+            told += len(text)
+            if new:
+                self._shown = told
+                self._show(new)
+
+
+def _broke_off(log: asyncio.Task[None]) -> bool:
+    return log.done() and (log.cancelled() or log.exception() is not None)

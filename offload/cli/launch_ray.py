@@ -1,0 +1,179 @@
+"""``offload launch ray``: a training as a job on any Ray cluster."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offload.cli.output import INTERRUPTED, Emit, stdout_for_json
+from offload.errors import ConfigError
+from offload.report.job_text import format_ray_job, format_ray_request
+
+if TYPE_CHECKING:
+    from launchers.ray.client import Cluster
+    from launchers.ray.job import Job
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("script", type=FILE, required=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--address", metavar="URL", envvar=["OFFLOAD_RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"], show_envvar=True,
+    help="Of the cluster's dashboard, such as http://head:8265.",
+)  # fmt: skip
+@click.option("--working-dir", type=FILE, help="The folder that travels (default: the script's).")
+@click.option("--name", help="Of the run, and of the job with the time behind it (default: the script's).")
+@click.option("--max-workers", type=int, metavar="N", help="At most so many workers, whatever the script says.")
+@click.option("--cpus-per-worker", type=float, metavar="N", help="CPUs that each worker reserves.")
+@click.option("--gpus-per-worker", type=float, metavar="N", help="GPUs that each worker reserves.")
+@click.option("--requirements", type=FILE, help="pip requirements, installed on the nodes for this job.")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="For the job's processes. No secrets: they would be visible.",
+)  # fmt: skip
+@click.option("--run-dir", help="On the cluster's head (default: ~/offload-runs/NAME).")
+@click.option(
+    "--storage-path", metavar="URI", help="Where checkpoints go; on several nodes one that all of them reach."
+)
+@click.option("--overwrite", is_flag=True, help="Replace the run that the directory holds, instead of resuming it.")
+@click.option("--no-wait", is_flag=True, help="Do not follow the job to its end.")
+@click.option("--dry-run", is_flag=True, help="Check everything here and print the request. No cluster is needed.")
+@click.option("--status", "status_of", metavar="ID", help="Show how a job is doing.")
+@click.option("--stop", "stop_job", metavar="ID", help="Stop a job, once it has committed a checkpoint.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one document on stdout: the job's state, or the request (--dry-run)."
+)
+def ray(
+    script: Path | None,
+    args: tuple[str, ...],
+    address: str | None,
+    no_wait: bool,
+    dry_run: bool,
+    status_of: str | None,
+    stop_job: str | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Train SCRIPT as a job on a Ray cluster: any that runs offload's version of Ray and serves its dashboard.
+
+    \b
+        offload launch ray train.py --address http://head:8265 --max-workers 4 \\
+            --requirements requirements.txt -- --epochs 20
+
+    The folder that SCRIPT lies in travels, without hidden files, runs and checkpoints, and with it this offload. Arguments after --
+    go to the script. What the job prints is shown until it ends, and its exit code is this command's; Ctrl-C leaves the job
+    running. The same command again resumes a run that did not finish.
+    """  # fmt: skip
+    with stdout_for_json(as_json) as emit:
+        if status_of or stop_job:
+            _look_at(_cluster(address), status_of, stop_job, no_wait, emit)
+            return
+        if script is None:
+            raise ConfigError("SCRIPT is missing: a Python file that defines build() -> offload.Trainer.")
+        _launch(script, args, address, no_wait, dry_run, asked, emit)
+
+
+def _launch(
+    script: Path, args: tuple[str, ...], address: str | None, no_wait: bool, dry_run: bool, asked: dict[str, Any], emit: Emit
+) -> None:  # fmt: skip
+    from launchers.asked import check_script
+    from launchers.ray.bundle import pack
+    from launchers.ray.job import job_id
+
+    check_script(script)
+    bundle = pack(script, asked.pop("working_dir"))
+    job = _job(bundle.script, args, **asked)
+    identity = job_id(job.name, datetime.now(UTC))
+    if dry_run:
+        request = job.request(identity, "working_dir.zip")
+        emit(request, format_ray_request(request, bundle_bytes=len(bundle.archive)))
+        return
+    cluster = _cluster(address)
+    for other in cluster.running_in(job.run_dir_there):
+        raise ConfigError(
+            f"the job {other} runs in {job.run_dir_there} already: stop it first (--stop {other}), or choose another --name."
+        )
+    started = False
+    try:
+        cluster.submit(job, identity, bundle.archive)
+        started = True
+        _say(f"started {identity} at {cluster.url}; its run directory is {job.run_dir_there} on the cluster's head")
+        document = _seen(cluster, identity, no_wait)
+    except KeyboardInterrupt:
+        how = f"offload launch ray --address {cluster.url}"
+        _say(
+            f"{identity} {'goes on' if started else 'may have been started'}: `{how} --status {identity}` shows it, "
+            f"`{how} --stop {identity}` stops it."
+        )
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    emit(document, format_ray_job(document))
+    if not no_wait and document["exit_code"]:
+        raise click.exceptions.Exit(document["exit_code"])
+
+
+def _seen(cluster: Cluster, job_id: str, no_wait: bool) -> dict[str, Any]:
+    from launchers.ray import watch
+
+    if no_wait:
+        return watch.state(cluster, cluster.describe(job_id))
+    return watch.follow(cluster, job_id, lambda text: click.echo(text, nl=False), _say)
+
+
+def _look_at(cluster: Cluster, status_of: str | None, stop_job: str | None, no_wait: bool, emit: Emit) -> None:
+    from launchers.ray import watch
+
+    if stop_job:
+        document = watch.stop(cluster, stop_job, _say, wait=not no_wait)
+    else:
+        document = watch.state(cluster, cluster.describe(str(status_of)))
+    emit(document, format_ray_job(document))
+
+
+def _cluster(address: str | None) -> Cluster:
+    from launchers.ray.client import Cluster, check_installed
+
+    if address is None:
+        raise ConfigError(
+            "--address is missing: that of the cluster's dashboard, such as http://head:8265 (or OFFLOAD_RAY_ADDRESS, or "
+            "RAY_API_SERVER_ADDRESS)."
+        )
+    check_installed()
+    return Cluster(address)
+
+
+def _job(
+    script: str,
+    args: tuple[str, ...],
+    *,
+    name: str | None,
+    requirements: Path | None,
+    environment: tuple[str, ...],
+    max_workers: int | None,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
+    **same: Any,
+) -> Job:
+    from launchers.asked import pairs_of
+    from launchers.ray.bundle import read_requirements
+    from launchers.ray.job import Job, run_name
+    from offload.train.config import WorkerOverrides
+
+    return Job(
+        name=name or run_name(Path(script).stem),
+        script=script,
+        args=args,
+        workers=WorkerOverrides(
+            max_workers=max_workers, cpus_per_worker=cpus_per_worker, gpus_per_worker=gpus_per_worker
+        ),
+        requirements=tuple(read_requirements(requirements)) if requirements else (),
+        environment=pairs_of(environment, "--env"),
+        **same,
+    )
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,316 @@
+"""``offload launch sagemaker``: a training as a heterogeneous job on Amazon SageMaker."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offload.cli.output import INTERRUPTED, Emit, stdout_for_json
+from offload.errors import ConfigError
+from offload.prices import load_catalog
+from offload.report.job_text import format_job, format_request
+
+if TYPE_CHECKING:
+    from launchers.sagemaker.groups import Groups
+    from launchers.sagemaker.launch import Prepared
+    from launchers.sagemaker.order import Order
+
+FALLBACK_REGION = "us-east-1"  # for --dry-run alone
+FILE = click.Path(path_type=Path)
+_REGION_OF_IMAGE = re.compile(r"\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.")
+
+
+class Positive(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """A finite number above 0."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            self.fail(f"{value!r} is not a number above 0.", param, ctx)
+        return number
+
+
+POSITIVE = Positive()
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("script", type=FILE, required=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--gpu", metavar="TYPE:COUNT", help="Instances for the workers, such as ml.g5.xlarge:1.")
+@click.option(
+    "--cpu", "cpus", multiple=True, metavar="TYPE:COUNT", help="Instances that only preprocess; may be repeated."
+)
+@click.option(
+    "--plan", "plan_path", type=FILE, help="Take what a plan.json recommends (offload plan -o), not --gpu and --cpu."
+)
+@click.option(
+    "--role", metavar="ARN", envvar="OFFLOAD_ROLE", help="The role that the job runs under. [env: OFFLOAD_ROLE]"
+)
+@click.option("--bucket", envvar="OFFLOAD_BUCKET", help="For script, checkpoints and results. [env: OFFLOAD_BUCKET]")
+@click.option("--image-uri", metavar="URI", help="The container image, the same for all instances.")
+@click.option("--framework-version", metavar="X.Y", help="Or: AWS's own image of this PyTorch version.")
+@click.option("--region", help="Default: that of your AWS configuration.")
+@click.option("--name", help="The job's name (default: the script's, with the time).")
+@click.option(
+    "--input", "inputs", multiple=True, metavar="NAME[@GROUP,..]=S3URI",
+    help="Data that the instances get below /opt/ml/input/data/NAME; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--max-usd",
+    type=POSITIVE,
+    metavar="USD",
+    help="Stop the job before it costs more than this.",
+)
+@click.option(
+    "--max-hours",
+    type=POSITIVE,
+    default=24.0,
+    show_default=True,
+    help="Stop the job after this time.",
+)
+@click.option(
+    "--spot", is_flag=True, help="On spare capacity, cheaper; an interrupted job resumes from its checkpoints."
+)
+@click.option(
+    "--checkpoints", metavar="S3URI", help="Where they go, and are resumed from (default: a folder of the job's own)."
+)
+@click.option(
+    "--hyperparameter",
+    "hyperparameters",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Given to the script as --NAME VALUE.",
+)
+@click.option(
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For the containers. No secrets: they would be visible.",
+)
+@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Of the job.")
+@click.option("--subnet", "subnets", multiple=True, metavar="ID", help="Run inside a VPC; with --security-group.")
+@click.option(
+    "--security-group", "security_groups", multiple=True, metavar="ID", help="It must allow all TCP from itself."
+)
+@click.option("--kms-key", metavar="ID", help="Encrypts volumes, script and results.")
+@click.option("--encrypt-traffic", is_flag=True, help="Between the instances too (slower).")
+@click.option("--volume-gib", type=int, default=50, show_default=True, help="Disk of each instance.")
+@click.option(
+    "--hosts-deadline", type=POSITIVE, default=600.0, show_default=True, metavar="SECONDS",
+    help="How long instances that are up wait for those that are not.",
+)  # fmt: skip
+@click.option("--catalog", "catalog_path", type=FILE, help="TOML file of more instance types, or of other prices.")
+@click.option(
+    "--submitter", type=click.Choice(["estimator", "boto3"]), default="estimator", show_default=True,
+    help="The SageMaker SDK's estimator, or boto3 alone (no SDK needed). Both send the same request.",
+)  # fmt: skip
+@click.option(
+    "--wait", is_flag=True, help="Show what the instances print until the job ends, then its cost and throughput."
+)
+@click.option("--dry-run", is_flag=True, help="Check everything and print the request. No credentials are needed.")
+@click.option(
+    "--requirements", is_flag=True, help="Print what the instances install, for an image that holds it already."
+)
+@click.option("--status", "status_of", metavar="NAME", help="Show how a job is doing, and what it has cost.")
+@click.option("--stop", "stop_job", metavar="NAME", help="Stop a job; its last checkpoint stays.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one document on stdout: the job's state, or the request (--dry-run)."
+)
+def sagemaker(
+    script: Path | None,
+    args: tuple[str, ...],
+    as_json: bool,
+    dry_run: bool,
+    status_of: str | None,
+    stop_job: str | None,
+    wait: bool,
+    submitter: Any,
+    catalog_path: Path | None,
+    plan_path: Path | None,
+    region: str | None,
+    requirements: bool,
+    **asked: Any,
+) -> None:
+    """Train SCRIPT as an Amazon SageMaker job whose CPU instances preprocess for its GPU instances.
+
+    \b
+        offload launch sagemaker train.py --gpu ml.g5.xlarge:1 --cpu ml.c5.4xlarge:2 \\
+            --role arn:aws:iam::123456789012:role/training --bucket my-bucket \\
+            --framework-version 2.8 --max-usd 20 --wait -- --epochs 20
+
+    The folder that SCRIPT lies in is uploaded, without hidden files, runs and checkpoints. Arguments after -- go to the script.
+    --dry-run shows the request first. Ctrl-C under --wait leaves the job running.
+    """  # fmt: skip
+    with stdout_for_json(as_json) as emit:
+        _check_installed()
+        from launchers.sagemaker import bundle, watch
+        from launchers.sagemaker.service import Service
+
+        if requirements:
+            pinned = bundle.requirements()
+            emit({"requirements": pinned}, "\n".join(pinned))
+            return
+        catalog = load_catalog(catalog_path)
+        if status_of or stop_job:
+            service = Service(region)
+            if stop_job:
+                watch.stop(service, stop_job)
+            document = watch.state(watch.describe(service, str(stop_job or status_of)), catalog)
+            emit(document, format_job(document))
+            return
+        if script is None:
+            raise ConfigError("SCRIPT is missing: a Python file that defines build() -> offload.Trainer.")
+        region = Service(region).region if region else _region(asked["image_uri"], dry_run)
+        order, choices, name = _ordered(script, args, region, plan_path=plan_path, **asked)
+        _launch(order, choices, name, script, plan_path, catalog, submitter, wait, dry_run, emit)
+
+
+def _launch(
+    order: Order, choices: tuple[Groups, ...], name: str, script: Path, plan_path: Path | None, catalog: Any, submitter: Any,
+    wait: bool, dry_run: bool, emit: Emit,
+) -> None:  # fmt: skip
+    from launchers.sagemaker.launch import launch as start
+    from launchers.sagemaker.launch import prepare
+    from launchers.sagemaker.service import Service
+
+    prepared = prepare(order, name, choices, script, catalog, plan_path)
+    for note in prepared.notes:
+        _say(note)
+    if dry_run:
+        _show_request(prepared, emit)
+        return
+    started: list[str] = []
+    try:
+        document = start(prepared, Service(order.region), submitter, wait=wait, say=_say, started=started.append)
+    except KeyboardInterrupt:
+        running = started[-1] if started else name
+        _say(
+            f"{running} {'goes on' if started else 'may have been started'}: --status {running} shows it, --stop {running} stops it."
+        )
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    emit(document, format_job(document))
+    if wait and document["status"] != "Completed":
+        raise click.exceptions.Exit(1)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _check_installed() -> None:
+    try:
+        import boto3  # noqa: F401
+    except ImportError:
+        raise ConfigError("launching on SageMaker needs boto3 and the SDK: pip install 'offload[sagemaker]'.") from None
+
+
+def _show_request(prepared: Prepared, emit: Emit) -> None:
+    from launchers.sagemaker.groups import usd_per_hour
+
+    first = prepared.attempts[0]
+    job, bundle = first.job, prepared.bundle(first)
+    try:
+        hourly: float | None = usd_per_hour(job.groups, prepared.catalog)
+    except ConfigError:
+        hourly = None
+    request = job.request()
+    others = len(prepared.attempts) - 1
+    emit(request, format_request(request, usd_per_hour=hourly, bundle_bytes=len(bundle), others=others))
+
+
+def _ordered(
+    script: Path,
+    args: tuple[str, ...],
+    region: str,
+    *,
+    gpu: str | None,
+    cpus: tuple[str, ...],
+    plan_path: Path | None,
+    role: str | None,
+    bucket: str | None,
+    image_uri: str | None,
+    framework_version: str | None,
+    name: str | None,
+    inputs: tuple[str, ...],
+    max_hours: float,
+    hosts_deadline: float,
+    hyperparameters: tuple[str, ...],
+    environment: tuple[str, ...],
+    tags: tuple[str, ...],
+    checkpoints: str | None,
+    **same: Any,
+) -> tuple[Order, tuple[Groups, ...], str]:
+    from launchers.asked import pairs_of
+    from launchers.sagemaker.groups import groups_of, groups_of_plan
+    from launchers.sagemaker.order import Order, channel_of, decoded, job_name
+    from launchers.sagemaker.submit import image_for
+
+    if bool(gpu or cpus) == bool(plan_path):
+        raise ConfigError("say which instances: either --gpu TYPE:COUNT (and --cpu TYPE:COUNT), or --plan plan.json.")
+    if plan_path is not None:
+        choices = groups_of_plan(_read_plan(plan_path), str(plan_path))
+    elif gpu:
+        choices = (groups_of(gpu, cpus),)
+    else:
+        raise ConfigError("--gpu is missing: the workers need a group of GPU instances, such as --gpu ml.g5.xlarge:1.")
+    if role is None:
+        raise ConfigError(
+            "--role is missing: the ARN of the role that the job runs under (or OFFLOAD_ROLE). docs/sagemaker.md has its policy."
+        )
+    if bucket is None:
+        raise ConfigError(
+            "--bucket is missing: an S3 bucket for the script, checkpoints and results (or OFFLOAD_BUCKET)."
+        )
+    if bool(image_uri) == bool(framework_version):
+        raise ConfigError("say which image: either --image-uri URI, or --framework-version 2.8 for AWS's own.")
+    order = Order(
+        script=script.name,
+        args=args,
+        role=role,
+        bucket=bucket.removeprefix("s3://").rstrip("/"),
+        image=image_uri or image_for(str(framework_version), region, choices[0][0].instance_type),
+        region=region,
+        channels=tuple(channel_of(text) for text in inputs),
+        checkpoints=checkpoints,
+        hyperparameters=decoded(pairs_of(hyperparameters, "--hyperparameter")),
+        environment=pairs_of(environment, "--env"),
+        tags=pairs_of(tags, "--tag"),
+        max_run_s=int(max_hours * 3600),
+        hosts_deadline_s=hosts_deadline,
+        **same,
+    )
+    return order, choices, name or job_name(script, datetime.now(UTC))
+
+
+def _region(image_uri: str | None, dry_run: bool) -> str:
+    from launchers.sagemaker.service import Service
+
+    try:
+        return Service().region
+    except ConfigError:
+        in_image = _REGION_OF_IMAGE.search(image_uri or "")
+        if in_image:
+            return in_image[1]
+        if dry_run:
+            click.echo(f"no AWS region is known: the request is for {FALLBACK_REGION}; pass --region.", err=True)
+            return FALLBACK_REGION
+        raise
+
+
+def _read_plan(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the plan {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None

@@ -1,0 +1,411 @@
+"""`offload launch ray` without a cluster: what would be submitted, what is refused, and what is told of addresses that lead to
+something else."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from launchers.ray import bundle, client, entry, watch
+from launchers.ray.address import dashboard_url
+from launchers.ray.bundle import pack, read_requirements
+from offload.cli.main import main
+from offload.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_CLUSTER: dict[str, str | None] = {
+    "OFFLOAD_RAY_ADDRESS": None,
+    "RAY_API_SERVER_ADDRESS": None,
+    "RAY_ADDRESS": None,
+    "RAY_AUTH_MODE": "disabled",
+}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    (folder / "helpers").mkdir(parents=True)
+    (folder / "helpers" / "checkpointing.py").write_text("x = 1\n")
+    path = folder / "train_it.py"
+    path.write_text("import offload\n\ndef build():\n    raise RuntimeError('only where it trains')\n")
+    return path
+
+
+def run(*args: str | Path, env: dict[str, str | None] | None = None) -> Result:
+    return CliRunner().invoke(main, ["launch", "ray", *map(str, args)], env={**NO_CLUSTER, **(env or {})})
+
+
+def refused(*args: str | Path, env: dict[str, str | None] | None = None) -> str:
+    done = run(*args, env=env)
+    assert done.exit_code == 2, done.output
+    return done.output.strip().removeprefix("offload: ")
+
+
+# --- what is submitted ------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_what_would_be_submitted_without_a_cluster(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "needed.txt").write_text("# for the transform\neinops==0.8.0\n\nalbumentations  # newest\n")
+    done = run(
+        script, "--name", "mine", "--max-workers", "4", "--cpus-per-worker", "2", "--gpus-per-worker", "0.5", "--requirements",
+        tmp_path / "needed.txt", "--env", "A=b=c", "--run-dir", "/data/runs/mine", "--storage-path", "s3://b/mine", "--overwrite",
+        "--dry-run", "--", "--epochs", "3", "two words",
+        env={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789" * 4},
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    request = json.loads(done.output[done.output.index("\n{") :])
+    assert re.fullmatch(r"mine-\d{4}-\d\d-\d\d-\d\d-\d\d-\d\d-\d{3}", request["submission_id"])
+    assert shlex.split(request["entrypoint"]) == [
+        "exec", "python3", "-m", "launchers.ray.entry", platform.python_version(), "run", "train_it.py", "--address", "auto",
+        "--run-dir", "/data/runs/mine", "--storage-path", "s3://b/mine", "--max-workers", "4", "--cpus-per-worker", "2",
+        "--gpus-per-worker", "0.5", "--overwrite", "--", "--epochs", "3", "two words",
+    ]  # fmt: skip
+    assert request["runtime_env"] == {
+        "working_dir": "working_dir.zip",
+        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "300", "A": "b=c"},
+        "pip": ["einops==0.8.0", "albumentations"],
+    }
+    assert request["metadata"] == {"offload_name": "mine", "offload_run_dir": "/data/runs/mine"}
+    assert "0123456789" not in done.output
+
+
+def test_a_dry_run_says_first_what_one_wants_to_know(script: Path) -> None:
+    done = run(script, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"command +exec python3 -m launchers.ray.entry \S+ run train_it.py ", done.output)
+    assert re.search(r"upload +\d+\.\d MiB: the working directory and offload", done.output)
+    assert "--run-dir '~/offload-runs/train_it'" in done.output
+
+
+def test_it_runs_where_nothing_else_of_it_is_installed(script: Path, tmp_path: Path) -> None:
+    """The version that packed is the version that runs."""
+    out = tmp_path / "out"
+    zipfile.ZipFile(io.BytesIO(pack(script).archive)).extractall(out)
+    code = (
+        "import offload, launchers.ray.entry, helpers.checkpointing, ray; print(offload.__file__); print(ray.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=out, capture_output=True, text=True, timeout=60, check=True)
+    ours, rays = done.stdout.split()
+    assert ours == str(out / "offload" / "__init__.py")
+    assert "launchers" not in rays
+
+
+def test_the_same_files_make_the_same_bytes(script: Path) -> None:
+    assert pack(script).archive == pack(script).archive
+
+
+def test_the_working_directory_may_lie_above_the_script(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "shared.py").write_text("")
+    packed = pack(script, tmp_path)
+    assert packed.script == "mine/train_it.py"
+    assert "shared.py" in zipfile.ZipFile(io.BytesIO(packed.archive)).namelist()
+
+
+def test_hidden_files_runs_environments_and_links_out_of_the_folder_stay_at_home(script: Path, tmp_path: Path) -> None:
+    folder = script.parent
+    for name in (
+        ".env",
+        "runs/a/model.pt",
+        "checkpoints/x",
+        "helpers/__pycache__/x.pyc",
+        "my-env/pyvenv.cfg",
+        "my-env/x",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("SECRET")
+    (tmp_path / "elsewhere").write_text("SECRET")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    names = zipfile.ZipFile(io.BytesIO(pack(script).archive)).namelist()
+    assert {n for n in names if n.split("/")[0] not in ("offload", "launchers")} == {
+        "train_it.py",
+        "helpers/checkpointing.py",
+    }
+
+
+# --- what is refused before any call ----------------------------------------------------------------------------------
+
+
+def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "LARGEST_BYTES", 3 << 20)
+    (script.parent / "data.bin").write_bytes(bytes(4 << 20))
+    assert re.search(r"MiB to upload .* at most 3 MiB are: .* Largest: data.bin \(4.0 MiB\), ", refused(script))
+    (script.parent / "data.bin").unlink()
+    (script.parent / "id_rsa").write_text("x")
+    assert "id_rsa looks like a key or a password" in refused(script)
+    (tmp_path / "other").mkdir()
+    assert "is not below --working-dir" in refused(script, "--working-dir", tmp_path / "other")
+    assert "is not a folder" in refused(script, "--working-dir", tmp_path / "nowhere")
+    (script.parent / "runs").mkdir()
+    hidden = script.rename(script.parent / "runs" / "train_it.py")
+    (hidden.parents[1] / "id_rsa").unlink()
+    assert "train_it.py would not travel" in refused(hidden, "--working-dir", hidden.parents[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--run-dir", "runs/a"], "--run-dir runs/a is relative, and a job's working directory is removed"),
+        (["--name", "my run"], "--name is made of letters, digits, - _ and dots, 100 at most, found 'my run'"),
+        (["--env", "AWS_SECRET_ACCESS_KEY=x"], "AWS_SECRET_ACCESS_KEY looks like a secret"),
+        (["--env", "A"], "--env is NAME=VALUE, found 'A'"),
+        (["--env", "RAY_JOB_STOP_WAIT_TIME_S=long"], "is a whole number of seconds, found 'long'"),
+        (["--requirements", "/nowhere"], "--requirements /nowhere cannot be read: No such file or directory"),
+        (["--max-workers", "0"], "--max-workers must be ≥ 1, found 0"),
+        (["--cpus-per-worker", "-1"], "--cpus-per-worker must be ≥ 0, found -1"),
+        (["--gpus-per-worker", "1.5"], "--gpus-per-worker must be a whole number, or a share of one GPU, found 1.5"),
+        (["--", "--api-key", "x"], "api-key looks like a secret"),
+        ([], "--address is missing: that of the cluster's dashboard, such as http://head:8265"),
+    ],
+)
+def test_options_that_cannot_be(script: Path, options: list[str], says: str) -> None:
+    assert says in refused(script, *options)
+
+
+def test_scripts_that_are_none(script: Path) -> None:
+    assert "SCRIPT is missing" in refused()
+    assert "there is no script" in refused(script.with_name("other.py"))
+    script.write_text("x = 1\n")
+    assert "defines no build()" in refused(script)
+
+
+@pytest.mark.parametrize("line", ["-r more.txt", "-e .", "./wheels/x.whl", "/wheels/x.whl", "--constraint=c.txt"])
+def test_requirements_that_lead_to_files_here(tmp_path: Path, line: str) -> None:
+    (tmp_path / "needed.txt").write_text(f"click\n{line}\n")
+    with pytest.raises(ConfigError, match=re.escape(f"has the line {line!r}")):
+        read_requirements(tmp_path / "needed.txt")
+
+
+def test_an_address_is_a_dashboards() -> None:
+    for address, url in {
+        "http://head:8265": "http://head:8265",
+        "https://ray.example.com/": "https://ray.example.com",
+        "https://example.com/cluster/": "https://example.com/cluster",
+        "http://[fd00::1]:8265": "http://[fd00::1]:8265",
+    }.items():
+        assert dashboard_url(address) == url
+
+
+@pytest.mark.parametrize(
+    ("address", "instead"),
+    [
+        ("ray://head:10001", "http://head:8265"),
+        ("head:6379", "http://head:8265"),
+        ("head", "http://head:8265"),
+        ("head:9000", "http://head:9000"),
+        ("auto", "http://127.0.0.1:8265"),
+    ],
+)
+def test_another_address_is_answered_with_the_one_that_is_meant(script: Path, address: str, instead: str) -> None:
+    assert refused(script, "--address", address).endswith(f"pass --address {instead}.")
+
+
+@pytest.mark.parametrize("address", ["http://", "http://head:port", ""])
+def test_addresses_that_are_none(script: Path, address: str) -> None:
+    assert "--address is" in refused(script, "--address", address)
+
+
+# --- what is told of what answers -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Asked:
+    """What answers a request: a status, and a body."""
+
+    version: tuple[int, str]
+    jobs: tuple[int, str] = (200, "[]")
+
+
+@contextlib.contextmanager
+def answering(asked: Asked) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = asked.version if self.path == "/api/version" else asked.jobs
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def of_ray(version: str) -> str:
+    return json.dumps({"version": "4", "ray_version": version, "ray_commit": "x", "session_name": "s"})
+
+
+def this_ray() -> str:
+    import ray
+
+    return of_ray(ray.__version__)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (lambda: Asked((404, "not found")), "is no Ray dashboard, or one that takes no jobs"),
+        (lambda: Asked((200, "<html>")), "is no Ray dashboard, or one that takes no jobs"),
+        (lambda: Asked((500, "broken")), "is no Ray dashboard, or one that takes no jobs"),
+        (lambda: Asked((401, "no")), "asks for a token, and was given none"),
+        (lambda: Asked((403, "no")), "refuses the token"),
+        (lambda: Asked((200, of_ray("2.40.0"))), "runs Ray 2.40.0, and here is Ray "),
+        (lambda: Asked((200, of_ray("2.40.0"))), "pip install 'ray[data,train]==2.40.0'"),
+        (lambda: Asked((200, this_ray()), (404, "no")), "did not list its jobs: no. The head needs ray[default]"),
+    ],
+)
+def test_what_answers_is_not_what_is_needed(script: Path, asked: Callable[[], Asked], says: str) -> None:
+    with answering(asked()) as url:
+        text = refused(script, "--address", url)
+        assert url in text
+        assert says in text
+
+
+def test_nothing_answers(script: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    text = refused(script, env={"OFFLOAD_RAY_ADDRESS": f"http://127.0.0.1:{port}"})
+    assert f"no Ray dashboard can be reached at http://127.0.0.1:{port}: Connection refused" in text
+    assert "ray start --head --dashboard-host=0.0.0.0" in text
+    assert "Name or service not known" in refused(script, "--address", "http://no-such-host.invalid:8265")
+
+
+def test_the_address_on_the_command_line_is_the_one_that_is_asked(script: Path) -> None:
+    """Ray's own client takes those of its environment first."""
+    with answering(Asked((200, of_ray("2.40.0")))) as url:
+        env: dict[str, str | None] = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1", "RAY_ADDRESS": "127.0.0.1:2"}
+        assert f"at {url} runs Ray 2.40.0" in refused(script, "--address", url, env=env)
+
+
+@pytest.mark.parametrize("answer", [None, b"SSH-2.0-OpenSSH\r\n"], ids=["hangs", "not HTTP"])
+def test_what_listens_says_nothing_or_something_else(
+    script: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+) -> None:
+    monkeypatch.setattr(client, "REACH_S", 0.5)
+    links = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = server.accept()
+                links.append(link)
+                if answer is not None:
+                    link.recv(1 << 12)
+                    link.sendall(answer)
+                    link.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        began = time.monotonic()
+        text = refused(script, "--address", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert time.monotonic() - began < 30
+        server.shutdown(socket.SHUT_RDWR)
+    for link in links:
+        link.close()
+    assert ("timed out" if answer is None else "is no Ray dashboard") in text
+
+
+# --- how a job ended --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "of_driver", "error_type", "code"),
+    [
+        ("PENDING", None, None, None),
+        ("RUNNING", None, None, None),
+        ("SUCCEEDED", 0, None, 0),
+        ("FAILED", 1, "JOB_ENTRYPOINT_COMMAND_ERROR", 1),
+        ("FAILED", 2, "JOB_ENTRYPOINT_COMMAND_ERROR", 2),
+        ("FAILED", 130, "JOB_ENTRYPOINT_COMMAND_ERROR", 130),
+        ("FAILED", -9, "JOB_ENTRYPOINT_COMMAND_ERROR", 137),
+        ("FAILED", None, "RUNTIME_ENV_SETUP_FAILURE", 2),
+        ("FAILED", None, "JOB_SUPERVISOR_ACTOR_DIED", 1),
+        ("STOPPED", None, None, 130),
+    ],
+)
+def test_a_command_that_waited_ends_as_the_run_did(
+    status: str, of_driver: int | None, error_type: str | None, code: int | None
+) -> None:
+    assert watch.exit_code(status, of_driver, error_type) == code
+
+
+# --- on the cluster ---------------------------------------------------------------------------------------------------
+
+
+def test_an_old_python_can_read_the_entry() -> None:
+    for path in ("launchers/__init__.py", "launchers/ray/__init__.py", "launchers/ray/entry.py"):
+        ast.parse((ROOT / path).read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+def test_a_python_that_offload_does_not_support_is_named_with_the_one_that_launched() -> None:
+    code = (
+        "import sys, platform; sys.version_info = (3, 9, 2, 'final', 0); platform.python_version = lambda: '3.9.2'\n"
+        "from launchers.ray.entry import main; main(['3.12.1', 'run', 'train.py', '--run-dir', '~/x'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "is Python 3.9.2, and offload needs 3.11 to 3.13 (the job was launched with 3.12.1)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_missing_is_named_with_the_remedy() -> None:
+    argv = ["-S", "-m", entry.__name__, "3.12.1", "run", "train.py", "--run-dir", "~/x"]  # without site-packages
+    done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "has no Ray: start Ray there with its environment activated" in done.stderr
+
+
+def test_all_packages_that_a_run_imports_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert entry.unfit("3.12.1") == ""
+    found = entry.importlib.util.find_spec
+    monkeypatch.setattr(
+        entry.importlib.util, "find_spec", lambda name: None if name in ("torch", "rich") else found(name)
+    )
+    assert "and lacks torch, rich: name it in a file that you pass with --requirements" in entry.unfit("3.12.1")
+
+
+def test_a_run_imports_nothing_else_by_itself() -> None:
+    """What a script does not use need not be on the cluster's nodes."""
+    code = (
+        "import sys\n"
+        "for name in ('torchvision', 'timm', 'simplejpeg', 'aiohttp', 'boto3', 'sklearn'): sys.modules[name] = None\n"
+        "import offload.cli.main, offload.train.trainer, offload.train.context, offload.report.html"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=100, check=True)
+
+
+def test_a_home_directory_is_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of-the-head")
+    command = ["run", "train.py", "--run-dir", "~/offload-runs/a", "--", "~/data"]
+    assert entry.at_home(command) == [
+        "run",
+        "train.py",
+        "--run-dir",
+        "/home/of-the-head/offload-runs/a",
+        "--",
+        "~/data",
+    ]
