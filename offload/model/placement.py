@@ -15,7 +15,7 @@ from offload.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
     """What one node of the cluster offers. ``node_id`` is the cluster's own name for it, ``others`` are its custom
-    resources, ``instance_type`` is what it is sold as, where that is known."""
+    resources, ``instance_type`` is what it is sold as, where that is known, ``spot`` whether it may be taken back."""
 
     name: str
     node_id: str = ""
@@ -23,6 +23,7 @@ class NodeResources:
     gpus: float = 0.0
     others: Mapping[str, float] = field(default_factory=dict)
     instance_type: str | None = None
+    spot: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

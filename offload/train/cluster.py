@@ -31,6 +31,8 @@ _RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": Fa
 
 
 INSTANCE_TYPE = "instance-type"  # the label of a node that says what it is sold as
+MARKET_TYPE, SPOT = "ray.io/market-type", "spot"  # Ray's own label of a node that may be taken back
+HEAD = "node:__internal_head__"  # the resource that the head node alone has
 
 _BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
@@ -179,10 +181,17 @@ def alive_nodes() -> tuple[tuple[NodeResources, ...], float]:
             gpus=float(n["Resources"].get("GPU", 0)),
             others={k: float(v) for k, v in n["Resources"].items() if k not in _BUILT_IN and not k.startswith("node:")},
             instance_type=(n.get("Labels") or {}).get(INSTANCE_TYPE),
+            spot=(n.get("Labels") or {}).get(MARKET_TYPE) == SPOT,
         )
         for n in alive
     )
     return nodes, sum(float(n["Resources"].get("object_store_memory", 0)) for n in alive)
+
+
+def nodes_to_end_with() -> set[str]:
+    """Ids of the nodes whose end is the run's: the driver's, and the head."""
+    heads = {str(n["NodeID"]) for n in ray.nodes() if n["Alive"] and HEAD in n["Resources"]}  # type: ignore[no-untyped-call]
+    return {ray.get_runtime_context().get_node_id(), *heads}
 
 
 def ask_for(bundles: Sequence[Mapping[str, float]]) -> None:

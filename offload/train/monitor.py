@@ -87,7 +87,8 @@ class News:
     """What the driver gets: each rank's newest totals, those of the worker groups before (their number of workers, and all
     ranks' totals), what each data set's preprocessing was measured at, how many cores are to preprocess and how many of them
     have no process yet, all events since ``cursor``, how many worker groups were started, whether one is running, how many failed,
-    the nodes of the workers that died last, :attr:`Orders.most_local`, and the nodes on which workers failed repeatedly."""
+    the nodes of the workers that died last, :attr:`Orders.most_local`, the nodes on which workers failed repeatedly, and those on
+    which the present workers run, as far as they have told."""
 
     cursor: int
     totals: dict[int, Totals]
@@ -106,6 +107,7 @@ class News:
     suspects: tuple[str, ...] = ()
     most_local: int | None = None
     failing: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 def sum_of(totals: Mapping[int, Totals]) -> Totals:
@@ -182,6 +184,7 @@ class Monitor:
                 suspects=self._suspects,
                 most_local=self._orders.most_local,
                 failing=tuple(node for node, at in self._failed_at.items() if len(at) >= FAILURES),
+                nodes=tuple(sorted(set(self._node_of.values()))),
             )
 
     def looked(self, wanted: int, failures: int) -> None:

@@ -197,6 +197,8 @@ class Workers:
         staying = tuple(node for node in alive if node.node_id not in leaving and node.node_id not in self._avoided)
         if staying != self._nodes:
             self._follow(staying, still=[node for node in alive if node.node_id in leaving])
+        if not self._phase and not self._waiting and not set(leaving).isdisjoint(news.nodes):
+            self._begin(self.placement, dataclasses.replace(self._orders, resize=True, batch=None))
         if self._phase == "room" and ray.wait([self._room], timeout=0)[0]:
             self._phase, self._attempts = "commit", news.attempts
             self._hub.order.remote(self._orders, self.wanted)
