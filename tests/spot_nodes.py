@@ -21,9 +21,10 @@ import torch
 from ray.cluster_utils import Cluster
 
 import offload
-from offload.report.run_dir import read_lines
+from offload.report.run_dir import CHECKPOINTS, read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 from offload.testing.metadata_service import MetadataService
+from offload.train.snapshot import SNAPSHOT
 from tests.nodes_come_and_go import SAMPLES, Numbers
 
 EPOCHS = 6
@@ -38,12 +39,10 @@ def train(ctx: offload.Context) -> None:
     model = torch.nn.Linear(2, 1)
     model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
     seen = Path(ctx.config["seen"])
-    for epoch in ctx.epochs(EPOCHS):
+    for _ in ctx.epochs(EPOCHS):
         for batch in ctx.batches("train"):
-            while epoch == EPOCHS - 1 and not seen.exists():  # the run must not end before that
-                time.sleep(0.05)
             log_batch(ctx, batch, Path(ctx.config["log"]), ctx.config["driver"])
-            time.sleep(0.05)
+            time.sleep(0.02 if seen.exists() else 0.5)  # the run must not end before that
             ctx.backward(model(batch["x"]).mean())
             ctx.step()
 
@@ -110,7 +109,7 @@ def main(scenario: str, folder: Path) -> None:
         ray.init(address=cluster.address, log_to_driver=False)
         threading.Thread(target=fit, daemon=True).start()
         if scenario != "again":
-            wait_for(lambda: batches() >= 20 and watchers() == 1, ended)
+            wait_for(lambda: batches() >= 5 and watchers() == 1, ended)
             told["watchers"].append(watchers())
         if scenario == "silent":
             wait_for(lambda: happened("spot_unwatched"), ended)
@@ -124,7 +123,8 @@ def main(scenario: str, folder: Path) -> None:
             told["noticed_at"] = time.time()
             service.give_notice()
             if scenario == "replaced":
-                wait_for(lambda: happened("ready_to_resize"), ended)
+                # Until Ray Train has listed the checkpoint, up to two seconds after it is written, it is none.
+                wait_for((folder / "run" / CHECKPOINTS / SNAPSHOT).exists, ended)
                 cluster.remove_node(node, allow_graceful=False)  # it is taken back
                 wait_for(lambda: happened("worker_lost"), ended)
                 cluster.add_node(**common)
