@@ -140,6 +140,8 @@ def test_plain_layers_load_neither_torch_nor_ray() -> None:
     [
         # The actor of a run: it is waited for.
         ("offload.train.hub", {"torch", "torchvision", "timm", "pandas", "ray.data", "ray.train"}),
+        # A process on every spot node.
+        ("offload.train.notices", {"torch", "torchvision", "timm", "pandas", "scipy", "ray.data", "ray.train"}),
         # The entry of a job: it must be able to say that its host lacks them.
         ("launchers.sagemaker.entry", {"ray", "torch", "numpy", "scipy", "pyarrow", "boto3", "botocore"}),
         ("launchers.ray.entry", {"ray", "torch", "numpy", "scipy", "pyarrow", "click", "offload"}),

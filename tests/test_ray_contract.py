@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import offload
 from offload.errors import ConfigError, RunError, find_offload_error
 from offload.pipeline import ray_data
 from offload.pipeline.ranges import Ranges
-from offload.train import batches, cluster, ray_train
+from offload.train import batches, cluster, draining, ray_train
 from offload.train.ray_train import TorchTrainer
 from offload.versions import TESTED_RAY, ray_version_warning
 
@@ -269,10 +270,21 @@ def test_nodes_say_what_they_have() -> None:
 
 
 def test_nodes_that_leave_and_labels_of_nodes_can_be_seen() -> None:
-    assert ray_train.draining_nodes() == set(), relies("train/ray_train.py", "state.get_draining_nodes(): ids of nodes")
+    assert draining.draining_nodes() == set(), relies("train/draining.py", "state.get_draining_nodes(): ids of nodes")
     (node,) = ray.nodes()  # type: ignore[no-untyped-call]
     reliance = relies("train/ray_train.py", f"a label {ray_train.NODE_ID} on every node, for label selectors")
     assert node["Labels"][ray_train.NODE_ID] == node["NodeID"], reliance
+    assert cluster.MARKET_TYPE == ray._raylet.RAY_NODE_MARKET_TYPE_KEY, relies(  # type: ignore[attr-defined]
+        "train/cluster.py", "the label of nodes that may be taken back"
+    )
+    assert cluster.nodes_to_end_with() == {node["NodeID"]}, relies("train/cluster.py", "the id of the driver's node")
+    assert cluster.HEAD in node["Resources"], relies("train/cluster.py", f"a resource {cluster.HEAD} of the head alone")
+
+
+def test_a_node_can_be_drained_from_within() -> None:
+    """Of a node that is long gone: this cluster is needed. test_notices.py drains a real one."""
+    draining.drain(ray.NodeID.from_random().hex(), "a test", time.time() + 60)
+    assert draining.draining_nodes() == set()
 
 
 JOIN = """

@@ -14,8 +14,9 @@ from offload.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
-    """What one node of the cluster offers. ``node_id`` is the cluster's own name for it, ``others`` are its custom
-    resources, ``instance_type`` is what it is sold as and ``gpu_type`` the kind of its GPUs, where those are known."""
+    """What one node of the cluster offers. ``node_id`` is the cluster's own name for it, ``others`` are its custom resources,
+    ``instance_type`` is what it is sold as and ``gpu_type`` the kind of its GPUs, where those are known, ``spot`` whether it may be
+    taken back, ``store_bytes`` the size of its object store."""
 
     name: str
     node_id: str = ""
@@ -25,6 +26,7 @@ class NodeResources:
     instance_type: str | None = None
     gpu_type: str | None = None
     store_bytes: float = 0.0
+    spot: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

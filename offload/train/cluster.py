@@ -36,6 +36,8 @@ _RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": Fa
 
 
 INSTANCE_TYPE = "instance-type"  # the label of a node that says what it is sold as
+MARKET_TYPE, SPOT = "ray.io/market-type", "spot"  # Ray's own label of a node that may be taken back
+HEAD = "node:__internal_head__"  # the resource that the head node alone has
 
 GPU_TYPE = "accelerator_type:"  # begins the name of a resource that every node with a known kind of GPU has
 
@@ -214,9 +216,16 @@ def alive_nodes() -> tuple[NodeResources, ...]:
             instance_type=(n.get("Labels") or {}).get(INSTANCE_TYPE),
             gpu_type=next((k.removeprefix(GPU_TYPE) for k in n["Resources"] if k.startswith(GPU_TYPE)), None),
             store_bytes=float(n["Resources"].get("object_store_memory", 0)),
+            spot=(n.get("Labels") or {}).get(MARKET_TYPE) == SPOT,
         )
         for n in alive
     )
+
+
+def nodes_to_end_with() -> set[str]:
+    """Ids of the nodes whose end is the run's: the driver's, and the head."""
+    heads = {str(n["NodeID"]) for n in ray.nodes() if n["Alive"] and HEAD in n["Resources"]}  # type: ignore[no-untyped-call]
+    return {ray.get_runtime_context().get_node_id(), *heads}
 
 
 def on_this_node(actor_class: Any, **options: Any) -> Any:

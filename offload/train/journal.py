@@ -163,6 +163,8 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "decided" and event["decision"] == "resize":
         return f"{event['workers']} workers are to train: {event['reason']}"
     if kind == "resized":
+        if event["workers"] == event["workers_before"]:
+            return f"{event['workers']} workers train on other nodes than before"
         return f"{event['workers']} workers train, {event['workers_before']} did before"
     if kind == "worker_lost":
         return f"a worker was lost ({event['reason']}): all start again from the last checkpoint"
@@ -183,6 +185,18 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         verbs = ("left", "leaving", "joined")
         parts = [f"{verb} {', '.join(event[verb])}" for verb in verbs if event[verb]]
         return f"the cluster changed ({'; '.join(parts)}): {event['preprocessing_cores']} cores preprocess"
+    if kind == "spot_notice":
+        left_s = max(event["deadline_at"] - event["at"], 0.0)
+        return f"node {event['node']} will be taken back in {left_s:.0f} s ({event['action']}): it is drained"
+    if kind == "spot_rebalance":
+        return f"node {event['node']} is more likely than usual to be taken back soon: nothing is done yet"
+    if kind == "spot_unwatched":
+        return f"no spot notice for node {event['node']} would be seen ({event['reason']}): the run goes on, see docs/spot.md"
+    if kind == "run_leaving":
+        return (
+            f"node {', '.join(event['nodes'])}, which this run cannot do without, is leaving: a checkpoint is committed, and the same "
+            "command resumes the run on another"
+        )
     if kind == "cores_wanted":
         return f"{event['cores']} cores are to preprocess, {event['before']} do"
     if kind == "workers_wanted":

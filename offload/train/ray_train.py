@@ -136,11 +136,6 @@ def is_broken_connection(error: BaseException) -> bool:
     )
 
 
-def draining_nodes() -> set[str]:
-    """Ids of the nodes that are alive, and were given notice that they soon will not be."""
-    return set(ray._private.state.state.get_draining_nodes())
-
-
 class Avoiding(ControllerCallback):
     """Keeps workers off the nodes that ``monitor`` says are to be avoided."""
 

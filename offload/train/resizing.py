@@ -229,6 +229,8 @@ class Workers:
         if change is not None:
             self._follow(change)
         self._lose_patience()
+        if not self._phase and not self._waiting and not set(leaving).isdisjoint(news.worker_nodes):
+            self._begin(self.placement, dataclasses.replace(self._orders, resize=True, batch=None))
         if self._phase == "room" and ray.wait([self._room], timeout=0)[0]:
             self._phase, self._attempts = "commit", news.attempts
             self._hub.order.remote(self._orders, self.wanted)

@@ -30,16 +30,18 @@ from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory, to_json
 from offload.train.adaptation import Adaptor
-from offload.train.cluster import GPU_TYPE, INSTANCE_TYPE, Cluster, alive_nodes, on_this_node, ping
+from offload.train.cluster import GPU_TYPE, INSTANCE_TYPE, Cluster, alive_nodes, nodes_to_end_with, on_this_node, ping
 from offload.train.config import BatchSplit
 from offload.train.context import TRAIN, WorkerSetup, first_pass, run_worker
 from offload.train.demand import Bundle, Demand, bundle_of
+from offload.train.draining import draining_nodes
 from offload.train.growing import wait_for_nodes
 from offload.train.hub import Hub
 from offload.train.journal import Journal
 from offload.train.monitor import Orders
 from offload.train.nodes import Nodes
-from offload.train.ray_train import TorchTrainer, draining_nodes, is_broken_connection
+from offload.train.notices import Watchers
+from offload.train.ray_train import TorchTrainer, is_broken_connection
 from offload.train.resizing import Workers, place_most, task_cpus
 from offload.train.storage import Storage
 
@@ -167,17 +169,19 @@ class Run:
             core_cpus=core_cpus,
             cores=adaptation.preprocessing_cores,
         )
+        watchers = Watchers(hub, self.journal.tell)
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
         try:
             with _interrupts() as pressed:
                 fitting.start()
-                self._watch(fitting, hub, pressed, workers)
+                stopped = self._watch(fitting, hub, pressed, workers, watchers)
             self._read(hub)
         except ray.exceptions.RayError as error:
             # The run's actor died (its host ran out of memory, say). What fit() raised tells more, if it did.
             self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
         finally:
+            watchers.close()
             ray.kill(hub)  # and with it the pool: its cores are free again at once
             workers.close()
         result = outcome[0] if outcome else None
@@ -185,7 +189,7 @@ class Run:
             self._failed(result)
         checkpoint = getattr(result, "checkpoint", None)
         where = None if checkpoint is None else _address_of(checkpoint)
-        return self.journal.finish("interrupted" if pressed[0] else "finished", where)
+        return self.journal.finish("interrupted" if stopped else "finished", where)
 
     def worker_main(self, user_function: Any, setup: WorkerSetup) -> Callable[[], None]:
         """What each worker runs."""
@@ -387,19 +391,24 @@ class Run:
             tell=self.journal.tell,
         )
 
-    def _watch(self, fitting: threading.Thread, hub: Any, pressed: list[int], workers: Workers) -> None:
+    def _watch(
+        self, fitting: threading.Thread, hub: Any, pressed: list[int], workers: Workers, watchers: Watchers
+    ) -> bool:
+        """Follow the run to its end. Returns whether it was stopped before that."""
         adaptor = self._adaptor(hub, workers)
-        told = False
+        ends_with = nodes_to_end_with()
+        told = leaving = False
         read_at = time.monotonic()
         while fitting.is_alive():
             fitting.join(timeout=INTERRUPT_S)
-            if pressed[0] and not told:
+            if (pressed[0] or leaving) and not told:
                 told = True
-                self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
+                if pressed[0]:
+                    self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
                 last = adaptor.orders if adaptor is not None else Orders()
                 hub.order.remote(dataclasses.replace(last, stop=True))
-                if not self.journal.news.totals and not self.journal.news.past:
-                    return  # nothing is trained yet, nothing to commit
+            if told and self._nothing_to_commit(workers):
+                return True
             if pressed[0] > 1:
                 self.journal.finish("interrupted", None)
                 raise KeyboardInterrupt
@@ -409,10 +418,24 @@ class Run:
                 if not self._answered(read_at):
                     continue
                 if not told:
-                    workers.look(self.journal.news, alive_nodes(), draining_nodes())
+                    alive, draining = alive_nodes(), draining_nodes()
+                    watchers.look(alive, draining)
+                    leaving = not ends_with.isdisjoint(draining)
+                    if leaving:
+                        self.journal.tell(
+                            "run_leaving", nodes=[n.name for n in alive if n.node_id in ends_with & draining]
+                        )
+                        continue
+                    workers.look(self.journal.news, alive, draining)
                 hub.looked.remote(workers.wanted, self.journal.news.failures)
                 if adaptor is not None and not told:
                     adaptor.look(self.journal.news, read_at)
+        return told
+
+    def _nothing_to_commit(self, workers: Workers) -> bool:
+        """Whether nothing is trained yet, or no worker is there to commit it and none is about to be."""
+        news = self.journal.news
+        return not (news.totals or news.past) or (not workers.wanted and not news.running)
 
     def _answered(self, now_s: float) -> bool:
         """Whether it is known if the nodes of workers that died are still there. Ray takes some seconds to find out; until
