@@ -374,9 +374,10 @@ def answering(answer: bytes | None) -> Iterator[str]:
         (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "is resumed", "Ctrl-C commits"]),
         (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]"]),
         (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
+        (["launch", "ray"], ["http://head:8265", "leaves the job running", "resumes a run", "[env var: OFFLOAD_RAY_ADDRESS"]),
         (["plan"], ["before paying", "offload probe train.py", "Least dollars per useful sample"]),
     ],
-    ids=["offload", "run", "demo", "doctor", "plan"],
+    ids=["offload", "run", "demo", "doctor", "launch ray", "plan"],
 )  # fmt: skip
 def test_help_teaches(command: list[str], teaches: list[str]) -> None:
     done = offload(*command, "--help")

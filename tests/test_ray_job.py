@@ -285,6 +285,13 @@ def test_what_answers_is_not_what_is_needed(script: Path, asked: Callable[[], As
         assert says in text
 
 
+def test_a_head_that_starts_anew_may_be_asked_again() -> None:
+    with answering(Asked((200, this_ray()), (503, "starting"))) as url:
+        done = run("--status", "train-1", "--address", url)
+        assert done.exit_code == 1
+        assert f"the Ray cluster at {url} did not describe the job train-1: it answered with 503." in done.output
+
+
 def test_nothing_answers(script: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -145,6 +145,10 @@ class Cluster:
                 raise ConfigError(
                     f"there is no job {job_id} at {self.url}: `ray job list` shows those that are."
                 ) from None
+            if (
+                job_id is not None and status is not None and status.startswith("5")
+            ):  # a head, or a proxy, that starts anew
+                raise Unreachable(f"the Ray cluster at {self.url} did not {what}: it answered with {status}.") from None
             last = (text.strip().splitlines() or ["it did not say why"])[-1].rstrip(".")
             hint = f" {NEEDS}" if status in ("404", "405") or "agent" in last else ""
             raise ConfigError(f"the Ray cluster at {self.url} did not {what}: {last}.{hint}") from None

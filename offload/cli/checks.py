@@ -309,6 +309,7 @@ def check_packages(version: Callable[[str], str | None]) -> list[Check]:
     wanted = {
         "simplejpeg": ("JPEGs are decoded by Pillow, at about 0.6 of the speed", "pip install simplejpeg"),
         "scikit-learn": ("offload demo cannot make its data set", "pip install 'offload[demo]'"),
+        "aiohttp": ("offload launch ray is not available", "pip install 'offload[ray]'"),
         "sagemaker": ("offload launch sagemaker is not available", "pip install 'offload[sagemaker]'"),
     }
     checks = []
