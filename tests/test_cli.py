@@ -402,9 +402,9 @@ OPTIONS: dict[str, list[str]] = {
     "demo": [*RUN_OPTIONS, "--data", "--epochs", "--images"],
     "doctor": ["--address", "--json"],
     "plan": [
-        "--batch-size", "--budget", "--catalog", "--chart", "--cpu-nodes", "--cpu-type", "--deadline", "--gpu-nodes",
-        "--gpu-speed", "--gpu-type", "--json", "--max-batch-size", "--objective", "--output", "--profile",
-        "--refresh-prices", "--samples", "--spot", "--step",
+        "--ami", "--batch-size", "--budget", "--catalog", "--chart", "--cluster-name", "--cpu-nodes", "--cpu-type", "--deadline",
+        "--emit", "--gpu-nodes", "--gpu-speed", "--gpu-type", "--hosts", "--image", "--json", "--max-batch-size", "--objective",
+        "--output", "--plan", "--profile", "--refresh-prices", "--region", "--samples", "--spot", "--step",
     ],
     "probe": ["--address", "--core-speed", "--json", "--output", "--quiet", "args", "script"],
     "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "args", "script"],
