@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,23 +25,21 @@ if TYPE_CHECKING:
 
 POLL_S = 2.0
 UNANSWERED = 3  # questions in a row, after which the user is told
-RESTARTS = 5  # of a watcher whose process dies
+RESTARTS = 3  # of a watcher whose process dies. Ray's own would be told of on the user's terminal at the end of the run
 
 
 class Watcher:
-    """Asks for notices of the node that it runs on."""
+    """Asks for notices of the node that it runs on, called ``node`` in what it tells. ``hub``: the run's actor, which is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, hub: Any, node: str) -> None:
+        self._hub, self._node = hub, node
         self._node_id = ray.get_runtime_context().get_node_id()
         self._metadata = InstanceMetadata(os.environ.get(ENDPOINT_VARIABLE) or ENDPOINT)
         self._unanswered = 0
         self._told: set[str] = set()
 
-    # Not arguments of the constructor: with those Ray warns, on the user's terminal, of restarts.
-    def watch(self, hub: Any, node: str) -> None:
-        """Ask until there is a notice and the node is being drained. ``hub``: the run's actor, which is told; ``node``: what the
-        node is called there."""
-        self._hub, self._node = hub, node
+    def watch(self) -> None:
+        """Ask until there is a notice and the node is being drained."""
         while not self._drained():
             time.sleep(POLL_S)
 
@@ -74,6 +73,7 @@ class Watchers:
     def __init__(self, hub: Any, tell: Callable[..., None]) -> None:
         self._hub, self._tell = hub, tell
         self._running: dict[str, tuple[Any, Any]] = {}  # by node: the actor, and its outstanding call
+        self._died: Counter[str] = Counter()
 
     def look(self, alive: Sequence[NodeResources], leaving: Collection[str]) -> None:
         """Have a watcher on each spot node that nobody drains yet. Waits for nothing."""
@@ -82,15 +82,19 @@ class Watchers:
             self._forget(node_id)
         for node_id in names.keys() - self._running.keys():
             self._start(node_id, names[node_id])
-        for node_id, (actor, call) in self._running.items():
+        for node_id, (actor, call) in list(self._running.items()):
             if call is None or not ray.wait([call], timeout=0)[0]:
                 continue
             self._running[node_id] = actor, None
             try:
                 ray.get(call)
             except ray.exceptions.RayError as error:
-                reason = str(error).strip().splitlines()[0]
-                self._tell("spot_unwatched", node=names[node_id], source=None, reason=reason)
+                self._died[node_id] += 1
+                if self._died[node_id] <= RESTARTS:
+                    self._start(node_id, names[node_id])
+                else:
+                    reason = str(error).strip().splitlines()[0]
+                    self._tell("spot_unwatched", node=names[node_id], source=None, reason=reason)
 
     def close(self) -> None:
         """The run is over."""
@@ -98,18 +102,10 @@ class Watchers:
             self._forget(node_id)
 
     def _start(self, node_id: str, name: str) -> None:
-        actor: Any = (
-            ray.remote(Watcher)
-            .options(
-                num_cpus=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-                max_restarts=RESTARTS,
-                max_task_retries=RESTARTS,
-                enable_task_events=False,
-            )
-            .remote()
-        )
-        self._running[node_id] = actor, actor.watch.remote(self._hub, name)
+        here = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        watcher: Any = ray.remote(Watcher)
+        actor = watcher.options(num_cpus=0, scheduling_strategy=here, enable_task_events=False).remote(self._hub, name)
+        self._running[node_id] = actor, actor.watch.remote()
 
     def _forget(self, node_id: str) -> None:
         actor, _ = self._running.pop(node_id)

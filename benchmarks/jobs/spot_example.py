@@ -1,0 +1,53 @@
+"""What `benchmarks/spot_notice.py` runs on the head: an example as it is, on two workers that write down what they train.
+
+    PYTHONPATH=.:examples python -m benchmarks.jobs.spot_example FOLDER EXAMPLE [ARGUMENT ...]
+
+The run goes to FOLDER/run, the batches of each worker to FOLDER/log. SIGINT ends it.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ray.train
+
+import offload
+from offload.testing.history import log_batch
+
+
+def logged(train: Callable[[offload.Context], None], folder: Path) -> Callable[[offload.Context], None]:
+    """The same training, each batch of it written down."""
+
+    def train_and_log(ctx: offload.Context) -> None:
+        batches = ctx.batches
+
+        def written_down(name: str = "train", *columns: str) -> Iterator[Any]:
+            for batch in batches(name, *columns):
+                if name == "train":
+                    log_batch(ctx, batch, folder)
+                yield batch
+
+        ctx.batches = written_down  # type: ignore[method-assign]
+        train(ctx)
+
+    return train_and_log
+
+
+def main() -> None:
+    folder, example = Path(sys.argv[1]), sys.argv[2]
+    sys.argv = [example, *sys.argv[3:]]
+    trainer: offload.Trainer = importlib.import_module(example).build()
+    (folder / "log").mkdir()
+    trainer.train = logged(trainer.train, folder / "log")
+    trainer.workers = (1, 2)
+    trainer.adaptation = offload.Adaptation(schedule={0: 2})
+    trainer.scaling_config = ray.train.ScalingConfig(
+        resources_per_worker={"CPU": 0.5, "place": 1.0}, placement_strategy="SPREAD"
+    )
+    trainer.fit(run_dir=folder / "run", address="auto")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""A spot notice: the seconds from the notice in the instance's metadata service until the run has committed and left the node.
+
+    python benchmarks/spot_notice.py [--json] [-o benchmarks/results/spot_notice.json]
+
+Two emulated hosts of one core each, a worker on each; the second is a spot node, whose metadata service (an emulated one that
+speaks IMDSv2 over HTTP) gives notice once the example trains. AWS leaves two minutes; the goal is a checkpoint within 20 s.
+`checkpoint_s` is when it is written, `listed_s` when Ray Train has it on its list, which it looks after every two seconds and which a
+restart goes by; `left_s` is when nothing of the run is on the node any more, so that Ray ended it; `going_on_s` is the first
+step without it. Nothing is lost or repeated if the history of the final state holds each sample once and no step was made twice.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+from rich.console import Console
+
+from benchmarks.side_by_side import ENVIRONMENT, ROOT, SHM_BYTES, cores, machine, versions
+from offload.demo_data import make_demo_data
+from offload.report.run_dir import CHECKPOINTS, read_lines
+from offload.testing import Host, HostProcess, Hosts, HostSpec
+from offload.testing.history import each_pass, read_history
+from offload.testing.metadata_service import MetadataService
+from offload.train.snapshot import SNAPSHOT
+
+HEAD, SPOT = "head", "spot-1"
+GOAL_S = 20.0
+START_S, NOTICE_S = 120.0, 120.0
+END_S = 60.0
+STEPS_BEFORE = 10  # that are trained before the notice: the run is in its stride
+LOOK_S = 0.1
+EXAMPLES = {
+    "vit_blur": ["--uint8", "--samples", "20000", "--batch-size", "16", "--depth", "2"],
+    "image_classification": ["DATA", "--model", "resnet10t", "--pixels", "64", "--epochs", "1000"],
+}
+MEDIANS = ("noticed_s", "checkpoint_s", "listed_s", "left_s", "going_on_s")
+
+say = Console(stderr=True, highlight=False).print
+
+
+@click.command(help=__doc__)
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Of each example.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
+def main(repeats: int, as_json: bool, output: Path | None) -> None:
+    load = os.getloadavg()  # of other programs: an idle machine is wanted
+    results = {}
+    for example, arguments in EXAMPLES.items():
+        each = [_one(example, arguments) for _ in range(repeats)]
+        results[example] = {
+            **{name: statistics.median(one[name] for one in each) for name in MEDIANS},
+            **{name: sum(one[name] for one in each) for name in ("lost", "repeated", "repeated_steps")},
+            "arguments": arguments,
+            "each": each,
+        }
+        say(f"{example}: { {k: v for k, v in results[example].items() if k != 'each'} }")
+    document = {
+        "benchmark": "spot_notice",
+        "claim": "from a spot notice to a committed checkpoint, and to the node being left",
+        "goal": {"checkpoint_s": GOAL_S},
+        "emulated": True,
+        "examples": results,
+        "load_average_before": load,
+        "machine": machine(),
+        "versions": versions(),
+        "command": " ".join(["python", "benchmarks/spot_notice.py", *sys.argv[1:]]),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document) if as_json else json.dumps(document, indent=1))
+
+
+def _one(example: str, arguments: list[str]) -> dict[str, Any]:
+    """One run that is given notice."""
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"}
+    specs = {name: HostSpec(core=core, shm_bytes=SHM_BYTES) for name, core in zip((HEAD, SPOT), cores(), strict=True)}
+    with Hosts(specs) as hosts, MetadataService(hosts.gateway) as service:
+        place = '--resources={"place": 1}'
+        hosts.start_ray(
+            HEAD,
+            num_cpus=dict.fromkeys(specs, 2),  # half a one for a worker, and one that preprocesses
+            env={**environment, "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.url},
+            extra_args={HEAD: [place], SPOT: [place, "--labels=ray.io/market-type=spot"]},
+        )
+        folder = hosts.folder / "job"
+        folder.mkdir()
+        if "DATA" in arguments:
+            data = make_demo_data(folder / "data", images=1000).train.parent
+            arguments = [str(data) if argument == "DATA" else argument for argument in arguments]
+        with (folder / "output").open("w") as said:
+            job = hosts[HEAD].popen(
+                [sys.executable, "-m", "benchmarks.jobs.spot_example", str(folder), example, *arguments],
+                env=environment,
+                cwd=ROOT,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+        times = _notice(hosts[SPOT], service, folder, job)
+        job.send_signal(signal.SIGINT)
+        job.wait(END_S)
+        return {**times, **_counted(folder)}
+
+
+def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess) -> dict[str, float]:
+    """Give notice once the run is in its stride, and say when it did what, in seconds from then."""
+
+    def wait_for(what: Callable[[], float | None], deadline_s: float) -> float:
+        until = time.monotonic() + deadline_s
+        while (found := what()) is None:
+            if job.poll() is not None or time.monotonic() > until:
+                raise click.ClickException(f"the run ended or hung:\n{(folder / 'output').read_text()[-3000:]}")
+            time.sleep(LOOK_S)
+        return found
+
+    def event(kind: str, **values: Any) -> Callable[[], float | None]:
+        def look() -> float | None:
+            for each in read_lines(folder / "run" / "events.jsonl"):
+                if each["event"] == kind and each["at"] > noticed_at and values.items() <= each.items():
+                    return float(each["at"])
+            return None
+
+        return look
+
+    def listed() -> float | None:
+        path = folder / "run" / CHECKPOINTS / SNAPSHOT
+        try:
+            results = json.loads(path.read_text())["checkpoint_results"]
+        except (FileNotFoundError, ValueError):  # it is being written
+            return None
+        return path.stat().st_mtime if any(each["metrics"]["step"] == step for each in results) else None
+
+    def left() -> float | None:
+        return None if any(map(_is_raylet, spot.pids())) else time.time()
+
+    noticed_at = 0.0
+    wait_for(lambda: time.time() if _steps(folder) >= STEPS_BEFORE else None, START_S)
+    noticed_at = time.time()
+    service.give_notice()
+    told_at = wait_for(event("spot_notice"), NOTICE_S)
+    committed_at = wait_for(event("checkpoint", reason="resize"), NOTICE_S)
+    step = max(each["step"] for each in read_lines(folder / "run" / "events.jsonl") if each["event"] == "checkpoint")
+    ats = {
+        "noticed_s": told_at,
+        "checkpoint_s": committed_at,
+        "listed_s": wait_for(listed, NOTICE_S),
+        "left_s": wait_for(left, NOTICE_S),
+        "going_on_s": wait_for(event("first_step"), NOTICE_S),
+    }
+    return {name: round(at - noticed_at, 2) for name, at in ats.items()}
+
+
+def _is_raylet(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).name() == "raylet"
+    except psutil.Error:  # it ended meanwhile
+        return False
+
+
+def _steps(folder: Path) -> int:
+    return max((len(read_lines(path)) for path in (folder / "log").glob("*-0.jsonl")), default=0)
+
+
+def _counted(folder: Path) -> dict[str, int]:
+    """What the run lost or did twice: the history of the final state beside what its summary says was trained."""
+    passes = each_pass(read_history(folder / "log"))
+    seen, distinct = sum(each.total() for each in passes.values()), sum(map(len, passes.values()))
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    steps = [line["step"] for path in (folder / "log").glob("*-0.jsonl") for line in read_lines(path)]
+    return {
+        "steps": summary["steps"],
+        "lost": summary["samples"] - distinct,
+        "repeated": seen - distinct,
+        "repeated_steps": len(steps) - len(set(steps)),
+    }
+
+
+if __name__ == "__main__":
+    main()
