@@ -25,7 +25,7 @@ from offload.train.monitor import News, Orders
 ROOM_TIMEOUT_S = 60.0  # for the tasks that run on cores which workers are to take
 FIRST_RESTART_S = 15.0  # what a change is taken to cost before one was measured
 
-Phase = Literal["", "room", "commit"]
+Phase = Literal["", "room", "leave", "commit"]  # to leave is to make room while the workers commit already
 
 
 def task_cpus(nodes: Sequence[NodeResources], worker: WorkerResources, bounds: tuple[int, int]) -> float:
@@ -125,7 +125,7 @@ class Workers:
     @property
     def wanted(self) -> int:
         """The count that the next worker group is to have; 0: none fits, and the run waits for nodes."""
-        if self._waiting:
+        if self._waiting or self._phase == "leave":
             return 0
         return self._next.workers if self._phase == "commit" else self.placement.workers
 
@@ -181,11 +181,17 @@ class Workers:
         if placement is None:
             return
         batch = size.workers, size.local_batch_size, size.accum_steps
-        self._begin(placement, dataclasses.replace(orders, resize=True, batch=batch))
+        self._begin("room", placement, dataclasses.replace(orders, resize=True, batch=batch))
 
-    def _begin(self, placement: Placement, orders: Orders) -> None:
+    def _leave(self, placement: Placement) -> None:
+        """Nodes are given notice: the workers commit at once, whatever still runs on the cores that they are to take."""
+        orders = dataclasses.replace(self._orders, resize=True, batch=None)
+        self._hub.order.remote(orders, 0)
+        self._begin("leave", placement, orders)
+
+    def _begin(self, phase: Phase, placement: Placement, orders: Orders) -> None:
         """Let preprocessing leave the cores that workers are to take, and those of nodes that are to be left."""
-        self._next, self._phase, self._orders = placement, "room", orders
+        self._next, self._phase, self._orders = placement, phase, orders
         self._used &= Counter(self._nodes_of(self._cores_by_node(placement)))
         self._room = self._hub.reshape.remote(tuple(self._used.elements()), ROOM_TIMEOUT_S)
 
@@ -198,8 +204,8 @@ class Workers:
         if staying != self._nodes:
             self._follow(staying, still=[node for node in alive if node.node_id in leaving])
         if not self._phase and not self._waiting and not set(leaving).isdisjoint(news.nodes):
-            self._begin(self.placement, dataclasses.replace(self._orders, resize=True, batch=None))
-        if self._phase == "room" and ray.wait([self._room], timeout=0)[0]:
+            self._leave(self.placement)
+        if self._phase in ("room", "leave") and ray.wait([self._room], timeout=0)[0]:
             self._phase, self._attempts = "commit", news.attempts
             self._hub.order.remote(self._orders, self.wanted)
         elif self._phase == "commit" and news.attempts > self._attempts and news.adapted.workers:
@@ -248,7 +254,7 @@ class Workers:
             # Workers commit within the notice, and wait for other nodes.
             self._hub.order.remote(dataclasses.replace(self._orders, resize=True, batch=None), 0)
         elif still and placement is not None and placement.workers < self.placement.workers:
-            self._begin(placement, dataclasses.replace(self._orders, resize=True, batch=None))
+            self._leave(placement)
         elif placement is not None:
             fewer = placement.workers < self.placement.workers
             self.placement = placement
