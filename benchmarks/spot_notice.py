@@ -40,7 +40,7 @@ END_S = 60.0
 STEPS_BEFORE = 10  # that are trained before the notice: the run is in its stride
 LOOK_S = 0.1
 EXAMPLES = {
-    "vit_blur": ["--uint8", "--samples", "20000", "--batch-size", "16", "--depth", "2"],
+    "vit_blur": ["--uint8", "--samples", "20000", "--batch-size", "16", "--depth", "1"],
     "image_classification": ["DATA", "--model", "resnet10t", "--pixels", "64", "--epochs", "1000"],
 }
 MEDIANS = ("noticed_s", "checkpoint_s", "listed_s", "left_s", "going_on_s")

@@ -33,7 +33,7 @@ FIRST_RESTART_S = 15.0  # what a change is taken to cost before one was measured
 GRANT_S = 900.0  # for nodes that were asked for to join
 REFUSED_S = 1800.0  # after nodes did not come, for which no more are counted on
 
-Phase = Literal["", "room", "commit"]
+Phase = Literal["", "room", "leave", "commit"]  # to leave is to make room while the workers commit already
 
 
 def task_cpus(nodes: Sequence[NodeResources], worker: WorkerResources, bounds: tuple[int, int]) -> float:
@@ -154,7 +154,7 @@ class Workers:
     @property
     def wanted(self) -> int:
         """The count that the next worker group is to have; 0: none fits, and the run waits for nodes."""
-        if self._waiting:
+        if self._waiting or self._phase == "leave":
             return 0
         return self._next.workers if self._phase == "commit" else self.placement.workers
 
@@ -216,7 +216,13 @@ class Workers:
         if placement is None:
             return
         batch = size.workers, size.local_batch_size, size.accum_steps
-        self._begin(placement, dataclasses.replace(orders, resize=True, batch=batch))
+        self._begin("room", placement, dataclasses.replace(orders, resize=True, batch=batch))
+
+    def _leave(self, placement: Placement) -> None:
+        """Nodes are given notice: the workers commit at once, whatever still runs on the cores that they are to take."""
+        orders = dataclasses.replace(self._orders, resize=True, batch=None)
+        self._hub.order.remote(orders, 0)
+        self._begin("leave", placement, orders)
 
     def look(self, news: News, alive: Sequence[NodeResources], leaving: Collection[str] = ()) -> None:
         """Go on with a change, and follow the cluster. ``leaving``: ids of nodes that are alive but will soon be gone."""
@@ -230,8 +236,8 @@ class Workers:
             self._follow(change)
         self._lose_patience()
         if not self._phase and not self._waiting and not set(leaving).isdisjoint(news.worker_nodes):
-            self._begin(self.placement, dataclasses.replace(self._orders, resize=True, batch=None))
-        if self._phase == "room" and ray.wait([self._room], timeout=0)[0]:
+            self._leave(self.placement)
+        if self._phase in ("room", "leave") and ray.wait([self._room], timeout=0)[0]:
             self._phase, self._attempts = "commit", news.attempts
             self._hub.order.remote(self._orders, self.wanted)
         elif self._phase == "commit" and news.attempts > self._attempts and news.adapted.workers:
@@ -241,9 +247,9 @@ class Workers:
             self._reshape()
             self._tell("resized", workers_before=before, workers=news.adapted.workers)
 
-    def _begin(self, placement: Placement, orders: Orders) -> None:
+    def _begin(self, phase: Phase, placement: Placement, orders: Orders) -> None:
         """Let preprocessing leave the cores that workers are to take, and those of nodes that are to be left."""
-        self._next, self._phase, self._orders = placement, "room", orders
+        self._next, self._phase, self._orders = placement, phase, orders
         self._used &= Counter(self._ids(self._cores_by_node(placement)))
         self._room = self._hub.reshape.remote(tuple(self._used.elements()), self._stores(), ROOM_TIMEOUT_S)
 
@@ -279,7 +285,7 @@ class Workers:
             # Workers commit within the notice, and wait for other nodes.
             self._hub.order.remote(dataclasses.replace(self._orders, resize=True, batch=None), 0)
         elif change.leaving and placement is not None and placement.workers < self.placement.workers:
-            self._begin(placement, dataclasses.replace(self._orders, resize=True, batch=None))
+            self._leave(placement)
         elif placement is not None:
             fewer = placement.workers < self.placement.workers
             self.placement = placement
