@@ -87,6 +87,13 @@ def test_a_worker_that_takes_a_core_of_its_host_finds_it_free(tmp_path: Path) ->
             env={"PYTHONPATH": str(ROOT)},
             timeout=150,
         )
+        # A host's /dev/shm is its own: the worker's host cannot store there what the driver's is to keep.
+        lost = hosts["cpu-1"].run(
+            [sys.executable, "-c", SCRIPT, "/dev/shm/run", str(tmp_path / "marker")],
+            env={"PYTHONPATH": str(ROOT)},
+            timeout=100,
+        )
+    assert "the worker's host gpu-1 does not see that folder: pass --storage-path" in lost.stderr, lost.stderr[-3000:]
     assert ran.returncode == 0, ran.stderr[-3000:]
     answer = json.loads(ran.stdout.strip().splitlines()[-1])
     metrics = Counter(answer["metrics"])

@@ -36,6 +36,7 @@ from offload.train.monitor import Adapted, Forward, Orders, Reporter
 from offload.train.peers import DistPeers
 from offload.train.state import TrainingState
 from offload.train.stepping import Stepper
+from offload.train.storage import Marker
 from offload.train.voice import End, Heard, Mailbox, Silent, TrainingVoice
 from offload.train.watchdog import Watchdog
 
@@ -66,6 +67,7 @@ class WorkerSetup:
     hang_s: float
     deterministic: bool
     config: dict[str, Any]
+    marker: Marker | None = None
 
 
 class Context:
@@ -585,6 +587,8 @@ def first_pass(split: BatchSplit, *, deterministic: bool) -> PassRequest:
 
 def run_worker(user_function: Any, setup: WorkerSetup) -> None:
     """What each worker runs: the user's function with its context."""
+    if setup.marker is not None:
+        setup.marker.check()
     seed = setup.seed + ray.train.get_context().get_world_rank()
     torch.manual_seed(setup.seed)  # the same for all ranks while the model is built
     np.random.seed(seed & 0xFFFFFFFF)

@@ -43,7 +43,7 @@ from offload.train.nodes import Nodes
 from offload.train.notices import Watchers
 from offload.train.ray_train import TorchTrainer, is_broken_connection
 from offload.train.resizing import Workers, place_most, task_cpus
-from offload.train.storage import Storage
+from offload.train.storage import Marker, Storage
 
 if TYPE_CHECKING:
     from offload.train.trainer import Trainer
@@ -153,7 +153,8 @@ class Run:
         )
         if not self.directory.resuming:
             hub.start_ahead.remote(first_pass(self.split, deterministic=self.trainer.deterministic), TRAIN)
-        torch_trainer = self._torch_trainer(hub, name, storage)
+        marker = Marker.of(storage, name)
+        torch_trainer = self._torch_trainer(hub, name, storage, marker)
         workers = Workers(
             nodes,
             self.worker,
@@ -173,6 +174,8 @@ class Run:
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
         try:
+            if marker is not None:
+                marker.put()
             with _interrupts() as pressed:
                 fitting.start()
                 stopped = self._watch(fitting, hub, pressed, workers, watchers)
@@ -182,6 +185,8 @@ class Run:
             self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
         finally:
             watchers.close()
+            if marker is not None:
+                marker.remove()
             ray.kill(hub)  # and with it the pool: its cores are free again at once
             workers.close()
         result = outcome[0] if outcome else None
@@ -268,7 +273,7 @@ class Run:
             cpus = TOKEN_CPUS
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)
 
-    def _setup(self, hub: Any) -> WorkerSetup:
+    def _setup(self, hub: Any, marker: Marker | None) -> WorkerSetup:
         trainer = self.trainer
         return WorkerSetup(
             hub=hub,
@@ -286,9 +291,10 @@ class Run:
             hang_s=trainer.hang_s,
             deterministic=trainer.deterministic,
             config=trainer.train_loop_config,
+            marker=marker,
         )
 
-    def _torch_trainer(self, hub: Any, name: str, storage: Storage) -> TorchTrainer:
+    def _torch_trainer(self, hub: Any, name: str, storage: Storage, marker: Marker | None) -> TorchTrainer:
         given = self.trainer.scaling_config or ray.train.ScalingConfig()
         per_worker: Any = given.resources_per_worker
         resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus, "GPU": self.worker.gpus}
@@ -310,7 +316,7 @@ class Run:
             worker_runtime_env=self._worker_env(),
         )
         return TorchTrainer(
-            self.worker_main(self.trainer.train, self._setup(hub)),
+            self.worker_main(self.trainer.train, self._setup(hub, marker)),
             monitor=hub,
             controller_env=preload.runtime_env(self.job_env),
             beside_ray_data=any(each.index is None for each in self.listed.values()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,42 @@ def check_storage(storage: Storage) -> None:
             f"checkpoints cannot be stored under {storage.path!r}: {reason_of(error)}. {remedy}, or choose another "
             "storage_path (an argument of offload.Trainer)."
         ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marker:
+    """A file in a local folder of checkpoints: whoever does not find it there has another folder of the same name."""
+
+    path: str
+    content: str
+
+    @classmethod
+    def of(cls, storage: Storage, name: str) -> Marker | None:
+        """Of the run ``name``; None where all hosts reach the storage by its address."""
+        fs, root = open_filesystem(storage.path, storage.filesystem)
+        return (
+            cls(path=f"{root}/.offload-{name}", content=uuid4().hex) if isinstance(fs, pafs.LocalFileSystem) else None
+        )
+
+    def put(self) -> None:
+        """The driver: write it."""
+        Path(self.path).write_text(self.content)
+
+    def remove(self) -> None:
+        """The driver, at the end."""
+        Path(self.path).unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """A worker: raise ConfigError where it is not found, before hours of training that could not be stored."""
+        try:
+            found = Path(self.path).read_text() == self.content
+        except OSError:
+            found = False
+        if not found:
+            raise ConfigError(
+                f"checkpoints go to {Path(self.path).parent} on the driver's host, and the worker's host {socket.gethostname()} does not "
+                "see that folder: pass --storage-path s3://bucket/runs (storage_path=...), or a folder that all hosts share."
+            )
 
 
 def reason_of(error: OSError) -> str:
