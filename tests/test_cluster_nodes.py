@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from offload.adapt.core_speed import core_speeds
 from offload.adapt.losses import FLAPS, FORGET_S
+from offload.adapt.observe import Size
 from offload.model.placement import (
     NodeResources,
     WorkerResources,
@@ -20,13 +22,14 @@ from offload.model.placement import (
     one_gpu_type,
     place_workers,
 )
+from offload.train import resizing
 from offload.train.demand import Bundle, bundle_of
-from offload.train.monitor import News
+from offload.train.monitor import News, Orders
 from offload.train.nodes import Nodes
-from offload.train.resizing import Workers
+from offload.train.resizing import GRANT_S, REFUSED_S, Workers
 
 WORKER = WorkerResources(cpus=1, gpus=1)
-NO_NEWS = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=())
+RUNNING = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=(), running=True)
 
 
 def gpu_node(name: str, kind: str | None = "A10G", gpus: float = 1) -> NodeResources:
@@ -155,6 +158,12 @@ def test_a_new_node_is_taken_to_be_as_fast_as_others_of_its_type() -> None:
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _no_task_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that makes room goes on doing so."""
+    monkeypatch.setattr(resizing.ray, "wait", lambda waited, timeout: ([], waited))
+
+
 class Asked:
     def __init__(self) -> None:
         self.missing: dict[Bundle, int] = {}
@@ -173,9 +182,10 @@ def workers_on(cluster: Cluster, bounds: tuple[int, int], **given: Any) -> tuple
         return SimpleNamespace(remote=lambda *values: done.update({name: values}))
 
     hub = SimpleNamespace(**{name: remember(name) for name in ("reshape", "avoid", "order", "replace_workers")})
+    started = given.pop("started", 1)
     settings: dict[str, Any] = {"chosen": True, "grows": True, "usd_per_hour": {}, "cores": None, **given}
     workers = Workers(
-        cluster.nodes, WORKER, bounds, place_workers(cluster.nodes.usable, WORKER, (1, 1)), hub=hub, demand=asked,
+        cluster.nodes, WORKER, bounds, place_workers(cluster.nodes.usable, WORKER, (started, started)), hub=hub, demand=asked,
         tell=lambda kind, **values: cluster.told.append((kind, values)), allowed=lambda count: True, core_cpus=1.0,
         now=lambda: cluster.now_s, **settings,
     )  # fmt: skip
@@ -186,12 +196,19 @@ ONE_MORE = bundle_of({"CPU": 1.0, "GPU": 1.0})
 
 
 def test_counts_that_do_not_fit_are_options_where_nodes_can_be_asked_for() -> None:
-    workers, asked, _ = workers_on(Cluster(gpu_node("gpu"), cpu_node("cpu")), (1, 3))
+    nodes = gpu_node("gpu"), cpu_node("cpu")
+    workers, asked, _ = workers_on(Cluster(*nodes), (1, 3))
     assert [(o.workers, o.nodes, o.cores) for o in workers.options()] == [(1, 1, 11), (2, 2, 14), (3, 3, 17)]
     assert not asked.missing
     workers.want_workers(3)
+    workers.look(RUNNING, nodes)
+    assert asked.missing == {ONE_MORE: 2}
+    workers.look(replace(RUNNING, running=False), nodes)
+    assert not asked.missing, "what is asked for could take the room of workers that are being started"
+    workers.look(RUNNING, nodes)
     assert asked.missing == {ONE_MORE: 2}
     workers.want_workers(1)
+    workers.look(RUNNING, nodes)
     assert not asked.missing
     fixed, _, _ = workers_on(Cluster(gpu_node("gpu"), cpu_node("cpu")), (1, 3), grows=False)
     assert [o.workers for o in fixed.options()] == [1]
@@ -200,23 +217,85 @@ def test_counts_that_do_not_fit_are_options_where_nodes_can_be_asked_for() -> No
 def test_a_node_for_workers_that_holds_none_is_left_so_that_it_can_be_given_back() -> None:
     nodes = gpu_node("gpu"), gpu_node("spare"), cpu_node("cpu")
     workers, asked, done = workers_on(Cluster(gpu_node("gpu"), cpu_node("cpu")), (1, 2))
-    workers.look(NO_NEWS, nodes)
+    workers.look(RUNNING, nodes)
     assert "spare" not in done["reshape"][0]
     assert not asked.missing
     workers.want_workers(2)
-    workers.look(NO_NEWS, [*nodes, cpu_node("another")])
+    workers.look(RUNNING, [*nodes, cpu_node("another")])
     assert done["reshape"][0].count("spare") == 4  # it works until its worker comes
 
 
 def test_what_a_lost_worker_needs_is_asked_for_again() -> None:
     cluster = Cluster(gpu_node("gpu"), cpu_node("cpu"))
     workers, asked, _ = workers_on(cluster, (1, 1))
-    workers.look(NO_NEWS, [cpu_node("cpu")])
+    workers.look(RUNNING, [cpu_node("cpu")])
     assert workers.wanted == 0
     assert asked.missing == {ONE_MORE: 1}
-    workers.look(NO_NEWS, [cpu_node("cpu"), gpu_node("new")])
+    workers.look(RUNNING, [cpu_node("cpu"), gpu_node("new")])
     assert workers.wanted == 1
     assert not asked.missing
+
+
+def test_a_run_that_waits_for_a_node_goes_on_asking_and_one_that_trains_asks_again_later() -> None:
+    cluster = Cluster(gpu_node("gpu"), cpu_node("cpu"))
+    workers, asked, _ = workers_on(cluster, (1, 2))
+    workers.want_workers(2)
+    times = [0.0, GRANT_S + 1, GRANT_S + REFUSED_S + 2]
+    seen = []
+    for cluster.now_s in times:
+        workers.look(RUNNING, [gpu_node("gpu"), cpu_node("cpu")])
+        workers.look(RUNNING, [gpu_node("gpu"), cpu_node("cpu")])
+        seen.append(bool(asked.missing))
+    assert seen == [True, False, True]
+    for hours in range(3):
+        cluster.now_s += 3600.0 * hours
+        workers.look(RUNNING, [cpu_node("cpu")])
+        workers.want_cores(3)  # nothing can be placed, and nothing breaks
+        assert asked.missing
+    assert workers.wanted == 0
+
+
+def test_a_node_that_joins_does_not_end_a_change_that_is_under_way() -> None:
+    nodes = gpu_node("gpu"), gpu_node("gpu 2"), cpu_node("cpu")
+    workers, _, done = workers_on(Cluster(*nodes), (1, 2))
+    size = Size(nodes=2, workers=2, local_batch_size=8, accum_steps=0)
+    workers.change(size, Orders(), RUNNING)
+    workers.look(RUNNING, [*nodes, cpu_node("late")])
+    assert workers.busy
+    assert done["reshape"][0].count("late") == 0  # it begins to preprocess when the change is through
+    assert "replace_workers" not in done
+
+
+def test_what_was_lost_is_used_again_where_the_number_is_not_chosen() -> None:
+    nodes = gpu_node("gpu"), gpu_node("gpu 2"), cpu_node("cpu")
+    workers, asked, done = workers_on(Cluster(*nodes), (1, 2), chosen=False, started=2)
+    workers.look(RUNNING, [nodes[0], nodes[2]])
+    assert done["replace_workers"] == (1,)
+    assert asked.missing == {ONE_MORE: 1}
+    workers.look(RUNNING, [nodes[0], nodes[2], gpu_node("new")])
+    assert workers.busy
+    assert not asked.missing
+
+
+def test_a_kind_of_gpu_that_is_there_alone_stays_the_runs_when_more_of_another_kind_come() -> None:
+    cluster = Cluster(gpu_node("a", "A10G"))
+    cluster.look(gpu_node("a", "A10G"), gpu_node("b", "T4"), gpu_node("c", "T4"))
+    assert cluster.nodes.gpu_type == "A10G"
+    assert cluster.nodes.needed_gpu_type == "A10G"
+    assert set(cluster.nodes.without_workers) == {"b", "c"}
+
+
+def test_a_machine_that_restarts_faster_than_its_loss_is_found_flaps_too() -> None:
+    cluster = Cluster(gpu_node("gpu"))
+    before = cpu_node("10.0.0.7", "life 0")
+    cluster.look(gpu_node("gpu"), before)
+    for i in range(1, FLAPS + 2):
+        cluster.now_s += 5.0
+        after = cpu_node("10.0.0.7", f"life {i}")
+        cluster.look(gpu_node("gpu"), before, after)
+        cluster.look(gpu_node("gpu"), after)
+        before = after
+    assert cluster.excluded == ["10.0.0.7"]
 
 
 def test_dollars_count_the_cores_that_more_workers_would_need() -> None:

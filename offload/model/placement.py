@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from offload.errors import ConfigError
 
+UNKNOWN_GPU = "of unknown kind"
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
@@ -105,14 +107,19 @@ def one_gpu_type(
     nodes: Sequence[NodeResources], worker: WorkerResources, most: int, before: str | None = None
 ) -> str | None:
     """The kind of GPU to train on, where nodes have several: the one that was trained on ``before`` if it is still there, else that
-    which holds the most workers, up to ``most``. None where there is nothing to choose. Workers of one group wait for each
-    other at every step: the slowest kind would set the pace of all."""
-    kinds = {_gpu_type(node) for node in nodes if node.gpus >= worker.gpus}
-    if not worker.gpus or len(kinds) < 2:
+    which holds the most workers, up to ``most``. None where there are no GPUs. Workers of one group wait for each other at every
+    step: the slowest kind would set the pace of all."""
+    kinds = gpu_types(nodes, worker)
+    if not kinds:
         return None
     if before in kinds:
         return before
     return max(sorted(kinds), key=lambda kind: _room(nodes_for(nodes, kind), worker, most))
+
+
+def gpu_types(nodes: Sequence[NodeResources], worker: WorkerResources) -> set[str]:
+    """The kinds of GPU that workers could train on."""
+    return {_gpu_type(node) for node in nodes if worker.gpus and node.gpus >= worker.gpus}
 
 
 def nodes_for(nodes: Sequence[NodeResources], gpu_type: str | None) -> tuple[NodeResources, ...]:
@@ -123,7 +130,7 @@ def nodes_for(nodes: Sequence[NodeResources], gpu_type: str | None) -> tuple[Nod
 
 
 def _gpu_type(node: NodeResources) -> str:
-    return node.gpu_type or "of unknown kind"
+    return node.gpu_type or UNKNOWN_GPU
 
 
 def _room(nodes: Sequence[NodeResources], worker: WorkerResources, most: int) -> int:

@@ -11,6 +11,7 @@ Where it stops: blocks are not opened here, and batches are cut in the workers (
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 from collections import Counter, deque
@@ -73,6 +74,11 @@ class Cores:
         """The cluster's object store."""
         return sum(self.stores.values())
 
+    @functools.cached_property
+    def by_node(self) -> Counter[str]:
+        """How many on each node."""
+        return Counter(self.nodes)
+
     @property
     def cores(self) -> int:
         """How many."""
@@ -116,7 +122,7 @@ class _Tasks:
             self._plan()
         # As the allotment will have it: the next block goes to the rank that has the fewest rows.
         rank = self._rows.index(min(self._rows))
-        size = for_speed(self._planned.popleft(), self._meter.speeds().get(node, 1.0), self._local_batch_size)
+        size = for_speed(self._planned.popleft(), self._meter.speed(node), self._local_batch_size)
         size = aligned(min(size, self._most_rows(node)), self._rows[rank], self._local_batch_size)
         stop = _chunk_cut(self._positions, self._cursor, size)
         places = self._positions[self._cursor : stop]
@@ -146,7 +152,7 @@ class _Tasks:
         rates, cores = self._meter.rates(), self._cores()
         if rates is None or node not in cores.stores:
             return len(self._positions)
-        room = block_bytes(cores.stores[node], max(cores.nodes.count(node), 1))
+        room = block_bytes(cores.stores[node], max(cores.by_node[node], 1))
         return max(1, int(room / max(rates.bytes_per_sample, 1.0)))
 
     def _plan(self) -> None:
@@ -179,7 +185,7 @@ class Feed:
 
     def __init__(self, streams: dict[str, Stream], cores: Cores, pool: Callable[..., Any] = Pool) -> None:
         self._streams, self._cores = streams, cores
-        self._meters = {name: Meter(lambda: Counter(self._cores.nodes)) for name in streams}
+        self._meters = {name: Meter(lambda: self._cores.by_node) for name in streams}
         self._lock = threading.RLock()
         self._passes: dict[PassKey, Pass] = {}
         self._tasks: dict[PassKey, _Tasks] = {}

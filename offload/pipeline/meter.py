@@ -16,6 +16,7 @@ from offload.pipeline.pool import Block
 from offload.pipeline.sizing import Rates
 
 RECENT_OF_A_NODE = 8  # tasks
+ANEW = 16  # times that medians are taken while the recent tasks are replaced once: with many cores each takes a millisecond
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Meter:
         self._recent: deque[_Spent] = deque(maxlen=max(16, 4 * sum(cores().values())))
         self._of_node: dict[str, deque[_Spent]] = {}
         self._pace: dict[str, float] = {}  # samples/s of one core, by node
+        self._rates: Rates | None = None
+        self._since_rates = 0  # tasks
         self._lock = threading.Lock()
 
     def add(self, block: Block) -> None:
@@ -48,6 +51,7 @@ class Meter:
         spent = _Spent(*(each / cost.rows for each in (seconds, cost.cpu_s, cost.size_bytes, cost.wall_s)))
         with self._lock:
             self._recent.append(spent)
+            self._since_rates += 1
             if block.node:
                 recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
                 recent.append(spent)
@@ -67,10 +71,13 @@ class Meter:
         with self._lock:
             if not self._recent:
                 return None
-            return Rates(
-                core_seconds_per_sample=_median([spent.seconds for spent in self._recent]),
-                bytes_per_sample=_median([spent.size_bytes for spent in self._recent]),
-            )
+            if self._rates is None or self._since_rates >= len(self._recent) // ANEW:
+                self._since_rates = 0
+                self._rates = Rates(
+                    core_seconds_per_sample=_median([spent.seconds for spent in self._recent]),
+                    bytes_per_sample=_median([spent.size_bytes for spent in self._recent]),
+                )
+            return self._rates
 
     def summary(self) -> dict[str, float]:
         """``core_seconds_per_sample``, its coefficient of ``variation`` over the tasks, ``wire_bytes_per_sample`` and
@@ -94,6 +101,10 @@ class Meter:
         """(core-seconds, bytes) per sample of each recent task."""
         with self._lock:
             return [(spent.cpu_s, spent.size_bytes) for spent in self._recent]
+
+    def speed(self, node: str) -> float:
+        """Of one node; 1 before it was measured."""
+        return self.speeds().get(node, 1.0)
 
     def speeds(self) -> dict[str, float]:
         """By node, as far as it was measured: the samples/s that one of its cores makes, over the mean of all those cores. By the

@@ -242,11 +242,11 @@ class Pool:
         """A task and the core that is to run it, None where there is none, or all cores have enough to do. One that has no
         process yet must not keep a task whose block others wait for."""
         able = [core for core in self._cores if core.ready and not core.leaving and len(core.given) < IN_FLIGHT]
-        asked = set()
-        for core in sorted(able, key=lambda core: len(core.given)):
-            if core.node not in asked and (given := self._next(core.node)) is not None:
+        while able:
+            core = min(able, key=lambda core: len(core.given))
+            if (given := self._next(core.node)) is not None:
                 return core, given
-            asked.add(core.node)  # this one has no room, and another may have
+            able = [other for other in able if other.node != core.node]  # this one has no room, and another may have
         return None
 
     def _next(self, node: str) -> _Given | None:

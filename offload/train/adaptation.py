@@ -88,7 +88,7 @@ class Adaptor:
             # Once there is room it is done at once, if it is still wanted then.
             self._state = State(wanted_workers=decision.size.workers, asked=rules.agreeing)
             decision = Keep(reason=f"{decision.reason}; nodes for them are asked for")
-        elif self._state.wanted_workers is None and not isinstance(decision, Resize):
+        elif self._state.wanted_workers is None and not isinstance(decision, Resize) and self._scheduled(news) is None:
             self._workers.want_workers(interval.size.workers)
         self._act(decision, interval, news)
 
@@ -99,6 +99,9 @@ class Adaptor:
         if asked is None or not options:
             return False
         fitting = min(options, key=lambda count: (abs(count - asked), count))
+        if not self._workers.fits(fitting):
+            self._workers.want_workers(fitting)
+            return False
         if fitting == news.adapted.workers:
             return False
         batch = self._batch_size.split(fitting)

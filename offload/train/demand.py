@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 MOST_WAITING = 1000  # placement groups: Ray goes through all of them whenever something changes
 
@@ -33,7 +33,9 @@ class Demand:
         self._waiting: dict[Bundle, list[Any]] = {}
 
     def ask(self, missing: Mapping[Bundle, int]) -> None:
-        """Ask for so many of each bundle beside what there is, and no longer for anything else."""
+        """Ask for so many of each bundle beside what there is, and no longer for anything else. To be called often: a group that
+        has found room holds it, and is removed here."""
+        self._release()
         for bundle in self._waiting.keys() | missing.keys():
             waiting = self._waiting.setdefault(bundle, [])
             count = min(missing.get(bundle, 0), MOST_WAITING)
@@ -41,6 +43,17 @@ class Demand:
                 remove_placement_group(waiting.pop())
             while len(waiting) < count:
                 waiting.append(placement_group([dict(bundle)]))
+
+    def _release(self) -> None:
+        """Give back what came: on a node that joined, or where a process ended for a moment."""
+        if not any(self._waiting.values()):
+            return
+        table = placement_group_table()
+        for bundle, waiting in self._waiting.items():
+            came = [group for group in waiting if table.get(group.id.hex(), {}).get("state") == "CREATED"]
+            for group in came:
+                remove_placement_group(group)
+            self._waiting[bundle] = [group for group in waiting if group not in came]
 
     def close(self) -> None:
         """Ask for nothing any more."""

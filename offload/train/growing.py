@@ -39,14 +39,16 @@ def wait_for_nodes(
                 check(cluster.nodes)
                 return cluster
             except ConfigError as error:
+                asked = missing(cluster.nodes)
+                if not asked:  # nodes are not what is wrong
+                    raise
                 if time.monotonic() > until:
                     raise ConfigError(
                         f"the nodes that were asked for did not come within {deadline_s:.0f} s (nodes_deadline_s): {error} What the "
                         "autoscaler does is shown by ray status: a quota may be used up, or the cluster at its largest."
                     ) from None
-            asked = missing(cluster.nodes)
             demand.ask(asked)
-            parts = [f"{count} × {_named(bundle)}" for bundle, count in asked.items() if count]
+            parts = [f"{count} × {_named(bundle)}" for bundle, count in asked.items()]
             status(f"waiting for nodes with room for {', '.join(parts)}")
             time.sleep(LOOK_S)
             cluster = dataclasses.replace(cluster, nodes=alive_nodes())

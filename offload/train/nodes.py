@@ -6,18 +6,16 @@ Where it stops: what to do on them is decided in :mod:`offload.train.resizing`.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from offload.adapt.losses import FLAPS, Losses
-from offload.model.placement import NodeResources, WorkerResources, nodes_for, one_gpu_type
+from offload.model.placement import UNKNOWN_GPU, NodeResources, WorkerResources, gpu_types, nodes_for, one_gpu_type
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The cluster has other nodes than before: names of those that left, are about to leave, and joined, and ids of those that
-    work until they leave."""
+    """The cluster has other nodes than before: names of those that left, are about to leave, and joined."""
 
     left: tuple[str, ...]
     leaving: tuple[str, ...]
@@ -59,6 +57,7 @@ class Nodes:
         self._failing: set[str] = set()
         self._flapping: set[str] = set()
         self._losses = Losses()
+        self._since = {node.node_id: now() for node in nodes}  # when each was seen first
 
     @property
     def without_workers(self) -> tuple[str, ...]:
@@ -69,6 +68,12 @@ class Nodes:
             for node in self._alive
             if node.node_id not in usable or usable[node.node_id].gpus < node.gpus
         )  # fmt: skip
+
+    @property
+    def needed_gpu_type(self) -> str | None:
+        """The kind that nodes for workers must have, where any other would be of no use; None where all are one."""
+        several = self._asked is not None or len(gpu_types(self._alive, self._worker)) > 1
+        return self.gpu_type if several and self.gpu_type != UNKNOWN_GPU else None
 
     def look(
         self,
@@ -99,24 +104,32 @@ class Nodes:
         now = {node.node_id: node.name for node in usable}
         self.gpu_type, self.usable = gpu_type, usable
         return Change(
-            left=tuple(name for id_, name in before.items() if id_ not in now),
+            left=tuple(name for id_, name in before.items() if id_ not in {node.node_id for node in alive}),
             leaving=tuple(node.name for node in alive if node.node_id in leaving),
             joined=tuple(name for id_, name in now.items() if id_ not in before),
         )
 
     def _chosen(self, nodes: Sequence[NodeResources], before: str | None) -> str | None:
-        """The kind of GPU to train on, None where all are one."""
+        """The kind of GPU to train on; while there is none at all, the one that was trained on before."""
         if self._mixed:
             return None
-        return self._asked or one_gpu_type(nodes, self._worker, self._most, before)
+        return self._asked or one_gpu_type(nodes, self._worker, self._most, before) or before
 
     def _count_losses(self, alive: Sequence[NodeResources], used: Collection[str]) -> None:
+        now_s = self._now()
         there = {node.node_id for node in alive}
         lost = [node for node in self._alive if node.node_id not in there and node.node_id in used]
-        # Several nodes at one address are no machine that comes and goes.
-        at_address = Counter(node.name for node in self._alive)
-        unannounced = [n.name for n in lost if n.node_id not in self._left_by_notice and at_address[n.name] == 1]
-        self._losses.lost(unannounced, self._now())
+        self._losses.lost(
+            [n.name for n in lost if n.node_id not in self._left_by_notice and not self._has_a_sibling(n)], now_s
+        )
+        self._since = {node.node_id: self._since.get(node.node_id, now_s) for node in alive}
+
+    def _has_a_sibling(self, lost: NodeResources) -> bool:
+        """Whether another node was at its address before it: several nodes at one address are no machine that comes and goes. One
+        that came after it may be the same machine, started again before it was found to be lost."""
+        since = self._since.get(lost.node_id, 0.0)
+        others = [node for node in self._alive if node.name == lost.name and node.node_id != lost.node_id]
+        return any(self._since.get(node.node_id, 0.0) <= since for node in others)
 
     def _exclude(self, alive: Sequence[NodeResources], failing: Collection[str]) -> None:
         flapping = self._losses.flapping(self._now())

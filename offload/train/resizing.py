@@ -135,9 +135,12 @@ class Workers:
         self.cores_wanted: int | None = None
         self._workers_wanted = placement.workers
         self._asked_at: float | None = None
+        self._asked_for = 0
+        self._running = False
         self._refused_until = -math.inf
         self._used = Counter(self._ids(placement.cores_by_node))  # cores that preprocess, by node
         self._speeds: Mapping[str, float] = {}
+        self._worker_nodes: tuple[str, ...] = ()
         self._without: tuple[str, ...] = ()
         self._phase: Phase = ""
         self._next = placement
@@ -160,8 +163,13 @@ class Workers:
 
     @property
     def busy(self) -> bool:
-        """Whether a change is under way."""
-        return bool(self._phase)
+        """Whether a change is under way, or the run waits for nodes."""
+        return bool(self._phase) or self._waiting
+
+    @property
+    def in_use(self) -> set[str]:
+        """Ids of the nodes that work for the run."""
+        return {*self._used, *self._worker_nodes}
 
     @property
     def cores(self) -> int:
@@ -177,11 +185,13 @@ class Workers:
         chosen."""
         found = []
         least, most = self._bounds if self._chosen else (self.placement.workers, self.placement.workers)
+        new = 0
         for count in filter(self._allowed, range(least, most + 1)):
-            nodes = self._room_for(count)
+            nodes = self._room_for(count, new)
             placement = None if nodes is None else _placed(nodes, self._worker, (count, count))
             if nodes is None or placement is None:
                 break
+            new = len(nodes) - len(self._nodes.usable)
             cores = self._cores_with(nodes, placement)
             usd = self._usd_with(nodes, placement, cores)
             found.append(Option(workers=count, nodes=placement.nodes, cores=cores, usd_per_hour=usd))
@@ -193,7 +203,6 @@ class Workers:
             return
         self._tell("cores_wanted", cores=cores, before=self.cores)
         self.cores_wanted = cores
-        self._ask()
         if not self.busy:
             self._reshape()
 
@@ -204,7 +213,6 @@ class Workers:
         if workers > self.placement.workers:
             self._tell("workers_wanted", workers=workers, before=self.placement.workers)
         self._workers_wanted = workers
-        self._ask()
 
     def close(self) -> None:
         """The run is over: nothing is asked for any more."""
@@ -229,12 +237,12 @@ class Workers:
         for event in news.events:
             self._take(event)
         self._speeds = news.speeds.get(TRAIN, {})
-        used = {*self._used, *news.worker_nodes}
-        change = self._nodes.look(alive, leaving=leaving, failing=news.failing, used=used)
+        self._worker_nodes, self._running = news.worker_nodes, news.running
+        change = self._nodes.look(alive, leaving=leaving, failing=news.failing, used=self.in_use)
         self._avoid()
         if change is not None:
             self._follow(change)
-        self._lose_patience()
+        self._ask()
         if not self._phase and not self._waiting and not set(leaving).isdisjoint(news.worker_nodes):
             self._leave(self.placement)
         if self._phase in ("room", "leave") and ray.wait([self._room], timeout=0)[0]:
@@ -243,7 +251,6 @@ class Workers:
         elif self._phase == "commit" and news.attempts > self._attempts and news.adapted.workers:
             before, self.placement, self._phase = self.placement.workers, self._next, ""
             self._workers_wanted = self.placement.workers
-            self._ask()
             self._reshape()
             self._tell("resized", workers_before=before, workers=news.adapted.workers)
 
@@ -271,9 +278,11 @@ class Workers:
 
     def _follow(self, change: Change) -> None:
         """The cluster has other nodes than before."""
-        self._phase = ""
         self._learn_price()
-        placement = self.most(self._nodes.usable)
+        if change.joined:
+            self._refused_until, self._asked_at = -math.inf, None
+        going_on = self._placed(self._next.workers) if self._phase else None
+        placement = going_on or self.most(self._nodes.usable)
         self._tell(
             "cluster_changed",
             **dataclasses.asdict(change),
@@ -281,21 +290,32 @@ class Workers:
             preprocessing_cores=sum(self._cores_by_node(placement)) if placement is not None else 0,
         )
         self._waiting = placement is None
+        if going_on is not None:
+            # What was begun still fits: another node is no reason to restart for nothing.
+            self._next = going_on
+            if self._phase in ("room", "leave"):
+                self._begin(self._phase, going_on, self._orders)
+            return
+        self._phase = ""
         if change.leaving and placement is None:
             # Workers commit within the notice, and wait for other nodes.
             self._hub.order.remote(dataclasses.replace(self._orders, resize=True, batch=None), 0)
         elif change.leaving and placement is not None and placement.workers < self.placement.workers:
             self._leave(placement)
         elif placement is not None:
-            fewer = placement.workers < self.placement.workers
-            self.placement = placement
-            self._reshape()
-            if fewer:
-                # They hold cores that preprocessing needs now, and may wait for it already: they cannot commit first.
-                self._hub.replace_workers.remote(placement.workers)
-        if change.joined:
-            self._refused_until = -math.inf
-        self._ask()
+            self._take_up(placement)
+
+    def _take_up(self, placement: Placement) -> None:
+        fewer = placement.workers < self.placement.workers
+        self.placement = placement
+        self._reshape()
+        more = self._placed(self._workers_wanted) if self._grows and not self._chosen else None
+        if fewer:
+            # They hold cores that preprocessing needs now, and may wait for it already: they cannot commit first.
+            self._hub.replace_workers.remote(placement.workers)
+        elif more is not None and more.workers > placement.workers:
+            # What was lost has come back, and nobody else decides on the number.
+            self._begin("room", more, dataclasses.replace(self._orders, resize=True, batch=None))
 
     def most(self, nodes: Sequence[NodeResources]) -> Placement | None:
         """The placement of as many workers as there are, or as still fit on these nodes."""
@@ -308,34 +328,50 @@ class Workers:
     # --- what the cluster is asked for ---
 
     def _ask(self) -> None:
-        """Ask for what is missing, if anything is."""
+        """Ask for what is missing, if anything is. While workers are started it is not asked: what is asked for is held, for a moment,
+        by whoever asked, and could be the room that they are to have."""
+        if self._phase or not (self._running or self._waiting):
+            self._demand.ask({})
+            return
+        missing = self._missing()
+        count = sum(missing.values())
+        if count > self._asked_for or not missing:
+            self._asked_at = None
+        self._asked_for = count
+        if self._now() < self._refused_until and not self._waiting:
+            missing = {}
+        elif missing and self._asked_at is None:
+            self._asked_at = self._now()
+        elif self._asked_at is not None and self._now() - self._asked_at >= GRANT_S:
+            self._lose_patience()
+        self._demand.ask(missing)
+
+    def _missing(self) -> dict[Bundle, int]:
         cores = 0 if self._waiting else self.placement.cores
         missing_cores = max((self.cores_wanted or 0) - cores, 0)
         missing_workers = 0
         if self._grows:
             wanted = max(self._workers_wanted, self._bounds[0])
             missing_workers = wanted - next((n for n in range(wanted, 0, -1) if self.fits(n)), 0)
-        refused = self._now() < self._refused_until
-        kind = {} if self._nodes.gpu_type is None else {f"{GPU_TYPE}{self._nodes.gpu_type}": 0.001}
-        worker = {"CPU": self._worker.cpus, "GPU": self._worker.gpus, **self._worker.others, **kind}
+        kind = self._nodes.needed_gpu_type
+        others = {**self._worker.others, **({f"{GPU_TYPE}{kind}": 0.001} if kind is not None else {})}
+        worker = {"CPU": self._worker.cpus, "GPU": self._worker.gpus, **others}
         missing = {bundle_of(worker): missing_workers, bundle_of({"CPU": self._core_cpus}): missing_cores}
-        missing = {} if refused else {bundle: count for bundle, count in missing.items() if count}
-        self._demand.ask(missing)
-        self._asked_at = (self._asked_at or self._now()) if missing else None
+        return {bundle: count for bundle, count in missing.items() if count}
 
     def _lose_patience(self) -> None:
-        """What was asked for does not come: go on with what there is."""
-        if self._asked_at is None or self._now() - self._asked_at < GRANT_S:
-            return
+        """What was asked for does not come: go on with what there is. Without any worker there is nothing to go on with."""
+        self._asked_at = None
         self._tell(
-            "not_granted", workers=self._workers_wanted, cores=self.cores_wanted, workers_now=self.placement.workers,
-            cores_now=self.cores, after_s=GRANT_S,
+            "not_granted", workers=self._workers_wanted, cores=self.cores_wanted, cores_now=self.cores, after_s=GRANT_S,
+            workers_now=0 if self._waiting else self.placement.workers,
         )  # fmt: skip
-        self._refused_until = self._now() + REFUSED_S
-        self._ask()
+        if not self._waiting:
+            self._refused_until = self._now() + REFUSED_S
 
-    def _room_for(self, workers: int) -> tuple[NodeResources, ...] | None:
-        """The nodes with room for so many: those there are, or with others like them, where such may be asked for."""
+    def _room_for(self, workers: int, least_new: int) -> tuple[NodeResources, ...] | None:
+        """The nodes with room for so many: those there are, or with ``least_new`` or more others like them, where such may be
+        asked for."""
         nodes = self._nodes.usable
         if self._waiting or self.fits(workers) or not self._grows or self._now() < self._refused_until:
             return nodes
@@ -343,7 +379,7 @@ class Workers:
         if not like:
             return None
         new = max(like, key=lambda node: (node.gpus, node.cpus))
-        for count in range(1, workers + 1):
+        for count in range(max(least_new, 1), workers + 1):
             more = (*nodes, *[dataclasses.replace(new, node_id=f"new {i}") for i in range(count)])
             if _placed(more, self._worker, (workers, workers)) is not None:
                 return more

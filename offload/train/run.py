@@ -104,11 +104,12 @@ class Run:
         wanted = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
         scheduled = trainer.adaptation.scheduled(0, 0.0)
         first = wanted if scheduled is None else (wanted[0], scheduled)
-        if trainer.adaptation.autoscale_workers:
+        possible = [count for count in range(first[0], first[1] + 1) if self._allowed(count)]
+        if trainer.adaptation.autoscale_workers and possible:
             self.cluster = wait_for_nodes(
                 cluster,
                 lambda nodes: self._placed(nodes, first),
-                lambda nodes: self._missing(nodes, first[0]),
+                lambda nodes: self._missing(nodes, possible[0]),
                 deadline_s=trainer.adaptation.nodes_deadline_s,
                 status=live.status,
             )
@@ -132,7 +133,7 @@ class Run:
         nodes = Nodes(
             self.cluster.nodes,
             self.worker,
-            self.bounds[1],
+            self._most_workers,
             mixed=adaptation.mixed_gpus,
             asked=self._gpu_type_asked,
             tell=self.journal.tell,
@@ -205,9 +206,13 @@ class Run:
         config: Any = self.trainer.scaling_config
         return None if config is None else getattr(config, "accelerator_type", None)
 
+    @property
+    def _most_workers(self) -> int:
+        return (self.trainer.workers or (1, MOST_WORKERS))[1]
+
     def _usable(self, nodes: Sequence[NodeResources]) -> tuple[NodeResources, ...]:
         """The nodes as this run sees them: with GPUs of one kind. Raises ConfigError where the kind asked for is not there."""
-        asked, most = self._gpu_type_asked, (self.trainer.workers or (1, MOST_WORKERS))[1]
+        asked = self._gpu_type_asked
         kinds = sorted({node.gpu_type or "unknown" for node in nodes if node.gpus})
         if asked is not None and asked not in kinds:
             raise ConfigError(
@@ -216,7 +221,7 @@ class Run:
             )
         if self.trainer.adaptation.mixed_gpus:
             return tuple(nodes)
-        return nodes_for(nodes, asked or one_gpu_type(nodes, self.worker, most))
+        return nodes_for(nodes, asked or one_gpu_type(nodes, self.worker, self._most_workers))
 
     def _placed(self, nodes: Sequence[NodeResources], counts: tuple[int, int]) -> Placement:
         return place_most(self._usable(nodes), self.worker, counts, self._allowed)
@@ -236,7 +241,8 @@ class Run:
         least = (self.trainer.adaptation.preprocessing_cores or (1, 1))[0]
         there = [(n, p) for n in range(1, workers + 1) if (p := self._fitting(nodes, n)) is not None]
         count, cores = (there[-1][0], there[-1][1].cores) if there else (0, 0)
-        return {bundle_of(each): workers - count, bundle_of({"CPU": 1.0}): max(least - cores, 0)}
+        missing = {bundle_of(each): workers - count, bundle_of({"CPU": 1.0}): max(least - cores, 0)}
+        return {bundle: number for bundle, number in missing.items() if number}
 
     def _fitting(self, nodes: Sequence[NodeResources], workers: int) -> Placement | None:
         try:
@@ -425,7 +431,7 @@ class Run:
                     continue
                 if not told:
                     alive, draining = alive_nodes(), draining_nodes()
-                    watchers.look(alive, draining)
+                    watchers.look([node for node in alive if node.node_id in workers.in_use], draining)
                     leaving = not ends_with.isdisjoint(draining)
                     if leaving:
                         self.journal.tell(
