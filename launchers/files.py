@@ -43,11 +43,16 @@ def check_size(folder: Path, files: Mapping[str, Path], most_bytes: int, remedy:
     sizes = {name: path.stat().st_size for name, path in files.items()}
     total = sum(sizes.values())
     if total > most_bytes:
-        largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:LARGEST_SHOWN]
         raise ConfigError(
             f"{folder} holds {total / 2**20:,.0f} MiB to upload with the script, at most {most_bytes >> 20} MiB are: {remedy}. "
-            f"Largest: {', '.join(f'{name} ({sizes[name] / 2**20:,.1f} MiB)' for name in largest)}."
+            f"Largest: {largest(sizes)}."
         )
+
+
+def largest(sizes: Mapping[str, int]) -> str:
+    """The largest of some files, in words. ``sizes``: bytes, by name."""
+    names = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:LARGEST_SHOWN]
+    return ", ".join(f"{name} ({sizes[name] / 2**20:,.1f} MiB)" for name in names)
 
 
 def bytes_of(path: Path) -> bytes:

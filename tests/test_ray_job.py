@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import platform
+import random
 import re
 import shlex
 import socket
@@ -144,7 +145,7 @@ def test_hidden_files_runs_environments_and_links_out_of_the_folder_stay_at_home
 
 
 def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "LARGEST_BYTES", 3 << 20)
+    monkeypatch.setattr(bundle, "READ_BYTES", 3 << 20)
     (script.parent / "data.bin").write_bytes(bytes(4 << 20))
     assert re.search(r"MiB to upload .* at most 3 MiB are: .* Largest: data.bin \(4.0 MiB\), ", refused(script))
     (script.parent / "data.bin").unlink()
@@ -157,6 +158,21 @@ def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monk
     hidden = script.rename(script.parent / "runs" / "train_it.py")
     (hidden.parents[1] / "id_rsa").unlink()
     assert "train_it.py would not travel" in refused(hidden, "--working-dir", hidden.parents[1])
+
+
+def test_an_archive_that_the_dashboard_would_refuse_is_not_sent(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (script.parent / "noise.bin").write_bytes(random.Random(0).randbytes(2 << 20))
+    (script.parent / "zeros.bin").write_bytes(bytes(4 << 20))
+    monkeypatch.setattr(bundle, "PACKED_BYTES", 2 << 20)
+    text = refused(script)
+    assert re.search(r"makes an archive of 2\.\d MiB, and Ray's dashboard takes less than 2 MiB: ", text)
+    assert re.search(r"Largest, packed: noise.bin \(2.0 MiB\), \S+ \(0.\d MiB\), ", text)
+
+
+def test_the_limit_is_that_of_rays_dashboard() -> None:
+    from ray._private import ray_constants
+
+    assert bundle.PACKED_BYTES == ray_constants.DASHBOARD_CLIENT_MAX_SIZE
 
 
 @pytest.mark.parametrize(
@@ -246,7 +262,15 @@ def answering(asked: Asked) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with serving(Handler) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], receive_bytes: int | None = None) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if receive_bytes is not None:
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -306,6 +330,39 @@ def test_the_address_on_the_command_line_is_the_one_that_is_asked(script: Path) 
     with answering(Asked((200, of_ray("2.40.0")))) as url:
         env: dict[str, str | None] = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:1", "RAY_ADDRESS": "127.0.0.1:2"}
         assert f"at {url} runs Ray 2.40.0" in refused(script, "--address", url, env=env)
+
+
+def test_a_slow_link_may_take_longer_to_send_than_to_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes its time over each part of the body, in buffers much smaller than the body."""
+    monkeypatch.setattr(client, "REACH_S", 0.5)
+    taken = []
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(this_ray())
+
+        def do_PUT(self) -> None:
+            left = int(self.headers["Content-Length"])
+            paced = threading.Event()  # never set: it only paces
+            while left:
+                paced.wait(0.1)
+                left -= len(self.rfile.read(min(left, 1 << 20)))
+            taken.append(self.path)
+            self.answer("{}")
+
+        def answer(self, body: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Slow, receive_bytes=1 << 16) as url:
+        cluster = client.Cluster(url)
+        cluster.client._do_request("PUT", "/api/packages/gcs/x.zip", data=bytes(16 << 20))
+    assert taken == ["/api/packages/gcs/x.zip"]
 
 
 @pytest.mark.parametrize("answer", [None, b"SSH-2.0-OpenSSH\r\n"], ids=["hangs", "not HTTP"])

@@ -16,11 +16,14 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers.files import bytes_of, check_size, files_of
+from launchers.files import bytes_of, check_size, files_of, largest
 from offload.errors import ConfigError
 
-LARGEST_BYTES = 200 << 20
-"""Half of what Ray takes at most (``RAY_max_grpc_message_size``): its head keeps archives in memory."""
+READ_BYTES = 200 << 20
+"""Of files, at most: they are packed in memory."""
+PACKED_BYTES = 100 << 20
+"""Ray's dashboard takes requests below this (``DASHBOARD_CLIENT_MAX_SIZE``)."""
+_WHERE_DATA_BELONG = "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that the format knows
 _OF_A_FILE_HERE = re.compile(r"(-r|--requirement|-c|--constraint|-e|--editable|-f|--find-links)\b|\.{0,2}/|file:")
 
@@ -56,12 +59,7 @@ def pack(script: Path, working_dir: Path | None = None) -> Bundle:
             f"{script} would not travel: hidden files and folders called runs, checkpoints, build or dist, and virtual "
             "environments, stay here. Move it elsewhere below --working-dir."
         )
-    check_size(
-        folder,
-        files,
-        LARGEST_BYTES,
-        "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own",
-    )
+    check_size(folder, files, READ_BYTES, _WHERE_DATA_BELONG)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for each in sorted(files):
@@ -69,7 +67,14 @@ def pack(script: Path, working_dir: Path | None = None) -> Bundle:
             member.compress_type = zipfile.ZIP_DEFLATED
             member.external_attr = (0o755 if os.access(files[each], os.X_OK) else 0o644) << 16
             archive.writestr(member, bytes_of(files[each]))
-    return Bundle(archive=buffer.getvalue(), script=name)
+    packed = buffer.getvalue()
+    if len(packed) >= PACKED_BYTES:
+        sizes = {member.filename: member.compress_size for member in archive.infolist()}
+        raise ConfigError(
+            f"{folder} makes an archive of {len(packed) / 2**20:,.1f} MiB, and Ray's dashboard takes less than "
+            f"{PACKED_BYTES >> 20} MiB: {_WHERE_DATA_BELONG}. Largest, packed: {largest(sizes)}."
+        )
+    return Bundle(archive=packed, script=name)
 
 
 def read_requirements(path: Path) -> list[str]:

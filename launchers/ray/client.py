@@ -21,6 +21,8 @@ from offload.errors import ConfigError, OffloadError
 
 REACH_S = 5.0
 ANSWER_S = 60.0
+SEND_S = 900.0
+"""For a request to be sent, once the cluster was reached: the archive may be large and the link slow."""
 NEEDS = "The head needs ray[default] (pip install 'ray[default]') and its dashboard on (ray start --head --dashboard-host=0.0.0.0)."
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 COMES_FIRST = "RAY_API_SERVER_ADDRESS"
@@ -171,7 +173,9 @@ def _client(url: str) -> Any:
         answer_s = REACH_S
 
         def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
-            return super()._do_request(method, endpoint, **{"timeout": (REACH_S, self.answer_s), **more})
+            # urllib3 goes by the time for connecting while it sends, all of the body in one call.
+            send_s = REACH_S if more.get("data") is None else SEND_S
+            return super()._do_request(method, endpoint, **{"timeout": (send_s, self.answer_s), **more})
 
     for name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
         logging.getLogger(name).setLevel(logging.ERROR)  # it tells of each upload
