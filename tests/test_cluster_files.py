@@ -356,6 +356,45 @@ def test_the_commands_in_the_head_bring_the_cluster_up_by_hand(tmp_path: Path) -
     assert sorted(label["instance-type"] for label in labels) == ["ml.c5.4xlarge", "ml.g5.xlarge"]
 
 
+# --- the commands in the head -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", RENDER)
+def test_a_script_is_submitted_once_the_gpus_are_there_with_a_place_for_checkpoints(kind: str) -> None:
+    text = RENDER[kind](plan_of(SHAPE)).text()
+    (wait,) = re.findall(r"^# Wait: +(.*)$", text, re.MULTILINE)
+    assert "until" in wait
+    (launch,) = re.findall(r"^# +(offload launch ray .*)$", text, re.MULTILINE)
+    assert "--gpus-per-worker 1" in launch
+    assert "--storage-path s3://" in launch
+    assert text.index(wait) < text.index(launch)
+
+
+def test_the_token_is_fetched_once_the_operator_has_made_it(tmp_path: Path) -> None:
+    """The commands, run by a shell, with a stand-in for kubectl that knows the Secret at the third time of asking."""
+    text = RENDER["kuberay"](plan_of(SHAPE)).text()
+    _, after = text.split("kubectl apply -f cluster.yaml\n")
+    commands = re.sub("^# ", "", after.split("# Wait:")[0], flags=re.MULTILINE)
+    (tmp_path / "kubectl").write_text(
+        '#!/bin/sh\necho >> "$HOME/asked"\n[ $(wc -l < "$HOME/asked") -gt 2 ] || exit 1\necho c2VjcmV0\n'
+    )
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")
+    for name in ("kubectl", "sleep"):
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/bin:/usr/bin", "HOME": str(tmp_path)}
+    subprocess.run(["bash", "-c", commands], check=True, env=environment, timeout=30)
+    assert (tmp_path / ".offload" / "train" / "auth_token").read_text() == "secret"
+
+
+def test_hosts_that_ray_down_leaves_running_are_named() -> None:
+    def down(shape: dict[str, int]) -> str:
+        (line,) = re.findall(r"^# Down: +(.*)$", RENDER["hosts"](plan_of(shape)).text(), re.MULTILINE)
+        return str(line)
+
+    assert "then ray stop on the others" in down(SHAPE)
+    assert "the others" not in down({"ml.g5.xlarge": 1})
+
+
 # --- the token --------------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +406,11 @@ def test_the_command_in_the_head_makes_a_token_for_its_owner_alone(tmp_path: Pat
         ["bash", "-c", command], check=True, env={"PATH": "/bin:/usr/bin", "HOME": str(tmp_path)}, timeout=30
     )
     token = tmp_path / ".offload" / "train" / "auth_token"
+    first = token.read_text()
+    subprocess.run(
+        ["bash", "-c", command], check=True, env={"PATH": "/bin:/usr/bin", "HOME": str(tmp_path)}, timeout=30
+    )
+    assert token.read_text() == first, "a cluster that runs would refuse another"
     assert re.fullmatch(r"[0-9a-f]{64}\n", token.read_text())
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert stat.S_IMODE(token.parent.stat().st_mode) == 0o700

@@ -124,6 +124,9 @@ def _head(planned: Planned, cluster: str, region: str) -> str:
                 f"    --name {DRIVER_AMI}",
             ],
             "Up": ["ray up -y cluster.yaml"],
+            "Wait": [
+                f"ray exec cluster.yaml 'ray status'   # until it shows {planned.gpu}: ray up ends before they are there"
+            ],
             "Submit": submit(cluster, "ray dashboard cluster.yaml"),
             "Down": ["ray down -y cluster.yaml   # all nodes: they are paid until then"],
         },

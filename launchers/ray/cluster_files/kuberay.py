@@ -83,8 +83,12 @@ def _head(planned: Planned, software: Software, cluster: str, *, own_image: bool
             ],
             "Up": [
                 "kubectl apply -f cluster.yaml",
+                f"until kubectl get secret {cluster} >/dev/null 2>&1; do sleep 1; done   # the operator makes it",
                 f"(umask 077; mkdir -p {folder}; kubectl get secret {cluster} -o jsonpath='{{.data.auth_token}}' \\",
                 f"    | base64 -d > {folder}/{TOKEN_FILE})",
+            ],
+            "Wait": [
+                f"kubectl get pods --selector ray.io/cluster={cluster}   # until those of {planned.gpu} run"
             ],
             "Submit": submit(cluster, f"kubectl port-forward service/{cluster}-head-svc 8265:8265"),
             "Down": ["kubectl delete -f cluster.yaml   # the nodes go when your Kubernetes takes them back"],
