@@ -23,7 +23,9 @@ READ_BYTES = 200 << 20
 """Of files, at most: they are packed in memory."""
 PACKED_BYTES = 100 << 20
 """Ray's dashboard takes requests below this (``DASHBOARD_CLIENT_MAX_SIZE``)."""
-_WHERE_DATA_BELONG = "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own"
+_WHERE_DATA_BELONG = (
+    "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own"
+)
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that the format knows
 _OF_A_FILE_HERE = re.compile(r"(-r|--requirement|-c|--constraint|-e|--editable|-f|--find-links)\b|\.{0,2}/|file:")
 
