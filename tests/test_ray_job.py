@@ -7,6 +7,7 @@ import ast
 import contextlib
 import io
 import json
+import os
 import platform
 import random
 import re
@@ -25,6 +26,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from launchers.asked import check_script, holds_a_login, names_a_secret
+from launchers.files import check_size
 from launchers.ray import bundle, client, entry, watch
 from launchers.ray.address import dashboard_url
 from launchers.ray.bundle import pack, read_requirements
@@ -141,6 +144,17 @@ def test_hidden_files_runs_environments_and_links_out_of_the_folder_stay_at_home
     }
 
 
+def test_links_that_stay_here_are_named(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "elsewhere").write_text("")
+    (script.parent / "to-data").symlink_to(tmp_path / "data")
+    (script.parent / "to-file").symlink_to(tmp_path / "elsewhere")
+    (script.parent / "within").symlink_to(script)
+    done = run(script, "--dry-run")
+    assert done.exit_code == 0
+    assert "links out of the folder, or to folders, do not travel: 'to-data', 'to-file'\n" in done.stderr
+
+
 # --- what is refused before any call ----------------------------------------------------------------------------------
 
 
@@ -158,6 +172,28 @@ def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monk
     hidden = script.rename(script.parent / "runs" / "train_it.py")
     (hidden.parents[1] / "id_rsa").unlink()
     assert "train_it.py would not travel" in refused(hidden, "--working-dir", hidden.parents[1])
+
+
+@pytest.mark.parametrize("name", ["auth_token", "my_auth_token.txt", "service-account-7.json", "kubeconfig.yaml"])
+def test_files_that_let_somebody_in(script: Path, name: str) -> None:
+    (script.parent / name).write_text("x")
+    assert f"{name} looks like a key or a password" in refused(script)
+
+
+def test_the_clusters_token_does_not_travel_whatever_it_is_called(script: Path) -> None:
+    token = script.parent / "cluster"
+    token.write_text("0123456789")
+    assert "cluster looks like a key or a password" in refused(script, env={"RAY_AUTH_TOKEN_PATH": str(token)})
+
+
+def test_a_name_that_no_archive_can_hold(script: Path) -> None:
+    Path(os.fsdecode(os.fsencode(script.parent) + b"/caf\xe9.txt")).write_text("")
+    assert r"the name of 'caf\udce9.txt' in " in refused(script)
+
+
+def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone cannot be read, and would be uploaded with the script: No such file"):
+        check_size(tmp_path, {"gone": tmp_path / "gone"}, 1, "")
 
 
 def test_an_archive_that_the_dashboard_would_refuse_is_not_sent(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,11 +224,92 @@ def test_the_limit_is_that_of_rays_dashboard() -> None:
         (["--cpus-per-worker", "-1"], "--cpus-per-worker must be ≥ 0, found -1"),
         (["--gpus-per-worker", "1.5"], "--gpus-per-worker must be a whole number, or a share of one GPU, found 1.5"),
         (["--", "--api-key", "x"], "api-key looks like a secret"),
+        (["--", "-token", "abc"], "token looks like a secret"),
+        (["--", "model.token=abc"], "model.token looks like a secret"),
+        (["--", "+model.token=abc"], "model.token looks like a secret"),
+        (["--env", "MIRROR=https://me:hunter2@host/"], "--env MIRROR has an address with a password or a token in it"),
+        (["--storage-path", "s3://k:hunter2@host/b"], "--storage-path has an address with a password or a token in it"),
+        (["--", "3", "--db=postgres://me:hunter2@db/x"], "argument 2 behind -- has an address with a password"),
         ([], "--address is missing: that of the cluster's dashboard, such as http://head:8265"),
     ],
 )
 def test_options_that_cannot_be(script: Path, options: list[str], says: str) -> None:
-    assert says in refused(script, *options)
+    text = refused(script, *options)
+    assert says in text
+    assert "hunter2" not in text
+
+
+def test_a_token_in_a_requirement_is_not_shown(script: Path, tmp_path: Path) -> None:
+    needed = tmp_path / "needed.txt"
+    needed.write_text("einops\nmine @ git+https://hunter2@github.com/me/mine\n")
+    text = refused(script, "--requirements", needed)
+    assert "--requirements, package 2, has an address with a password or a token in it" in text
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token", "hf_token", "HF_TOKEN", "model.token", "authToken", "use_auth_token", "AWS_SESSION_TOKEN", "token_id", "PGPASSWORD",
+        "MYSQL_PWD", "pwd", "SMTP_PASS", "db-passwd", "GITHUB_PAT", "WANDB_KEY", "apikey", "apiKey", "OPENAI_API_KEY", "API_KEY_2",
+        "AZURE_STORAGE_CONNECTION_STRING", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "client-secret", "account_key",
+    ],
+)  # fmt: skip
+def test_names_of_secrets(name: str) -> None:
+    assert names_a_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer", "num-tokens", "max_tokens", "tokens-per-batch", "pad-token-id", "eos_token", "cls_token", "image_token_index",
+        "decoder_start_token_id", "mask-token", "key-frames", "keyboard", "KEYBOARD", "key", "image-key", "label_key", "sort.key",
+        "kms-key", "KMS_KEY_ID", "monkey", "forward-pass", "low_pass", "pass", "bypass", "compass", "PWD", "OLDPWD", "pattern", "patience",
+        "path", "string", "author", "secretary", "lr", "",
+    ],
+)  # fmt: skip
+def test_names_that_only_look_like_those_of_secrets(name: str) -> None:
+    assert not names_a_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("https://me:pw@host/simple", True),
+        ("--index-url https://token@host/simple", True),
+        ("git+https://token:x-oauth-basic@github.com/a/b", True),
+        ("git+https://token:@github.com/a/b", True),
+        ("redis://:pw@host", True),
+        ("ssh://me:pw@host", True),
+        ("https://${USER_NAME}:${PASSWORD}@host/simple", False),
+        ("https://${TOKEN}@host/simple", False),
+        ("git+https://git@github.com/a/b", False),
+        ("git+ssh://git@github.com/a/b", False),
+        ("ssh://me@host", False),
+        ("abfs://container@account.dfs.core.windows.net/runs", False),
+        ("s3://bucket/a@b", False),
+        ("https://host:8080/a@b", False),
+        ("https://host/path?mail=a@b.c", False),
+        ("me@example.com", False),
+    ],
+)
+def test_addresses_that_carry_a_login(text: str, found: bool) -> None:
+    assert holds_a_login(text) == found
+
+
+def test_what_a_script_is_told_is_no_secret(script: Path) -> None:
+    done = run(
+        script, "--dry-run", "--", "--tokenizer", "bert", "--pad-token-id=0", "-n", "-5", "image.key=jpg", "a=b=token"
+    )
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    "source", [b"\xef\xbb\xbfdef build(): ...\n", b"# coding: latin-1\nname = '\xe9'\ndef build(): ...\n"]
+)
+def test_a_script_may_be_in_any_encoding_that_python_reads(script: Path, source: bytes) -> None:
+    script.write_bytes(source)
+    check_script(script)
 
 
 def test_scripts_that_are_none(script: Path) -> None:
@@ -202,11 +319,31 @@ def test_scripts_that_are_none(script: Path) -> None:
     assert "defines no build()" in refused(script)
 
 
-@pytest.mark.parametrize("line", ["-r more.txt", "-e .", "./wheels/x.whl", "/wheels/x.whl", "--constraint=c.txt"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-r more.txt", "-rmore.txt", "--requirement=more.txt", "-c c.txt", "--constraint=c.txt", "-e .", "-e git+file:///x", "-f wheels",
+        "--find-links /wheels", "./wheels/x.whl", "/wheels/x.whl", "wheels/x.whl", "x-1-py3-none-any.whl", "x.whl ; python_version > '3'",
+        "file:///x.whl", "x @ file:///x.whl", "..",
+    ],
+)  # fmt: skip
 def test_requirements_that_lead_to_files_here(tmp_path: Path, line: str) -> None:
     (tmp_path / "needed.txt").write_text(f"click\n{line}\n")
     with pytest.raises(ConfigError, match=re.escape(f"has the line {line!r}")):
         read_requirements(tmp_path / "needed.txt")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "einops==0.8.0", "ray[data,train]>=2.60", "-f https://example.com/wheels", "--find-links=https://example.com/wheels",
+        "-e git+https://github.com/a/b#egg=b", "x @ https://example.com/x.whl", "git+https://github.com/a/b", "--extra-index-url https://x/y",
+        "-r https://example.com/more.txt", "--no-binary :all:", "x; sys_platform == 'linux'", "filelock==3.0",
+    ],
+)  # fmt: skip
+def test_requirements_that_the_nodes_can_reach(tmp_path: Path, line: str) -> None:
+    (tmp_path / "needed.txt").write_text(f"{line}\n")
+    assert read_requirements(tmp_path / "needed.txt") == [line]
 
 
 def test_an_address_is_a_dashboards() -> None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
-from launchers.asked import names_a_secret, options_in
+from launchers.asked import holds_a_login, names_a_secret, options_in
 from offload.errors import ConfigError
 from offload.train.config import WorkerOverrides
 
@@ -66,15 +66,27 @@ class Job:
                 f"--run-dir {self.run_dir} is relative, and a job's working directory is removed when it has ended: pass an absolute "
                 f"path on the cluster's head, or one below ~/."
             )
-        for name in (*self.environment, *options_in(self.args)):
-            if names_a_secret(name):
-                raise ConfigError(
-                    f"{name} looks like a secret, and whoever sees the cluster's dashboard could read it: set it where the nodes are "
-                    "started, or let the script fetch it from a secret store."
-                )
+        self._check_secrets()
         wait = self.environment.get(STOP_WAIT, str(STOP_WAIT_S))
         if not (wait.isascii() and wait.isdigit()):
             raise ConfigError(f"--env {STOP_WAIT} is a whole number of seconds, found {wait!r}.")
+
+    def _check_secrets(self) -> None:
+        remedy = (
+            "and whoever sees the cluster's dashboard could read it: set it where the nodes are started, or let the script fetch "
+            "it from a secret store."
+        )
+        for name in (*self.environment, *options_in(self.args)):
+            if names_a_secret(name):
+                raise ConfigError(f"{name} looks like a secret, {remedy}")
+        for where, text in (
+            *((f"--env {name}", value) for name, value in self.environment.items()),
+            *((f"--requirements, package {number},", line) for number, line in enumerate(self.requirements, start=1)),
+            ("--storage-path", self.storage_path or ""),
+            *((f"argument {number} behind --", text) for number, text in enumerate(self.args, start=1)),
+        ):
+            if holds_a_login(text):
+                raise ConfigError(f"{where} has an address with a password or a token in it, {remedy}")
 
     @property
     def run_dir_there(self) -> str:

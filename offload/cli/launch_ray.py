@@ -86,6 +86,8 @@ def _launch(
 
     check_script(script)
     bundle = pack(script, asked.pop("working_dir"))
+    if bundle.links_left:
+        _say(f"links out of the folder, or to folders, do not travel: {', '.join(map(ascii, bundle.links_left))}")
     job = _job(bundle.script, args, **asked)
     identity = job_id(job.name, datetime.now(UTC))
     if dry_run:
