@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import getpass
 import io
 import json
 import os
@@ -57,6 +58,17 @@ def run(*args: str | Path, env: dict[str, str | None] | None = None) -> Result:
     return CliRunner().invoke(main, ["launch", "ray", *map(str, args)], env={**NO_CLUSTER, **(env or {})})
 
 
+@contextlib.contextmanager
+def patched(environment: dict[str, str | None]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            if value is None:
+                patch.delenv(name, raising=False)
+            else:
+                patch.setenv(name, value)
+        yield
+
+
 def refused(*args: str | Path, env: dict[str, str | None] | None = None) -> str:
     done = run(*args, env=env)
     assert done.exit_code == 2, done.output
@@ -96,7 +108,17 @@ def test_a_dry_run_says_first_what_one_wants_to_know(script: Path) -> None:
     assert done.exit_code == 0, done.output
     assert re.search(r"command +exec python3 -m launchers.ray.entry \S+ run train_it.py ", done.output)
     assert re.search(r"upload +\d+\.\d MiB: the working directory and offload", done.output)
-    assert "--run-dir '~/offload-runs/train_it'" in done.output
+    assert f"--run-dir '~/offload-runs/{getpass.getuser()}/train_it'" in done.output
+
+
+def test_two_who_share_a_cluster_do_not_share_a_run(script: Path) -> None:
+    def directory(user: str) -> str:
+        done = run(script, "--dry-run", env={"LOGNAME": user})
+        return str(json.loads(done.output[done.output.index("\n{") :])["metadata"]["offload_run_dir"])
+
+    assert directory("ann") == "~/offload-runs/ann/train_it"
+    assert directory("bob@corp") == "~/offload-runs/bob-corp/train_it"
+    assert directory("..") == "~/offload-runs/user/train_it"
 
 
 def test_it_runs_where_nothing_else_of_it_is_installed(script: Path, tmp_path: Path) -> None:
@@ -320,6 +342,23 @@ def test_scripts_that_are_none(script: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--status", "a", "--stop", "a"], "--status is of a job that was launched, and --stop has no effect there"),
+        (["x.py", "--status", "a"], "--status is of a job that was launched, and SCRIPT has no effect there"),
+        (["--stop", "a", "x.py"], "--stop is of a job that was launched, and SCRIPT has no effect there"),
+        (["--status", "a", "--dry-run"], "and --dry-run has no effect there"),
+        (["--stop", "a", "--name", "b"], "and --name has no effect there"),
+        (["--status", "a", "--no-wait"], "and --no-wait has no effect there"),
+        (["--status", ""], "--status is the id of a job, as the launch said it, found ''"),
+        (["--stop", ""], "--stop is the id of a job, as the launch said it, found ''"),
+    ],
+)
+def test_a_job_is_launched_or_looked_at_or_stopped(options: list[str], says: str) -> None:
+    assert says in refused(*options, "--address", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "-r more.txt", "-rmore.txt", "--requirement=more.txt", "-c c.txt", "--constraint=c.txt", "-e .", "-e git+file:///x", "-f wheels",
@@ -528,6 +567,132 @@ def test_what_listens_says_nothing_or_something_else(
     for link in links:
         link.close()
     assert ("timed out" if answer is None else "is no Ray dashboard") in text
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "which cannot be read: No such file"), ("\n", "which is empty: put")]
+)
+def test_a_token_that_is_not_there_is_named_before_anything_is_asked(
+    script: Path, tmp_path: Path, content: str | None, says: str
+) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+    env: dict[str, str | None] = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": str(path)}
+    assert f"RAY_AUTH_TOKEN_PATH is {path}, {says}" in refused(script, "--address", "http://127.0.0.1:1", env=env)
+
+
+# --- a job, on a stand-in for Ray's dashboard -------------------------------------------------------------------------
+
+
+@dataclass
+class Dashboard:
+    """One job: what it printed by each time of asking, what it is in each state of, and how a POST is answered."""
+
+    logs: list[str]
+    statuses: list[str]
+    runtime_env: dict[str, object] | None = None
+    submitted: int = 200
+    tailed: int = 0
+
+
+@contextlib.contextmanager
+def dashboard(job: Dashboard) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/api/version":
+                self.answer(200, this_ray())
+            elif self.path == "/api/jobs/":
+                self.answer(200, "[]")
+            elif self.path.endswith("/logs/tail"):  # as a proxy does that knows no WebSocket
+                job.tailed += 1
+                self.answer(400, "no upgrade here")
+            elif self.path.endswith("/logs"):
+                self.answer(200, json.dumps({"logs": job.logs.pop(0) if len(job.logs) > 1 else job.logs[0]}))
+            elif self.path.startswith("/api/packages/"):
+                self.answer(200, "{}")
+            else:
+                status = job.statuses.pop(0) if len(job.statuses) > 1 else job.statuses[0]
+                details = {"type": "SUBMISSION", "submission_id": "train-1", "status": status, "entrypoint": "x"}
+                ended = {"driver_exit_code": 0} if status == "SUCCEEDED" else {}
+                self.answer(200, json.dumps({**details, **ended, "runtime_env": job.runtime_env}))
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.answer(200, '{"stopped": true}') if self.path.endswith("/stop") else self.answer(job.submitted, "x")
+
+        def answer(self, status: int, body: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("logs", "statuses"),
+    [
+        (["one\n", "one\ntwo\n", "one\ntwo\nthree\n"], ["RUNNING"] * 12 + ["SUCCEEDED"]),
+        (["one\ntwo\nthree\n"], ["SUCCEEDED"]),
+    ],
+    ids=["long", "ended at once"],
+)
+def test_where_no_websocket_passes_the_log_is_asked_for(logs: list[str], statuses: list[str]) -> None:
+    job, shown, said = Dashboard(logs=logs, statuses=statuses), list[str](), list[str]()
+    with dashboard(job) as url, patched(NO_CLUSTER):
+        end = watch.follow(client.Cluster(url), "train-1", shown.append, said.append, poll_s=0.05)
+    assert end["exit_code"] == 0
+    assert "".join(shown) == "one\ntwo\nthree\n"
+    assert len(said) == 1
+    assert re.search(r"the log of train-1 at \S+ broke off: 400, .*\. It is asked for every 0.05 s instead", said[0])
+    assert job.tailed == watch.FAILURES
+
+
+@pytest.mark.parametrize("status", [502, 504])
+def test_a_job_that_may_have_been_taken_is_named(script: Path, status: int) -> None:
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], submitted=status)) as url:
+        done = run(script, "--address", url)
+    assert done.exit_code == 1
+    assert re.search(
+        rf"it answered with {status}. train_it-\S+ may have been started: `.* --status train_it-\S+` shows it",
+        done.output,
+    )
+
+
+def test_a_job_that_does_not_stop_in_time_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LAST_LINES_S", 0.0)
+    environment: dict[str, object] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "0"}}
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], runtime_env=environment)) as url:
+        done = run("--stop", "train-1", "--address", url)
+        assert done.exit_code == 1
+        assert "train-1 still runs, longer than it was given to stop" in done.output
+        assert run("--stop", "train-1", "--no-wait", "--address", url).exit_code == 0
+
+
+@pytest.mark.parametrize("environment", [None, {}, {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "soon"}}])
+def test_a_job_of_somebody_else_has_rays_patience(environment: dict[str, object] | None) -> None:
+    job = Dashboard(logs=[""], statuses=["RUNNING", "STOPPED"], runtime_env=environment)
+    with dashboard(job) as url:
+        done = run("--stop", "raysubmit_1", "--address", url)
+    assert done.exit_code == 0, done.output
+    assert "is given 3 s" in done.output
+
+
+def test_ctrl_c_while_a_job_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", pressed)
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"])) as url:
+        done = run("--stop", "train-1", "--address", url)
+    assert done.exit_code == 130
+    assert "train-1 is being stopped" in done.output
+    assert "goes on" not in done.output
 
 
 # --- how a job ended --------------------------------------------------------------------------------------------------

@@ -23,7 +23,9 @@ RUNS = "~/offload-runs"
 """Where runs lie on the cluster's head. Ray removes a job's working directory when the job has ended."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 300
-"""How long a job that is stopped may take to commit a checkpoint before Ray kills it. Ray's own 3 s are too short for any."""
+"""How long a job that is stopped may take to commit a checkpoint before Ray kills it."""
+STOP_WAIT_OF_RAY_S = 3
+"""What Ray gives a job that says nothing of it: too short for any checkpoint."""
 RUN_DIR, NAME = "offload_run_dir", "offload_name"
 """What the job's metadata say of it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -35,9 +37,11 @@ class Job:
 
     Args:
         name: of the run; the job's id begins with it.
+        user: who launches; on a cluster that is shared two may have runs of one name.
         script: relative to the working directory.
         args: for the script.
-        run_dir: on the cluster's head, ``~`` being the home directory there; None: a folder of this name below ``RUNS``.
+        run_dir: on the cluster's head, ``~`` being the home directory there; None: a folder
+            of this user and name below ``RUNS``.
         storage_path: where checkpoints go; None: what the script says, or the run directory.
         overwrite: whether to replace the run that the directory holds.
         workers: what is said of them in place of the script's Trainer.
@@ -49,6 +53,7 @@ class Job:
     """
 
     name: str
+    user: str
     script: str
     args: tuple[str, ...] = ()
     run_dir: str | None = None
@@ -91,7 +96,7 @@ class Job:
     @property
     def run_dir_there(self) -> str:
         """The run directory, as the cluster's head is told."""
-        return str(PurePosixPath(self.run_dir or f"{RUNS}/{self.name}"))
+        return str(PurePosixPath(self.run_dir or f"{RUNS}/{self.user}/{self.name}"))
 
     @property
     def entrypoint(self) -> str:
@@ -140,6 +145,6 @@ def job_id(name: str, now: datetime) -> str:
     return f"{name}-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03d}"
 
 
-def run_name(stem: str) -> str:
-    """A name for the run of a script that is called so."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100] or "run"
+def run_name(stem: str, otherwise: str = "run") -> str:
+    """A name for the run of a script that is called so, or for a user's folder; ``otherwise`` where no letter can be kept."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100] or otherwise

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from offload.cli.given import given
 from offload.errors import ConfigError
 from offload.model.catalog import Catalog
 from offload.model.plans import Spot
@@ -75,15 +75,6 @@ class Emission:
             case _:
                 file = hosts.cluster_file(found, software, cluster=self.cluster, hosts=self.hosts)
         return file.text()
-
-
-def given(ctx: click.Context) -> list[click.Parameter]:
-    """What was said on the command line."""
-    return [
-        param
-        for param in ctx.command.params
-        if ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-    ]
 
 
 def emission(

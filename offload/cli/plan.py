@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from offload.cli import stale
-from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options, given
+from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options
+from offload.cli.given import given
 from offload.cli.output import stdout_for_json
 from offload.errors import ConfigError
 from offload.model.catalog import Catalog
