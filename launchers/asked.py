@@ -1,4 +1,7 @@
-"""What a user asks of any launcher, checked before any call: the script, ``NAME=VALUE`` pairs, names that are secrets'."""
+"""What a user asks of any launcher, checked before any call: the script, ``NAME=VALUE`` pairs, what looks like a secret.
+
+Where it stops: a secret that neither its name nor an address around it gives away is not seen.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,78 @@ from pathlib import Path
 
 from offload.errors import ConfigError
 
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET = re.compile(
-    r"(?:^|[_-])(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)[_-]?(?:KEY|TOKEN))(?:$|[_-](?:ID|KEY)$)",
-    re.IGNORECASE,
+    r"SECRET|\w*(PASSWORD|PASSWD|PASSPHRASE|PWD)|CREDENTIALS?|PAT|(API|ACCESS|PRIVATE|SECRET|AUTH)(KEY|TOKEN|SECRET)"
 )
+_OF_A_MODEL = re.compile(
+    "ANSWER|AUDIO|BLANK|BOS|CLASS|CLS|DIST|END|EOS|EOT|FIRST|IMAGE|LAST|MASK|MASKED|MAX|MIN|NEXT|NUM|PAD|PATCH|PER|"
+    "PLACEHOLDER|PREFIX|PROMPT|QUERY|REGISTER|SEP|SOS|SOT|SPECIAL|START|STOP|SUFFIX|TEXT|UNK|UNKNOWN|VIDEO|VISION|"
+    "VISUAL|WORD"
+)
+"""Before ``TOKEN``: those that a model reads."""
+_OF_DATA = re.compile(
+    "ATTENTION|AUDIO|BATCH|CACHE|CAPTION|CHECKPOINT|CLASS|COLUMN|CONFIG|DATA|DATASET|DICT|FEATURE|FIELD|FOREIGN|"
+    "GROUP|ID|IMAGE|IMG|INDEX|INPUT|JSON|KMS|LABEL|LOSS|MASK|METRIC|MODEL|MONITOR|OBJECT|ORDER|OUTPUT|PARTITION|"
+    "PREFIX|PRIMARY|PUBLIC|QUERY|ROW|SAMPLE|SHARD|SORT|SPLIT|STATE|TARGET|TEXT|VIDEO|WEIGHT"
+)
+"""Before ``KEY``: what is looked up by it, and no lock."""
+_OF_A_PASS = re.compile("ALL|BACKWARD|BAND|FIRST|FORWARD|FULL|HIGH|LAST|LOW|MULTI|NUM|ONE|PER|SECOND|SINGLE|TWO")
+"""Before ``PASS``: over data, or of a filter."""
+_DIRECTORIES = ("PWD", "OLDPWD")  # of a shell
+
+_LOGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s@:?#]*)(:[^/\s@]*)?@", re.IGNORECASE)
+_FROM_THERE = re.compile(r"\$\{\w+\}")  # which pip fills in from its environment
 
 
 def names_a_secret(name: str) -> bool:
     """Whether a variable or an option of this name would hold what nobody else is to read."""
-    return bool(_SECRET.search(name))
+    if name in _DIRECTORIES:
+        return False
+    words = [word.upper() for word in _WORDS.findall(name)]
+    while words and words[-1].isdigit():
+        words.pop()
+    *before, last = words or [""]
+    if last == "ID" and before:
+        *before, last = before
+        if last == "KEY":
+            return before[-1:] in (["API"], ["ACCESS"], ["PRIVATE"], ["SECRET"])
+    of = before[-1] if before else ""
+    match last:
+        case "TOKEN":
+            return not _OF_A_MODEL.fullmatch(of)
+        case "KEY":
+            return bool(of) and not _OF_DATA.fullmatch(of)
+        case "PASS":
+            return bool(of) and not _OF_A_PASS.fullmatch(of)
+        case "STRING":
+            return of == "CONNECTION"
+        case _:
+            return _SECRET.fullmatch(last) is not None
+
+
+def holds_a_login(text: str) -> bool:
+    """Whether an address within a text carries a password or a token (``https://user:password@host``, ``https://token@host``).
+
+    A user's name alone is none where it says who logs in, or names a container: ``git@``, ``ssh://``, ``abfs://``; nor is
+    ``${NAME}``.
+    """
+    for scheme, user, password in _LOGIN.findall(text):
+        if password not in ("", ":"):
+            secret = password[1:]
+        elif scheme.lower().rpartition("+")[2] in ("http", "https") and user != "git":
+            secret = user
+        else:
+            continue
+        if secret and not _FROM_THERE.fullmatch(secret):
+            return True
+    return False
 
 
 def options_in(args: Sequence[str]) -> list[str]:
-    """The names of the options among a script's arguments."""
-    return [arg.removeprefix("--").partition("=")[0] for arg in args if arg.startswith("--")]
+    """The names of what is set among a script's arguments: ``--name``, ``-name``, ``name=value``, with a ``+`` before it or not."""
+    found = (re.fullmatch(r"(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)(=.*)?", arg, re.DOTALL) for arg in args)
+    return [match[2] for match in found if match is not None and (match[1].startswith("-") or match[3])]
 
 
 def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
@@ -44,8 +105,10 @@ def check_script(script: Path) -> None:
     if not script.is_file():
         raise ConfigError(f"there is no script {script}.")
     try:
-        tree = ast.parse(script.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError) as error:
+        tree = ast.parse(script.read_bytes())  # which may begin with a mark of its encoding, or name another
+    except OSError as error:
+        raise ConfigError(f"{script} cannot be read: {error.strerror}.") from None
+    except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{script} is not Python: {error}.") from None
     names = {
         name

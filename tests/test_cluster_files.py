@@ -49,8 +49,8 @@ def document(shape: dict[str, Any], **changed: Any) -> dict[str, Any]:
     }
 
 
-def plan_of(shape: dict[str, int]) -> Planned:
-    return planned(document(shape), CATALOG, "plan.json")
+def plan_of(shape: dict[str, int], spot: str = "all") -> Planned:
+    return planned(document(shape, spot=spot), CATALOG, "plan.json")
 
 
 RENDER: dict[str, Callable[[Planned], File]] = {
@@ -68,9 +68,12 @@ shapes = st.builds(
 )
 
 
-def rendered(kind: str, shape: dict[str, int]) -> dict[str, Any]:
+spots = st.sampled_from(["none", "cpu", "all"])
+
+
+def rendered(kind: str, shape: dict[str, int], spot: str = "all") -> dict[str, Any]:
     """The file as its reader sees it: comments and all went through YAML."""
-    file = RENDER[kind](plan_of(shape))
+    file = RENDER[kind](plan_of(shape, spot))
     read: dict[str, Any] = yaml.safe_load(file.text())
     assert read == file.document()
     return read
@@ -114,6 +117,68 @@ def test_any_planned_shape_makes_a_file_for_aws_with_its_nodes(shape: dict[str, 
         return
     assert (types["cpu-spot"]["min_workers"], types["cpu-spot"]["max_workers"]) == (cpus, cpus)
     assert (types["cpu-on-demand"]["min_workers"], types["cpu-on-demand"]["max_workers"]) == (0, cpus)
+
+
+@given(shape=shapes, spot=spots)
+def test_on_aws_as_many_nodes_as_planned_are_of_the_market_that_was_planned(shape: dict[str, int], spot: str) -> None:
+    types = accepted_by_ray(rendered("ray-aws", shape, spot))["available_node_types"]
+    kept: dict[str, list[bool]] = {"GPU": [], "CPU": []}
+    for name, each in types.items():
+        on_spot = each["node_config"].get("InstanceMarketOptions") == {"MarketType": "spot"}
+        assert each["labels"]["ray.io/market-type"] == ("spot" if on_spot else "on-demand")
+        if name != "head":
+            kept["GPU" if "GPU" in each["resources"] else "CPU"] += [on_spot] * each["min_workers"]
+    gpus, cpus = shape.values()
+    assert kept == {"GPU": [spot == "all"] * gpus, "CPU": [spot != "none"] * cpus}
+
+
+@given(shape=shapes, spot=spots)
+def test_pods_are_on_spot_nodes_where_that_was_planned_and_nowhere_else(shape: dict[str, int], spot: str) -> None:
+    manifest = rendered("kuberay", shape, spot)
+    KUBERAY.validate(manifest)
+    for group in manifest["spec"]["workerGroupSpecs"]:
+        planned_on_spot = spot == "all" or (spot == "cpu" and group["groupName"] == "cpu")
+        assert group["labels"]["ray.io/market-type"] == ("spot" if planned_on_spot else "on-demand")
+        pod = group["template"]["spec"]
+        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+        def taken(node: dict[str, str], terms: list[Any] = terms) -> bool:
+            return any(
+                all((node.get(e["key"]) in e["values"]) == (e["operator"] == "In") for e in term["matchExpressions"])
+                for term in terms
+            )
+
+        assert all(taken({key: value}) == planned_on_spot for key, value in kuberay.SPOT.items())
+        assert taken({}) == (not planned_on_spot)
+        assert taken({"karpenter.sh/capacity-type": "on-demand"}) == (not planned_on_spot)
+        tolerated = {each["key"] for each in pod["tolerations"]}
+        assert (set(kuberay.SPOT_TAINTS) <= tolerated) == planned_on_spot
+
+
+@pytest.mark.parametrize("kind", ["ray-aws", "kuberay"])
+def test_a_plan_without_a_word_on_spot_is_on_demand(kind: str) -> None:
+    old = planned(document(SHAPE), CATALOG, "plan.json")
+    assert RENDER[kind](old).text() == RENDER[kind](plan_of(SHAPE, "none")).text()
+
+
+@pytest.mark.parametrize(
+    ("spot", "prices"),
+    [
+        ("none", "at the plan's prices on demand"),
+        ("cpu", "at the plan's prices, spot for the CPU nodes"),
+        ("all", "at the plan's spot prices"),
+    ],
+)
+def test_the_head_says_of_which_prices_the_cost_is(spot: str, prices: str) -> None:
+    for kind in ("ray-aws", "kuberay"):
+        assert prices in re.sub(r"\s+#? *", " ", RENDER[kind](plan_of(SHAPE, spot)).text())
+
+
+def test_spot_capacity_may_be_asked_for_beside_a_plan(folder: Path) -> None:
+    done = offload_plan("--plan", "plan.json", "--emit", "ray-aws", "--spot", "all", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "gpu-spot" in yaml.safe_load(done.stdout)["available_node_types"]
+    assert "prices on demand, and less on spot capacity" in re.sub(r"\s+#? *", " ", done.stdout)
 
 
 @given(shape=shapes)
@@ -356,6 +421,45 @@ def test_the_commands_in_the_head_bring_the_cluster_up_by_hand(tmp_path: Path) -
     assert sorted(label["instance-type"] for label in labels) == ["ml.c5.4xlarge", "ml.g5.xlarge"]
 
 
+# --- the commands in the head -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", RENDER)
+def test_a_script_is_submitted_once_the_gpus_are_there_with_a_place_for_checkpoints(kind: str) -> None:
+    text = RENDER[kind](plan_of(SHAPE)).text()
+    (wait,) = re.findall(r"^# Wait: +(.*)$", text, re.MULTILINE)
+    assert "until" in wait
+    (launch,) = re.findall(r"^# +(offload launch ray .*)$", text, re.MULTILINE)
+    assert "--gpus-per-worker 1" in launch
+    assert "--storage-path s3://" in launch
+    assert text.index(wait) < text.index(launch)
+
+
+def test_the_token_is_fetched_once_the_operator_has_made_it(tmp_path: Path) -> None:
+    """The commands, run by a shell, with a stand-in for kubectl that knows the Secret at the third time of asking."""
+    text = RENDER["kuberay"](plan_of(SHAPE)).text()
+    _, after = text.split("kubectl apply -f cluster.yaml\n")
+    commands = re.sub("^# ", "", after.split("# Wait:")[0], flags=re.MULTILINE)
+    (tmp_path / "kubectl").write_text(
+        '#!/bin/sh\necho >> "$HOME/asked"\n[ $(wc -l < "$HOME/asked") -gt 2 ] || exit 1\necho c2VjcmV0\n'
+    )
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")
+    for name in ("kubectl", "sleep"):
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/bin:/usr/bin", "HOME": str(tmp_path)}
+    subprocess.run(["bash", "-c", commands], check=True, env=environment, timeout=30)
+    assert (tmp_path / ".offload" / "train" / "auth_token").read_text() == "secret"
+
+
+def test_hosts_that_ray_down_leaves_running_are_named() -> None:
+    def down(shape: dict[str, int]) -> str:
+        (line,) = re.findall(r"^# Down: +(.*)$", RENDER["hosts"](plan_of(shape)).text(), re.MULTILINE)
+        return str(line)
+
+    assert "then ray stop on the others" in down(SHAPE)
+    assert "the others" not in down({"ml.g5.xlarge": 1})
+
+
 # --- the token --------------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +471,11 @@ def test_the_command_in_the_head_makes_a_token_for_its_owner_alone(tmp_path: Pat
         ["bash", "-c", command], check=True, env={"PATH": "/bin:/usr/bin", "HOME": str(tmp_path)}, timeout=30
     )
     token = tmp_path / ".offload" / "train" / "auth_token"
+    first = token.read_text()
+    subprocess.run(
+        ["bash", "-c", command], check=True, env={"PATH": "/bin:/usr/bin", "HOME": str(tmp_path)}, timeout=30
+    )
+    assert token.read_text() == first, "a cluster that runs would refuse another"
     assert re.fullmatch(r"[0-9a-f]{64}\n", token.read_text())
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert stat.S_IMODE(token.parent.stat().st_mode) == 0o700
@@ -391,6 +500,7 @@ def test_the_command_in_the_head_makes_a_token_for_its_owner_alone(tmp_path: Pat
         (document({"ml.g5.xlrage": 1}), "no instance type 'ml.g5.xlrage'. Nearest: ml.g5.xlarge"),
         (document({"ml.g5.xlarge": 1.5}), "recommends 1.5 × ml.g5.xlarge"),
         (document({"ml.g5.xlarge": 10**7}), "a whole number from 0 to 1000"),
+        (document(SHAPE, spot="some"), "plan.json has spot 'some', and not one of none, cpu, all"),
         (document({"our box": 1}), "'our box' cannot be the label of a node"),
     ],
 )
@@ -480,6 +590,7 @@ def test_options_reach_the_file(folder: Path) -> None:
         (("--plan", "own.json", "--emit", "ray-aws", "--catalog", "own.toml"), "tower is no type of EC2 instances"),
         (("--plan", "plan.json"), "--plan plan.json is there for --emit"),
         (("--plan", "plan.json", "--emit", "hosts", *PROFILE), "--profile is for making one"),
+        (("--plan", "plan.json", "--emit", "hosts", "--spot", "all"), "--spot is for --emit ray-aws and kuberay"),
         (("--plan", "plan.json", "--emit", "hosts", "-o", "x.json"), "--output is for making one"),
         (("--plan", "plan.json", "--emit", "hosts", "--hosts", "none.txt"), "the hosts file none.txt cannot be read: No such"),
         (("--plan", "plan.json", "--emit", "hosts", "--hosts", "binary"), "the hosts file binary cannot be read"),

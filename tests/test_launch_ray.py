@@ -4,6 +4,7 @@ them that is none of its nodes."""
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -173,7 +174,11 @@ def test_the_same_script_runs_here_on_hosts_and_as_a_job(place: Place, tmp_path:
     job = place.launch(place.script, "--name", "same", "--json")
     assert job.returncode == 0, job.stderr
     document = json.loads(job.stdout)
-    assert (document["status"], document["exit_code"], document["run_dir"]) == ("SUCCEEDED", 0, "~/offload-runs/same")
+    assert (document["status"], document["exit_code"], document["run_dir"]) == (
+        "SUCCEEDED",
+        0,
+        f"~/offload-runs/{getpass.getuser()}/same",
+    )
     assert "built with a module beside the script" in job.stderr
     runs = [json.loads(text) for text in (here.stdout, there.stdout, place.read(document["run_dir"], "summary.json"))]
     assert {run["status"] for run in runs} == {"finished"}
@@ -187,7 +192,7 @@ def test_the_same_script_runs_here_on_hosts_and_as_a_job(place: Place, tmp_path:
 def test_numbers_of_workers_are_the_command_lines(place: Place) -> None:
     done = place.launch(place.script, "--name", "two", "--json", "--max-workers", "2", "--cpus-per-worker", "0.5")
     assert done.returncode == 0, done.stderr
-    summary = json.loads(place.read("~/offload-runs/two", "summary.json"))
+    summary = json.loads(place.read(f"~/offload-runs/{getpass.getuser()}/two", "summary.json"))
     assert summary["metrics"]["workers"] == 2
 
 
@@ -217,7 +222,10 @@ def test_ctrl_c_leaves_the_job_and_stop_commits_a_checkpoint_to_resume_from(plac
     assert "Traceback" not in said
 
     again = place.launch(*arguments)
-    assert f"the job {job[1]} runs in ~/offload-runs/stopped already: stop it first (--stop {job[1]})" in refusal(again)
+    assert (
+        f"the job {job[1]} runs in ~/offload-runs/{getpass.getuser()}/stopped already: stop it first (--stop {job[1]})"
+        in refusal(again)
+    )
     state = json.loads(place.launch("--status", job[1], "--json").stdout)
     assert (state["status"], state["exit_code"]) == ("RUNNING", None)
 
@@ -225,14 +233,17 @@ def test_ctrl_c_leaves_the_job_and_stop_commits_a_checkpoint_to_resume_from(plac
     assert stopped.returncode == 0, stopped.stderr
     assert (json.loads(stopped.stdout)["status"], json.loads(stopped.stdout)["exit_code"]) == ("STOPPED", 130)
     assert "a checkpoint is committed first" in stopped.stderr
-    summary = json.loads(place.read("~/offload-runs/stopped", "summary.json"))
+    summary = json.loads(place.read(f"~/offload-runs/{getpass.getuser()}/stopped", "summary.json"))
     assert summary["status"] == "interrupted"
     assert summary["checkpoint"] is not None
 
     (tmp_path / "go").touch()
     resumed = place.launch(*arguments)
     assert resumed.returncode == 0, resumed.stdout
-    events = [json.loads(line) for line in place.read("~/offload-runs/stopped", "events.jsonl").splitlines()]
+    events = [
+        json.loads(line)
+        for line in place.read(f"~/offload-runs/{getpass.getuser()}/stopped", "events.jsonl").splitlines()
+    ]
     assert [e["event"] for e in events if e["event"].startswith("run_")] == [
         "run_started", "run_finished", "run_resumed", "run_finished",
     ]  # fmt: skip

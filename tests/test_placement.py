@@ -130,6 +130,7 @@ def test_a_gpu_where_there_is_none() -> None:
     assert "the cluster has 0" in text
     assert "workers=0" not in text  # no remedy
     assert "use_gpu=False" in text
+    assert "--gpus-per-worker 0" in text
 
 
 def test_workers_that_fit_in_sum_but_on_no_node() -> None:

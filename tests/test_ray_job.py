@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import getpass
 import io
 import json
+import os
 import platform
+import random
 import re
 import shlex
 import socket
@@ -24,6 +27,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from launchers.asked import check_script, holds_a_login, names_a_secret
+from launchers.files import check_size
 from launchers.ray import bundle, client, entry, watch
 from launchers.ray.address import dashboard_url
 from launchers.ray.bundle import pack, read_requirements
@@ -51,6 +56,17 @@ def script(tmp_path: Path) -> Path:
 
 def run(*args: str | Path, env: dict[str, str | None] | None = None) -> Result:
     return CliRunner().invoke(main, ["launch", "ray", *map(str, args)], env={**NO_CLUSTER, **(env or {})})
+
+
+@contextlib.contextmanager
+def patched(environment: dict[str, str | None]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            if value is None:
+                patch.delenv(name, raising=False)
+            else:
+                patch.setenv(name, value)
+        yield
 
 
 def refused(*args: str | Path, env: dict[str, str | None] | None = None) -> str:
@@ -92,7 +108,17 @@ def test_a_dry_run_says_first_what_one_wants_to_know(script: Path) -> None:
     assert done.exit_code == 0, done.output
     assert re.search(r"command +exec python3 -m launchers.ray.entry \S+ run train_it.py ", done.output)
     assert re.search(r"upload +\d+\.\d MiB: the working directory and offload", done.output)
-    assert "--run-dir '~/offload-runs/train_it'" in done.output
+    assert f"--run-dir '~/offload-runs/{getpass.getuser()}/train_it'" in done.output
+
+
+def test_two_who_share_a_cluster_do_not_share_a_run(script: Path) -> None:
+    def directory(user: str) -> str:
+        done = run(script, "--dry-run", env={"LOGNAME": user})
+        return str(json.loads(done.output[done.output.index("\n{") :])["metadata"]["offload_run_dir"])
+
+    assert directory("ann") == "~/offload-runs/ann/train_it"
+    assert directory("bob@corp") == "~/offload-runs/bob-corp/train_it"
+    assert directory("..") == "~/offload-runs/user/train_it"
 
 
 def test_it_runs_where_nothing_else_of_it_is_installed(script: Path, tmp_path: Path) -> None:
@@ -140,11 +166,22 @@ def test_hidden_files_runs_environments_and_links_out_of_the_folder_stay_at_home
     }
 
 
+def test_links_that_stay_here_are_named(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "elsewhere").write_text("")
+    (script.parent / "to-data").symlink_to(tmp_path / "data")
+    (script.parent / "to-file").symlink_to(tmp_path / "elsewhere")
+    (script.parent / "within").symlink_to(script)
+    done = run(script, "--dry-run")
+    assert done.exit_code == 0
+    assert "links out of the folder, or to folders, do not travel: 'to-data', 'to-file'\n" in done.stderr
+
+
 # --- what is refused before any call ----------------------------------------------------------------------------------
 
 
 def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "LARGEST_BYTES", 3 << 20)
+    monkeypatch.setattr(bundle, "READ_BYTES", 3 << 20)
     (script.parent / "data.bin").write_bytes(bytes(4 << 20))
     assert re.search(r"MiB to upload .* at most 3 MiB are: .* Largest: data.bin \(4.0 MiB\), ", refused(script))
     (script.parent / "data.bin").unlink()
@@ -157,6 +194,43 @@ def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monk
     hidden = script.rename(script.parent / "runs" / "train_it.py")
     (hidden.parents[1] / "id_rsa").unlink()
     assert "train_it.py would not travel" in refused(hidden, "--working-dir", hidden.parents[1])
+
+
+@pytest.mark.parametrize("name", ["auth_token", "my_auth_token.txt", "service-account-7.json", "kubeconfig.yaml"])
+def test_files_that_let_somebody_in(script: Path, name: str) -> None:
+    (script.parent / name).write_text("x")
+    assert f"{name} looks like a key or a password" in refused(script)
+
+
+def test_the_clusters_token_does_not_travel_whatever_it_is_called(script: Path) -> None:
+    token = script.parent / "cluster"
+    token.write_text("0123456789")
+    assert "cluster looks like a key or a password" in refused(script, env={"RAY_AUTH_TOKEN_PATH": str(token)})
+
+
+def test_a_name_that_no_archive_can_hold(script: Path) -> None:
+    Path(os.fsdecode(os.fsencode(script.parent) + b"/caf\xe9.txt")).write_text("")
+    assert r"the name of 'caf\udce9.txt' in " in refused(script)
+
+
+def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone cannot be read, and would be uploaded with the script: No such file"):
+        check_size(tmp_path, {"gone": tmp_path / "gone"}, 1, "")
+
+
+def test_an_archive_that_the_dashboard_would_refuse_is_not_sent(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (script.parent / "noise.bin").write_bytes(random.Random(0).randbytes(2 << 20))
+    (script.parent / "zeros.bin").write_bytes(bytes(4 << 20))
+    monkeypatch.setattr(bundle, "PACKED_BYTES", 2 << 20)
+    text = refused(script)
+    assert re.search(r"makes an archive of 2\.\d MiB, and Ray's dashboard takes less than 2 MiB: ", text)
+    assert re.search(r"Largest, packed: noise.bin \(2.0 MiB\), \S+ \(0.\d MiB\), ", text)
+
+
+def test_the_limit_is_that_of_rays_dashboard() -> None:
+    from ray._private import ray_constants
+
+    assert bundle.PACKED_BYTES == ray_constants.DASHBOARD_CLIENT_MAX_SIZE
 
 
 @pytest.mark.parametrize(
@@ -172,11 +246,92 @@ def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monk
         (["--cpus-per-worker", "-1"], "--cpus-per-worker must be ≥ 0, found -1"),
         (["--gpus-per-worker", "1.5"], "--gpus-per-worker must be a whole number, or a share of one GPU, found 1.5"),
         (["--", "--api-key", "x"], "api-key looks like a secret"),
+        (["--", "-token", "abc"], "token looks like a secret"),
+        (["--", "model.token=abc"], "model.token looks like a secret"),
+        (["--", "+model.token=abc"], "model.token looks like a secret"),
+        (["--env", "MIRROR=https://me:hunter2@host/"], "--env MIRROR has an address with a password or a token in it"),
+        (["--storage-path", "s3://k:hunter2@host/b"], "--storage-path has an address with a password or a token in it"),
+        (["--", "3", "--db=postgres://me:hunter2@db/x"], "argument 2 behind -- has an address with a password"),
         ([], "--address is missing: that of the cluster's dashboard, such as http://head:8265"),
     ],
 )
 def test_options_that_cannot_be(script: Path, options: list[str], says: str) -> None:
-    assert says in refused(script, *options)
+    text = refused(script, *options)
+    assert says in text
+    assert "hunter2" not in text
+
+
+def test_a_token_in_a_requirement_is_not_shown(script: Path, tmp_path: Path) -> None:
+    needed = tmp_path / "needed.txt"
+    needed.write_text("einops\nmine @ git+https://hunter2@github.com/me/mine\n")
+    text = refused(script, "--requirements", needed)
+    assert "--requirements, package 2, has an address with a password or a token in it" in text
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token", "hf_token", "HF_TOKEN", "model.token", "authToken", "use_auth_token", "AWS_SESSION_TOKEN", "token_id", "PGPASSWORD",
+        "MYSQL_PWD", "pwd", "SMTP_PASS", "db-passwd", "GITHUB_PAT", "WANDB_KEY", "apikey", "apiKey", "OPENAI_API_KEY", "API_KEY_2",
+        "AZURE_STORAGE_CONNECTION_STRING", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "client-secret", "account_key",
+    ],
+)  # fmt: skip
+def test_names_of_secrets(name: str) -> None:
+    assert names_a_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer", "num-tokens", "max_tokens", "tokens-per-batch", "pad-token-id", "eos_token", "cls_token", "image_token_index",
+        "decoder_start_token_id", "mask-token", "key-frames", "keyboard", "KEYBOARD", "key", "image-key", "label_key", "sort.key",
+        "kms-key", "KMS_KEY_ID", "monkey", "forward-pass", "low_pass", "pass", "bypass", "compass", "PWD", "OLDPWD", "pattern", "patience",
+        "path", "string", "author", "secretary", "lr", "",
+    ],
+)  # fmt: skip
+def test_names_that_only_look_like_those_of_secrets(name: str) -> None:
+    assert not names_a_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("https://me:pw@host/simple", True),
+        ("--index-url https://token@host/simple", True),
+        ("git+https://token:x-oauth-basic@github.com/a/b", True),
+        ("git+https://token:@github.com/a/b", True),
+        ("redis://:pw@host", True),
+        ("ssh://me:pw@host", True),
+        ("https://${USER_NAME}:${PASSWORD}@host/simple", False),
+        ("https://${TOKEN}@host/simple", False),
+        ("git+https://git@github.com/a/b", False),
+        ("git+ssh://git@github.com/a/b", False),
+        ("ssh://me@host", False),
+        ("abfs://container@account.dfs.core.windows.net/runs", False),
+        ("s3://bucket/a@b", False),
+        ("https://host:8080/a@b", False),
+        ("https://host/path?mail=a@b.c", False),
+        ("me@example.com", False),
+    ],
+)
+def test_addresses_that_carry_a_login(text: str, found: bool) -> None:
+    assert holds_a_login(text) == found
+
+
+def test_what_a_script_is_told_is_no_secret(script: Path) -> None:
+    done = run(
+        script, "--dry-run", "--", "--tokenizer", "bert", "--pad-token-id=0", "-n", "-5", "image.key=jpg", "a=b=token"
+    )
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    "source", [b"\xef\xbb\xbfdef build(): ...\n", b"# coding: latin-1\nname = '\xe9'\ndef build(): ...\n"]
+)
+def test_a_script_may_be_in_any_encoding_that_python_reads(script: Path, source: bytes) -> None:
+    script.write_bytes(source)
+    check_script(script)
 
 
 def test_scripts_that_are_none(script: Path) -> None:
@@ -186,11 +341,48 @@ def test_scripts_that_are_none(script: Path) -> None:
     assert "defines no build()" in refused(script)
 
 
-@pytest.mark.parametrize("line", ["-r more.txt", "-e .", "./wheels/x.whl", "/wheels/x.whl", "--constraint=c.txt"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--status", "a", "--stop", "a"], "--status is of a job that was launched, and --stop has no effect there"),
+        (["x.py", "--status", "a"], "--status is of a job that was launched, and SCRIPT has no effect there"),
+        (["--stop", "a", "x.py"], "--stop is of a job that was launched, and SCRIPT has no effect there"),
+        (["--status", "a", "--dry-run"], "and --dry-run has no effect there"),
+        (["--stop", "a", "--name", "b"], "and --name has no effect there"),
+        (["--status", "a", "--no-wait"], "and --no-wait has no effect there"),
+        (["--status", ""], "--status is the id of a job, as the launch said it, found ''"),
+        (["--stop", ""], "--stop is the id of a job, as the launch said it, found ''"),
+    ],
+)
+def test_a_job_is_launched_or_looked_at_or_stopped(options: list[str], says: str) -> None:
+    assert says in refused(*options, "--address", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-r more.txt", "-rmore.txt", "--requirement=more.txt", "-c c.txt", "--constraint=c.txt", "-e .", "-e git+file:///x", "-f wheels",
+        "--find-links /wheels", "./wheels/x.whl", "/wheels/x.whl", "wheels/x.whl", "x-1-py3-none-any.whl", "x.whl ; python_version > '3'",
+        "file:///x.whl", "x @ file:///x.whl", "..",
+    ],
+)  # fmt: skip
 def test_requirements_that_lead_to_files_here(tmp_path: Path, line: str) -> None:
     (tmp_path / "needed.txt").write_text(f"click\n{line}\n")
     with pytest.raises(ConfigError, match=re.escape(f"has the line {line!r}")):
         read_requirements(tmp_path / "needed.txt")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "einops==0.8.0", "ray[data,train]>=2.60", "-f https://example.com/wheels", "--find-links=https://example.com/wheels",
+        "-e git+https://github.com/a/b#egg=b", "x @ https://example.com/x.whl", "git+https://github.com/a/b", "--extra-index-url https://x/y",
+        "-r https://example.com/more.txt", "--no-binary :all:", "x; sys_platform == 'linux'", "filelock==3.0",
+    ],
+)  # fmt: skip
+def test_requirements_that_the_nodes_can_reach(tmp_path: Path, line: str) -> None:
+    (tmp_path / "needed.txt").write_text(f"{line}\n")
+    assert read_requirements(tmp_path / "needed.txt") == [line]
 
 
 def test_an_address_is_a_dashboards() -> None:
@@ -246,7 +438,15 @@ def answering(asked: Asked) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with serving(Handler) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], receive_bytes: int | None = None) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if receive_bytes is not None:
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -308,6 +508,39 @@ def test_the_address_on_the_command_line_is_the_one_that_is_asked(script: Path) 
         assert f"at {url} runs Ray 2.40.0" in refused(script, "--address", url, env=env)
 
 
+def test_a_slow_link_may_take_longer_to_send_than_to_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes its time over each part of the body, in buffers much smaller than the body."""
+    monkeypatch.setattr(client, "REACH_S", 0.5)
+    taken = []
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(this_ray())
+
+        def do_PUT(self) -> None:
+            left = int(self.headers["Content-Length"])
+            paced = threading.Event()  # never set: it only paces
+            while left:
+                paced.wait(0.1)
+                left -= len(self.rfile.read(min(left, 1 << 20)))
+            taken.append(self.path)
+            self.answer("{}")
+
+        def answer(self, body: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Slow, receive_bytes=1 << 16) as url:
+        cluster = client.Cluster(url)
+        cluster.client._do_request("PUT", "/api/packages/gcs/x.zip", data=bytes(16 << 20))
+    assert taken == ["/api/packages/gcs/x.zip"]
+
+
 @pytest.mark.parametrize("answer", [None, b"SSH-2.0-OpenSSH\r\n"], ids=["hangs", "not HTTP"])
 def test_what_listens_says_nothing_or_something_else(
     script: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
@@ -334,6 +567,132 @@ def test_what_listens_says_nothing_or_something_else(
     for link in links:
         link.close()
     assert ("timed out" if answer is None else "is no Ray dashboard") in text
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "which cannot be read: No such file"), ("\n", "which is empty: put")]
+)
+def test_a_token_that_is_not_there_is_named_before_anything_is_asked(
+    script: Path, tmp_path: Path, content: str | None, says: str
+) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+    env: dict[str, str | None] = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": str(path)}
+    assert f"RAY_AUTH_TOKEN_PATH is {path}, {says}" in refused(script, "--address", "http://127.0.0.1:1", env=env)
+
+
+# --- a job, on a stand-in for Ray's dashboard -------------------------------------------------------------------------
+
+
+@dataclass
+class Dashboard:
+    """One job: what it printed by each time of asking, what it is in each state of, and how a POST is answered."""
+
+    logs: list[str]
+    statuses: list[str]
+    runtime_env: dict[str, object] | None = None
+    submitted: int = 200
+    tailed: int = 0
+
+
+@contextlib.contextmanager
+def dashboard(job: Dashboard) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/api/version":
+                self.answer(200, this_ray())
+            elif self.path == "/api/jobs/":
+                self.answer(200, "[]")
+            elif self.path.endswith("/logs/tail"):  # as a proxy does that knows no WebSocket
+                job.tailed += 1
+                self.answer(400, "no upgrade here")
+            elif self.path.endswith("/logs"):
+                self.answer(200, json.dumps({"logs": job.logs.pop(0) if len(job.logs) > 1 else job.logs[0]}))
+            elif self.path.startswith("/api/packages/"):
+                self.answer(200, "{}")
+            else:
+                status = job.statuses.pop(0) if len(job.statuses) > 1 else job.statuses[0]
+                details = {"type": "SUBMISSION", "submission_id": "train-1", "status": status, "entrypoint": "x"}
+                ended = {"driver_exit_code": 0} if status == "SUCCEEDED" else {}
+                self.answer(200, json.dumps({**details, **ended, "runtime_env": job.runtime_env}))
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.answer(200, '{"stopped": true}') if self.path.endswith("/stop") else self.answer(job.submitted, "x")
+
+        def answer(self, status: int, body: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("logs", "statuses"),
+    [
+        (["one\n", "one\ntwo\n", "one\ntwo\nthree\n"], ["RUNNING"] * 12 + ["SUCCEEDED"]),
+        (["one\ntwo\nthree\n"], ["SUCCEEDED"]),
+    ],
+    ids=["long", "ended at once"],
+)
+def test_where_no_websocket_passes_the_log_is_asked_for(logs: list[str], statuses: list[str]) -> None:
+    job, shown, said = Dashboard(logs=logs, statuses=statuses), list[str](), list[str]()
+    with dashboard(job) as url, patched(NO_CLUSTER):
+        end = watch.follow(client.Cluster(url), "train-1", shown.append, said.append, poll_s=0.05)
+    assert end["exit_code"] == 0
+    assert "".join(shown) == "one\ntwo\nthree\n"
+    assert len(said) == 1
+    assert re.search(r"the log of train-1 at \S+ broke off: 400, .*\. It is asked for every 0.05 s instead", said[0])
+    assert job.tailed == watch.FAILURES
+
+
+@pytest.mark.parametrize("status", [502, 504])
+def test_a_job_that_may_have_been_taken_is_named(script: Path, status: int) -> None:
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], submitted=status)) as url:
+        done = run(script, "--address", url)
+    assert done.exit_code == 1
+    assert re.search(
+        rf"it answered with {status}. train_it-\S+ may have been started: `.* --status train_it-\S+` shows it",
+        done.output,
+    )
+
+
+def test_a_job_that_does_not_stop_in_time_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LAST_LINES_S", 0.0)
+    environment: dict[str, object] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "0"}}
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], runtime_env=environment)) as url:
+        done = run("--stop", "train-1", "--address", url)
+        assert done.exit_code == 1
+        assert "train-1 still runs, longer than it was given to stop" in done.output
+        assert run("--stop", "train-1", "--no-wait", "--address", url).exit_code == 0
+
+
+@pytest.mark.parametrize("environment", [None, {}, {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "soon"}}])
+def test_a_job_of_somebody_else_has_rays_patience(environment: dict[str, object] | None) -> None:
+    job = Dashboard(logs=[""], statuses=["RUNNING", "STOPPED"], runtime_env=environment)
+    with dashboard(job) as url:
+        done = run("--stop", "raysubmit_1", "--address", url)
+    assert done.exit_code == 0, done.output
+    assert "is given 3 s" in done.output
+
+
+def test_ctrl_c_while_a_job_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", pressed)
+    with dashboard(Dashboard(logs=[""], statuses=["RUNNING"])) as url:
+        done = run("--stop", "train-1", "--address", url)
+    assert done.exit_code == 130
+    assert "train-1 is being stopped" in done.output
+    assert "goes on" not in done.output
 
 
 # --- how a job ended --------------------------------------------------------------------------------------------------

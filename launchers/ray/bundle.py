@@ -16,21 +16,28 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers.files import bytes_of, check_size, files_of
+from launchers.files import bytes_of, check_size, files_of, largest, links_left
 from offload.errors import ConfigError
 
-LARGEST_BYTES = 200 << 20
-"""Half of what Ray takes at most (``RAY_max_grpc_message_size``): its head keeps archives in memory."""
+READ_BYTES = 200 << 20
+"""Of files, at most: they are packed in memory."""
+PACKED_BYTES = 100 << 20
+"""Ray's dashboard takes requests below this (``DASHBOARD_CLIENT_MAX_SIZE``)."""
+_WHERE_DATA_BELONG = (
+    "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own"
+)
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that the format knows
-_OF_A_FILE_HERE = re.compile(r"(-r|--requirement|-c|--constraint|-e|--editable|-f|--find-links)\b|\.{0,2}/|file:")
+_OPTION = re.compile(r"(-[rcef]|--(?:requirement|constraint|editable|find-links)(?=[\s=]|$))[\s=]*(.*)")
+_OF_VERSION_CONTROL = re.compile(r"(git|hg|svn|bzr)\+(?!file:)[a-z+]+://")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """``script``: the name of the user's script within the archive."""
+    """``script``: the name of the user's script within the archive. ``links_left``: links in the folder that stay at home."""
 
     archive: bytes
     script: str
+    links_left: tuple[str, ...]
 
 
 def pack(script: Path, working_dir: Path | None = None) -> Bundle:
@@ -53,15 +60,10 @@ def pack(script: Path, working_dir: Path | None = None) -> Bundle:
     )
     if name not in files:
         raise ConfigError(
-            f"{script} would not travel: hidden files and folders called runs, checkpoints, build or dist, and virtual "
-            "environments, stay here. Move it elsewhere below --working-dir."
+            f"{script} would not travel: hidden files, links out of the folder, folders called runs, checkpoints, build, dist, "
+            "node_modules or *.egg-info, and virtual environments, stay here. Move it elsewhere below --working-dir."
         )
-    check_size(
-        folder,
-        files,
-        LARGEST_BYTES,
-        "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own",
-    )
+    check_size(folder, files, READ_BYTES, _WHERE_DATA_BELONG)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for each in sorted(files):
@@ -69,7 +71,14 @@ def pack(script: Path, working_dir: Path | None = None) -> Bundle:
             member.compress_type = zipfile.ZIP_DEFLATED
             member.external_attr = (0o755 if os.access(files[each], os.X_OK) else 0o644) << 16
             archive.writestr(member, bytes_of(files[each]))
-    return Bundle(archive=buffer.getvalue(), script=name)
+    packed = buffer.getvalue()
+    if len(packed) >= PACKED_BYTES:
+        sizes = {member.filename: member.compress_size for member in archive.infolist()}
+        raise ConfigError(
+            f"{folder} makes an archive of {len(packed) / 2**20:,.1f} MiB, and Ray's dashboard takes less than "
+            f"{PACKED_BYTES >> 20} MiB: {_WHERE_DATA_BELONG}. Largest, packed: {largest(sizes)}."
+        )
+    return Bundle(archive=packed, script=name, links_left=tuple(links_left(folder)))
 
 
 def read_requirements(path: Path) -> list[str]:
@@ -82,9 +91,22 @@ def read_requirements(path: Path) -> list[str]:
         raise ConfigError(f"--requirements {path} cannot be read: {reason}.") from None
     lines = [re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.replace("\\\n", " ").splitlines()]
     for line in filter(None, lines):
-        if _OF_A_FILE_HERE.match(line):
+        if _leads_here(line):
             raise ConfigError(
                 f"--requirements {path} has the line {line!r}, which leads to files of this machine, and pip runs on the cluster's "
                 "nodes: write the packages into the one file."
             )
     return [line for line in lines if line]
+
+
+def _leads_here(line: str) -> bool:
+    """Whether a line of a requirements file names a file or a folder of this machine."""
+    if "file:" in line.lower():
+        return True
+    if option := _OPTION.match(line):
+        name, value = option.groups()
+        if name in ("-e", "--editable"):
+            return not _OF_VERSION_CONTROL.match(value)
+        return not value.startswith(("http://", "https://"))
+    what = line.partition(";")[0].strip()
+    return "://" not in what and ("/" in what or what.startswith(".") or what.endswith((".whl", ".zip", ".tar.gz")))

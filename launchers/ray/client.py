@@ -21,7 +21,12 @@ from offload.errors import ConfigError, OffloadError
 
 REACH_S = 5.0
 ANSWER_S = 60.0
-NEEDS = "The head needs ray[default] (pip install 'ray[default]') and its dashboard on (ray start --head --dashboard-host=0.0.0.0)."
+SEND_S = 900.0
+"""For a request to be sent, once the cluster was reached: the archive may be large and the link slow."""
+NEEDS = (
+    "The head needs ray[default] (pip install 'ray[default]'), and its dashboard must be reachable: through ssh (ssh -L "
+    "8265:127.0.0.1:8265 head, and --address http://127.0.0.1:8265), or RAY_AUTH_MODE=token ray start --head --dashboard-host=0.0.0.0."
+)
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 COMES_FIRST = "RAY_API_SERVER_ADDRESS"
 _STATUS = re.compile(r"Request failed with status code (\d+): (.*)", re.DOTALL)
@@ -41,11 +46,13 @@ class Cluster:
         address: of its dashboard.
 
     Raises:
-        ConfigError: where nothing answers there, no dashboard does, the token is refused, or another Ray runs there.
+        ConfigError: where the token's file cannot be read, nothing answers there, no dashboard does, the token is refused, or another
+            Ray runs there.
     """
 
     def __init__(self, address: str) -> None:
         self.url = dashboard_url(address)
+        _check_token_file()
         self.client: Any = self._connected()
         self.ray_version = str(self.client._server_ray_version)
         self._check_version()
@@ -77,6 +84,11 @@ class Cluster:
         """Ask a job to stop. Raises as :meth:`describe` does."""
         with self._asking(f"stop the job {job_id}", job_id):
             self.client.stop_job(job_id)
+
+    def log_so_far(self, job_id: str) -> str:
+        """All that a job has printed. Raises as :meth:`describe` does."""
+        with self._asking(f"show the log of {job_id}", job_id):
+            return str(self.client.get_job_logs(job_id))
 
     async def log(self, job_id: str) -> AsyncIterator[str]:
         """What a job prints, from its beginning to its end. Raises Unreachable where the connection is lost before."""
@@ -145,13 +157,27 @@ class Cluster:
                 raise ConfigError(
                     f"there is no job {job_id} at {self.url}: `ray job list` shows those that are."
                 ) from None
-            if (
-                job_id is not None and status is not None and status.startswith("5")
-            ):  # a head, or a proxy, that starts anew
+            # A head, or a proxy, that starts anew; 500 is also what Ray says of a job that it does not take.
+            if status is not None and status.startswith("5") and (job_id is not None or status != "500"):
                 raise Unreachable(f"the Ray cluster at {self.url} did not {what}: it answered with {status}.") from None
             last = (text.strip().splitlines() or ["it did not say why"])[-1].rstrip(".")
             hint = f" {NEEDS}" if status in ("404", "405") or "agent" in last else ""
             raise ConfigError(f"the Ray cluster at {self.url} did not {what}: {last}.{hint}") from None
+
+
+def _check_token_file() -> None:
+    """Raise ConfigError where the token is to come from a file that holds none."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if not path or os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
+        return
+    try:
+        found = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"RAY_AUTH_TOKEN_PATH is {path}, which cannot be read: {error.strerror}. Set it to the file that holds the cluster's token."
+        ) from None
+    if not found:
+        raise ConfigError(f"RAY_AUTH_TOKEN_PATH is {path}, which is empty: put the cluster's token there.")
 
 
 def check_installed() -> None:
@@ -171,7 +197,9 @@ def _client(url: str) -> Any:
         answer_s = REACH_S
 
         def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
-            return super()._do_request(method, endpoint, **{"timeout": (REACH_S, self.answer_s), **more})
+            # urllib3 goes by the time for connecting while it sends, all of the body in one call.
+            send_s = REACH_S if more.get("data") is None else SEND_S
+            return super()._do_request(method, endpoint, **{"timeout": (send_s, self.answer_s), **more})
 
     for name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
         logging.getLogger(name).setLevel(logging.ERROR)  # it tells of each upload

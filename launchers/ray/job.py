@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
-from launchers.asked import names_a_secret, options_in
+from launchers.asked import holds_a_login, names_a_secret, options_in
 from offload.errors import ConfigError
 from offload.train.config import WorkerOverrides
 
@@ -23,7 +23,9 @@ RUNS = "~/offload-runs"
 """Where runs lie on the cluster's head. Ray removes a job's working directory when the job has ended."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 300
-"""How long a job that is stopped may take to commit a checkpoint before Ray kills it. Ray's own 3 s are too short for any."""
+"""How long a job that is stopped may take to commit a checkpoint before Ray kills it."""
+STOP_WAIT_OF_RAY_S = 3
+"""What Ray gives a job that says nothing of it: too short for any checkpoint."""
 RUN_DIR, NAME = "offload_run_dir", "offload_name"
 """What the job's metadata say of it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -35,9 +37,11 @@ class Job:
 
     Args:
         name: of the run; the job's id begins with it.
+        user: who launches; on a cluster that is shared two may have runs of one name.
         script: relative to the working directory.
         args: for the script.
-        run_dir: on the cluster's head, ``~`` being the home directory there; None: a folder of this name below ``RUNS``.
+        run_dir: on the cluster's head, ``~`` being the home directory there; None: a folder
+            of this user and name below ``RUNS``.
         storage_path: where checkpoints go; None: what the script says, or the run directory.
         overwrite: whether to replace the run that the directory holds.
         workers: what is said of them in place of the script's Trainer.
@@ -49,6 +53,7 @@ class Job:
     """
 
     name: str
+    user: str
     script: str
     args: tuple[str, ...] = ()
     run_dir: str | None = None
@@ -66,20 +71,32 @@ class Job:
                 f"--run-dir {self.run_dir} is relative, and a job's working directory is removed when it has ended: pass an absolute "
                 f"path on the cluster's head, or one below ~/."
             )
-        for name in (*self.environment, *options_in(self.args)):
-            if names_a_secret(name):
-                raise ConfigError(
-                    f"{name} looks like a secret, and whoever sees the cluster's dashboard could read it: set it where the nodes are "
-                    "started, or let the script fetch it from a secret store."
-                )
+        self._check_secrets()
         wait = self.environment.get(STOP_WAIT, str(STOP_WAIT_S))
         if not (wait.isascii() and wait.isdigit()):
             raise ConfigError(f"--env {STOP_WAIT} is a whole number of seconds, found {wait!r}.")
 
+    def _check_secrets(self) -> None:
+        remedy = (
+            "and whoever sees the cluster's dashboard could read it: set it where the nodes are started, or let the script fetch "
+            "it from a secret store."
+        )
+        for name in (*self.environment, *options_in(self.args)):
+            if names_a_secret(name):
+                raise ConfigError(f"{name} looks like a secret, {remedy}")
+        for where, text in (
+            *((f"--env {name}", value) for name, value in self.environment.items()),
+            *((f"--requirements, package {number},", line) for number, line in enumerate(self.requirements, start=1)),
+            ("--storage-path", self.storage_path or ""),
+            *((f"argument {number} behind --", text) for number, text in enumerate(self.args, start=1)),
+        ):
+            if holds_a_login(text):
+                raise ConfigError(f"{where} has an address with a password or a token in it, {remedy}")
+
     @property
     def run_dir_there(self) -> str:
         """The run directory, as the cluster's head is told."""
-        return str(PurePosixPath(self.run_dir or f"{RUNS}/{self.name}"))
+        return str(PurePosixPath(self.run_dir or f"{RUNS}/{self.user}/{self.name}"))
 
     @property
     def entrypoint(self) -> str:
@@ -128,6 +145,6 @@ def job_id(name: str, now: datetime) -> str:
     return f"{name}-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03d}"
 
 
-def run_name(stem: str) -> str:
-    """A name for the run of a script that is called so."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100] or "run"
+def run_name(stem: str, otherwise: str = "run") -> str:
+    """A name for the run of a script that is called so, or for a user's folder; ``otherwise`` where no letter can be kept."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100] or otherwise

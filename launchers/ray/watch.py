@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from launchers.ray.client import ENDED, Cluster, Unreachable
-from launchers.ray.job import NAME, RUN_DIR, STOP_WAIT, STOP_WAIT_S
+from launchers.ray.job import NAME, RUN_DIR, STOP_WAIT, STOP_WAIT_OF_RAY_S
 from offload.errors import RunError
 
 SCHEMA = "offload.ray-job/1"
@@ -20,6 +20,7 @@ POLL_S = 2.0
 LAST_LINES_S = 10.0  # that a job's log may take to end after the job has
 SILENCE_S = 600.0  # without an answer before a cluster is given up
 INTERRUPTED = 130
+FAILURES = 2  # of the log's connection, one after the other and without a word, after which it is asked for instead
 _NOT_STARTED = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 
 Say = Callable[[str], None]
@@ -68,18 +69,24 @@ def _reason(details: Any) -> str:
 
 
 def stop(cluster: Cluster, job_id: str, say: Say, *, wait: bool, poll_s: float = POLL_S) -> dict[str, Any]:
-    """Ask a job to stop, and with ``wait`` wait until it has. Returns its state."""
+    """Ask a job to stop, and with ``wait`` wait until it has, as long as it is given. Returns its state."""
     details = cluster.describe(job_id)
     if str(details.status) in ENDED:
         return state(cluster, details)
     cluster.stop(job_id)
-    given_s = int(((details.runtime_env or {}).get("env_vars") or {}).get(STOP_WAIT, STOP_WAIT_S))
+    given_s = _stop_wait_s(details)
     say(f"stopping {job_id}: a checkpoint is committed first, for which it is given {given_s} s")
     until = time.monotonic() + given_s + LAST_LINES_S
     while wait and str(details.status) not in ENDED and time.monotonic() < until:
         time.sleep(poll_s)
         details = cluster.describe(job_id)
     return state(cluster, details)
+
+
+def _stop_wait_s(details: Any) -> int:
+    """How long Ray waits for a job that is to stop: one of somebody else may say nothing of it, or anything."""
+    said = str(((details.runtime_env or {}).get("env_vars") or {}).get(STOP_WAIT, ""))
+    return int(said) if said.isascii() and said.isdigit() else STOP_WAIT_OF_RAY_S
 
 
 def follow(cluster: Cluster, job_id: str, show: Say, say: Say, poll_s: float = POLL_S) -> dict[str, Any]:
@@ -97,6 +104,7 @@ class _Follower:
     def __init__(self, cluster: Cluster, job_id: str, show: Say, say: Say, poll_s: float) -> None:
         self._cluster, self._job_id, self._show, self._say, self._poll_s = cluster, job_id, show, say, poll_s
         self._shown = 0  # characters
+        self._failures = 0
 
     async def follow(self) -> dict[str, Any]:
         log = asyncio.create_task(self._log())
@@ -116,32 +124,62 @@ class _Follower:
                 else:
                     answered_at = time.monotonic()
                     ended = str(details.status) in ENDED
+                    if _broke_off(log):
+                        self._count(log)
                     if lost or (log.done() and not ended) or _broke_off(log):
                         if lost:
                             self._say(f"{self._cluster.url} answers again")
                         log, lost = await self._anew(log), False
                     if ended:
-                        await asyncio.wait([log], timeout=LAST_LINES_S)
+                        await self._last_lines(log)
                         return state(self._cluster, details)
                 await asyncio.sleep(self._poll_s)
         finally:
             log.cancel()
             await asyncio.gather(log, return_exceptions=True)
 
+    async def _last_lines(self, log: asyncio.Task[None]) -> None:
+        await asyncio.wait([log], timeout=LAST_LINES_S)
+        while _broke_off(log) and self._failures < FAILURES:
+            self._count(log)
+            log = await self._anew(log)
+            await asyncio.wait([log], timeout=LAST_LINES_S)
+
     async def _anew(self, log: asyncio.Task[None]) -> asyncio.Task[None]:
         log.cancel()
         await asyncio.gather(log, return_exceptions=True)
         return asyncio.create_task(self._log())
 
+    def _count(self, log: asyncio.Task[None]) -> None:
+        self._failures += 1
+        if self._failures == FAILURES:
+            self._say(f"{log.exception()} It is asked for every {self._poll_s:g} s instead")
+
     async def _log(self) -> None:
         """Show what was not shown yet. A log is told from its beginning on every connection."""
+        if self._failures >= FAILURES:
+            await self._ask()
+            return
         told = 0
         async for text in self._cluster.log(self._job_id):
+            self._failures = 0
             new = text[max(self._shown - told, 0) :]
             told += len(text)
             if new:
                 self._shown = told
                 self._show(new)
+
+    async def _ask(self) -> None:
+        """Where no connection stays: the log as it is, again and again, until the job has ended."""
+        while True:
+            details = await asyncio.to_thread(self._cluster.describe, self._job_id)
+            text = await asyncio.to_thread(self._cluster.log_so_far, self._job_id)
+            new, self._shown = text[self._shown :], max(self._shown, len(text))
+            if new:
+                self._show(new)
+            if str(details.status) in ENDED:
+                return
+            await asyncio.sleep(self._poll_s)
 
 
 def _broke_off(log: asyncio.Task[None]) -> bool:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from offload.cli.given import given
 from offload.errors import ConfigError
 from offload.model.catalog import Catalog
+from offload.model.plans import Spot
 
 KINDS = ("ray-aws", "kuberay", "hosts")
 NEEDS = {
@@ -47,7 +48,7 @@ def emit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Emission:
-    """What is to be printed, and the options of it."""
+    """What is to be printed, and the options of it. ``spot``: what was said beside the plan; None: as it says itself."""
 
     kind: str
     cluster: str
@@ -55,6 +56,7 @@ class Emission:
     ami: str | None
     image: str | None
     hosts: tuple[str, ...] | None
+    spot: Spot | None
 
     def of(self, plan: Any, catalog: Catalog, source: str) -> str:
         """The file for a plan. Raises ConfigError for what is no plan, or one that this kind of cluster cannot be made for."""
@@ -62,7 +64,7 @@ class Emission:
         from launchers.ray.cluster_files.planned import planned
         from launchers.ray.cluster_files.software import installed
 
-        found, software = planned(plan, catalog, source), installed()
+        found, software = planned(plan, catalog, source, self.spot), installed()
         match self.kind:
             case "ray-aws":
                 file = aws.cluster_file(
@@ -75,15 +77,6 @@ class Emission:
         return file.text()
 
 
-def given(ctx: click.Context) -> list[click.Parameter]:
-    """What was said on the command line."""
-    return [
-        param
-        for param in ctx.command.params
-        if ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-    ]
-
-
 def emission(
     ctx: click.Context,
     kind: str | None,
@@ -93,6 +86,7 @@ def emission(
     ami: str | None,
     image: str | None,
     hosts_path: Path | None,
+    spot: Spot | None,
 ) -> Emission | None:
     """What was asked for; None without --emit.
 
@@ -119,7 +113,7 @@ def emission(
     if image is not None and not re.fullmatch(r"\S+", image):
         raise ConfigError(f"--image is the name of a container image, such as registry/mine:1, found {image!r}.")
     return Emission(
-        kind=kind, cluster=cluster, region=region, ami=ami, image=image,
+        kind=kind, cluster=cluster, region=region, ami=ami, image=image, spot=spot,
         hosts=None if hosts_path is None else _hosts(hosts_path),
     )  # fmt: skip
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import getpass
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from offload.cli.given import given
 from offload.cli.output import INTERRUPTED, Emit, stdout_for_json
-from offload.errors import ConfigError
+from offload.errors import ConfigError, RunError
 from offload.report.job_text import format_ray_job, format_ray_request
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from launchers.ray.job import Job
 
 FILE = click.Path(path_type=Path)
+OF_A_JOB = {"status_of": ("address", "as_json"), "stop_job": ("address", "as_json", "no_wait")}
+"""What can be said beside --status and --stop."""
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -35,7 +40,7 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--env", "environment", multiple=True, metavar="NAME=VALUE", help="For the job's processes. No secrets: they would be visible.",
 )  # fmt: skip
-@click.option("--run-dir", help="On the cluster's head (default: ~/offload-runs/NAME).")
+@click.option("--run-dir", help="On the cluster's head (default: ~/offload-runs/USER/NAME).")
 @click.option(
     "--storage-path", metavar="URI", help="Where checkpoints go; on several nodes one that all of them reach."
 )
@@ -47,7 +52,10 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one document on stdout: the job's state, or the request (--dry-run)."
 )
+@click.pass_context
 def ray(
+    ctx: click.Context,
+    /,
     script: Path | None,
     args: tuple[str, ...],
     address: str | None,
@@ -69,12 +77,32 @@ def ray(
     running. The same command again resumes a run that did not finish.
     """  # fmt: skip
     with stdout_for_json(as_json) as emit:
-        if status_of or stop_job:
+        _check_together(ctx)
+        if status_of is not None or stop_job is not None:
             _look_at(_cluster(address), status_of, stop_job, no_wait, emit)
             return
         if script is None:
-            raise ConfigError("SCRIPT is missing: a Python file that defines build() -> offload.Trainer.")
+            raise ConfigError(
+                "SCRIPT is missing: a Python file that defines build() -> offload.Trainer. (Or --status ID, or --stop ID.)"
+            )
         _launch(script, args, address, no_wait, dry_run, asked, emit)
+
+
+def _check_together(ctx: click.Context) -> None:
+    """Raise ConfigError for more than one of SCRIPT, --status and --stop, and for what has no effect beside the latter two."""
+    said = {str(param.name): param for param in given(ctx)}
+    for name, goes_with in OF_A_JOB.items():
+        if name not in said:
+            continue
+        option = said[name].opts[0]
+        for other, param in said.items():
+            if other != name and other not in goes_with and ctx.params[other] not in (None, ()):
+                what = param.opts[0] if isinstance(param, click.Option) else str(param.name).upper()
+                raise ConfigError(
+                    f"{option} is of a job that was launched, and {what} has no effect there: leave one away."
+                )
+        if not re.fullmatch(r"[^\s/?#]+", ctx.params[name]):
+            raise ConfigError(f"{option} is the id of a job, as the launch said it, found {ctx.params[name]!r}.")
 
 
 def _launch(
@@ -82,10 +110,13 @@ def _launch(
 ) -> None:  # fmt: skip
     from launchers.asked import check_script
     from launchers.ray.bundle import pack
+    from launchers.ray.client import Unreachable
     from launchers.ray.job import job_id
 
     check_script(script)
     bundle = pack(script, asked.pop("working_dir"))
+    if bundle.links_left:
+        _say(f"links out of the folder, or to folders, do not travel: {', '.join(map(ascii, bundle.links_left))}")
     job = _job(bundle.script, args, **asked)
     identity = job_id(job.name, datetime.now(UTC))
     if dry_run:
@@ -97,6 +128,8 @@ def _launch(
         raise ConfigError(
             f"the job {other} runs in {job.run_dir_there} already: stop it first (--stop {other}), or choose another --name."
         )
+    how = f"offload launch ray --address {cluster.url}"
+    then = f"`{how} --status {identity}` shows it, `{how} --stop {identity}` stops it."
     started = False
     try:
         cluster.submit(job, identity, bundle.archive)
@@ -104,12 +137,10 @@ def _launch(
         _say(f"started {identity} at {cluster.url}; its run directory is {job.run_dir_there} on the cluster's head")
         document = _seen(cluster, identity, no_wait)
     except KeyboardInterrupt:
-        how = f"offload launch ray --address {cluster.url}"
-        _say(
-            f"{identity} {'goes on' if started else 'may have been started'}: `{how} --status {identity}` shows it, "
-            f"`{how} --stop {identity}` stops it."
-        )
+        _say(f"{identity} {'goes on' if started else 'may have been started'}: {then}")
         raise click.exceptions.Exit(INTERRUPTED) from None
+    except (Unreachable, RunError) as error:  # the cluster may have taken what it did not answer to
+        raise RunError(f"{error} {identity} {'was' if started else 'may have been'} started: {then}") from None
     emit(document, format_ray_job(document))
     if not no_wait and document["exit_code"]:
         raise click.exceptions.Exit(document["exit_code"])
@@ -126,11 +157,19 @@ def _seen(cluster: Cluster, job_id: str, no_wait: bool) -> dict[str, Any]:
 def _look_at(cluster: Cluster, status_of: str | None, stop_job: str | None, no_wait: bool, emit: Emit) -> None:
     from launchers.ray import watch
 
-    if stop_job:
-        document = watch.stop(cluster, stop_job, _say, wait=not no_wait)
-    else:
+    if stop_job is None:
         document = watch.state(cluster, cluster.describe(str(status_of)))
+    else:
+        try:
+            document = watch.stop(cluster, stop_job, _say, wait=not no_wait)
+        except KeyboardInterrupt:
+            how = f"offload launch ray --address {cluster.url} --status {stop_job}"
+            _say(f"{stop_job} is being stopped, if it was asked to: `{how}` shows it.")
+            raise click.exceptions.Exit(INTERRUPTED) from None
     emit(document, format_ray_job(document))
+    if stop_job is not None and not no_wait and document["exit_code"] is None:
+        _say(f"{stop_job} still runs, longer than it was given to stop: look at it with --status, and at its log.")
+        raise click.exceptions.Exit(RunError.exit_code)
 
 
 def _cluster(address: str | None) -> Cluster:
@@ -164,6 +203,7 @@ def _job(
 
     return Job(
         name=name or run_name(Path(script).stem),
+        user=_user(),
         script=script,
         args=args,
         workers=WorkerOverrides(
@@ -173,6 +213,15 @@ def _job(
         environment=pairs_of(environment, "--env"),
         **same,
     )
+
+
+def _user() -> str:
+    from launchers.ray.job import run_name
+
+    try:
+        return run_name(getpass.getuser(), "user")
+    except (KeyError, OSError):  # a number without a name, as in some containers
+        return "user"
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from offload.cli import stale
-from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options, given
+from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options
+from offload.cli.given import given
 from offload.cli.output import stdout_for_json
 from offload.errors import ConfigError
 from offload.model.catalog import Catalog
@@ -59,7 +60,7 @@ class Pair(click.ParamType):  # type: ignore[type-arg]
 
 
 FILE = click.Path(path_type=Path)
-OF_A_MADE_PLAN = ("plan_path", "catalog_path", *EMIT_PARAMETERS)
+OF_A_MADE_PLAN = ("plan_path", "catalog_path", "spot", *EMIT_PARAMETERS)
 """What can be said where nothing is planned any more."""
 
 
@@ -94,7 +95,7 @@ OF_A_MADE_PLAN = ("plan_path", "catalog_path", *EMIT_PARAMETERS)
     type=click.Choice(["none", "cpu", "all"]),
     default="none",
     show_default=True,
-    help="Which nodes are spot capacity.",
+    help="Which nodes are spot capacity (with --plan: instead of what it says).",
 )
 @click.option(
     "--gpu-speed", type=float, metavar="X", help="The planned GPU is X times as fast as the profile's device."
@@ -149,8 +150,9 @@ def plan(
     """
     with stdout_for_json(as_json) as emit:
         to_emit = emission(
-            ctx, emit_kind, cluster=cluster_name, region=region, ami=ami, image=image, hosts_path=hosts_path
-        )
+            ctx, emit_kind, cluster=cluster_name, region=region, ami=ami, image=image, hosts_path=hosts_path,
+            spot=asked["spot"] if "spot" in (param.name for param in given(ctx)) else None,
+        )  # fmt: skip
         if plan_path is not None:
             _emit_of_plan(ctx, plan_path, to_emit, load_catalog(catalog_path))
             return
@@ -193,6 +195,8 @@ def _emit_of_plan(ctx: click.Context, path: Path, to_emit: Emission | None, cata
     if to_emit is None:
         raise ConfigError(f"--plan {path} is there for --emit: add --emit ray-aws, kuberay or hosts.")
     for param in given(ctx):
+        if param.name == "spot" and to_emit.kind == "hosts":
+            raise ConfigError("--spot is for --emit ray-aws and kuberay: hosts of your own are what they are.")
         if param.name not in OF_A_MADE_PLAN:
             raise ConfigError(
                 f"--plan {path} is a plan already, and {param.opts[-1]} is for making one: leave one of the two away."

@@ -166,7 +166,7 @@ def place_workers(
             f"{asked} ask{'s' if least == 1 else ''} for {_gpus(worker.gpus * least)} ({worker.gpus:g} each), but the "
             f"cluster has {total_gpus:g} and cannot grow: {fewer}. Or add GPU nodes (a cluster with an autoscaler is asked for them with "
             "adaptation=offload.Adaptation(autoscale_workers=True)), or train on CPUs with "
-            "scaling_config=ray.train.ScalingConfig(use_gpu=False)."
+            "scaling_config=ray.train.ScalingConfig(use_gpu=False), or --gpus-per-worker 0."
         )
     if _fill(nodes, worker, least) is None:
         others = "".join(f", {amount:g} {name}" for name, amount in worker.others.items() if amount)

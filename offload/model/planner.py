@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from offload.model.advice import explain, network_warnings, price_warnings, spot
 from offload.model.catalog import Catalog, NodeType, Shape
 from offload.model.checks import check_count, check_number
 from offload.model.overlap import Floats, overlapped
-from offload.model.plans import Candidate, Objective, Plan
+from offload.model.plans import Candidate, Objective, Plan, Spot
 from offload.model.profile import Profile
 from offload.model.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, search
 from offload.model.step_time import StepTime
-
-Spot = Literal["none", "cpu", "all"]
 
 MOST_LISTED = 10_000
 AS_FAST = 0.005  # a shape this little slower than the fastest is as fast: a last node that hardly helps is not bought
@@ -97,6 +95,7 @@ def plan(
     compared = [] if alternative is None else [catalog[name] for name in alternative.shape]
     return Plan(
         objective=job.objective,
+        spot=job.spot,
         candidates=tuple(candidates),
         recommended=candidates.index(recommended),
         baseline=candidates.index(baseline),

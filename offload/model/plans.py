@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 SCHEMA = "offload.plan/1"
 Objective = Literal["cost", "time"]
+Spot = Literal["none", "cpu", "all"]
+"""Which nodes are spot capacity: none, those that only preprocess, or the GPU nodes too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,7 @@ class Plan:
     """
 
     objective: Objective
+    spot: Spot
     candidates: tuple[Candidate, ...]
     recommended: int
     baseline: int
@@ -74,6 +77,7 @@ class Plan:
         return {
             "schema": SCHEMA,
             "objective": self.objective,
+            "spot": self.spot,
             "candidates": [candidate.document() for candidate in self.candidates],
             "recommended": self.recommended,
             "baseline": self.baseline,

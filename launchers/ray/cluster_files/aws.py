@@ -1,5 +1,5 @@
-"""A cluster file for ``ray up`` on AWS: a small head that neither trains nor preprocesses, GPU nodes and CPU nodes on spot capacity,
-and CPU nodes on demand for when there is no spot capacity.
+"""A cluster file for ``ray up`` on AWS: a small head on demand that neither trains nor preprocesses, and GPU and CPU nodes, each on spot
+capacity or on demand as planned. Beside CPU nodes on spot capacity there are some on demand for when there is none of it.
 
 Where it stops: network, key pair, head's role and security group are those that Ray makes by itself.
 """
@@ -63,9 +63,9 @@ def cluster_file(
                 content={"available_node_types": _types(planned, ami or NO_AMI), "head_node_type": "head"},
                 why="min_workers: a run trains where GPUs are, so all planned GPU nodes are kept, and an interrupted "
                 "one is replaced. CPU nodes are kept as planned too, since a run takes what is there; where the "
-                "script asks for its cores by itself (Adaptation(preprocessing_cores=...)), set cpu-spot's "
-                "min_workers to 0 and they come and go. cpu-on-demand is for cores that are asked for and spot "
-                "capacity does not give. The head has no CPUs to offer: nothing is placed on it. Nodes need an "
+                "script asks for its cores by itself (Adaptation(preprocessing_cores=...)), set the CPU nodes' "
+                "min_workers to 0 and they come and go. Beside cpu-spot, cpu-on-demand is for cores that are asked for "
+                "and spot capacity does not give. The head has no CPUs to offer: nothing is placed on it. Nodes need an "
                 "IamInstanceProfile of their own to read from S3. The label instance-type gives a run its prices.",
             ),
             Part(
@@ -115,7 +115,7 @@ def _head(planned: Planned, cluster: str, region: str) -> str:
         "ray-aws",
         planned,
         cluster,
-        " at the plan's prices; EC2 on demand costs less than SageMaker, and spot less than that; a head comes on top",
+        f" {planned.prices}, SageMaker's unless a catalog says otherwise: EC2 costs less. A head comes on top",
         {
             "Before": [
                 make_token(cluster),
@@ -124,6 +124,9 @@ def _head(planned: Planned, cluster: str, region: str) -> str:
                 f"    --name {DRIVER_AMI}",
             ],
             "Up": ["ray up -y cluster.yaml"],
+            "Wait": [
+                f"ray exec cluster.yaml 'ray status'   # until it shows {planned.gpu}: ray up ends before they are there"
+            ],
             "Submit": submit(cluster, "ray dashboard cluster.yaml"),
             "Down": ["ray down -y cluster.yaml   # all nodes: they are paid until then"],
         },
@@ -131,17 +134,21 @@ def _head(planned: Planned, cluster: str, region: str) -> str:
 
 
 def _types(planned: Planned, ami: str) -> dict[str, Any]:
-    types = {
+    types: dict[str, Any] = {
         "head": {
             "resources": {"CPU": 0},
             "labels": {"ray.io/market-type": "on-demand"},
             "node_config": _node(HEAD_TYPE, ami, HEAD_GIB),
         },
-        "gpu-spot": _workers(planned.gpu, ami, spot=True, least=planned.gpu.count),
     }
-    if planned.cpu is not None:
+    for nodes in planned.groups:
+        market = "spot" if nodes.spot else "on-demand"
+        types[f"{'gpu' if nodes.kind.gpus else 'cpu'}-{market}"] = _workers(
+            nodes, ami, spot=nodes.spot, least=nodes.count
+        )
+    if planned.cpu is not None and planned.cpu.spot:
         # Of two types that would do, Ray takes the one of the higher priority, unless it could not be had lately.
-        types["cpu-spot"] = _workers(planned.cpu, ami, spot=True, least=planned.cpu.count) | {"priority": 1}
+        types["cpu-spot"]["priority"] = 1
         types["cpu-on-demand"] = _workers(planned.cpu, ami, spot=False, least=0)
     return types
 

@@ -8,6 +8,7 @@ from launchers.ray.cluster_files.planned import Planned
 from launchers.ray.cluster_files.text import WIDTH
 
 DASHBOARD = "http://127.0.0.1:8265"
+STORAGE = "s3://YOUR-BUCKET/runs/train"
 TOKEN_FILE = "auth_token"  # the name under which Ray looks for it in ~/.ray
 
 
@@ -17,8 +18,10 @@ def token_folder(cluster: str) -> str:
 
 
 def make_token(cluster: str) -> str:
-    """The shell command that makes a token, once: folder and file are for their owner alone."""
-    return f"(umask 077; mkdir -p {token_folder(cluster)}; openssl rand -hex 32 > {token_folder(cluster)}/{TOKEN_FILE})"
+    """The shell command that makes a token, unless there is one: folder and file are for their owner alone, and a cluster that
+    runs goes on with the token that it has."""
+    file = f"{token_folder(cluster)}/{TOKEN_FILE}"
+    return f"(umask 077; mkdir -p {token_folder(cluster)}; [ -s {file} ] || openssl rand -hex 32 > {file})"
 
 
 def head_of(kind: str, planned: Planned, cluster: str, prices: str, steps: dict[str, list[str]]) -> str:
@@ -37,9 +40,10 @@ def head_of(kind: str, planned: Planned, cluster: str, prices: str, steps: dict[
 
 
 def submit(cluster: str, tunnel: str) -> list[str]:
-    """How a script gets there, from any machine that has the token: through a tunnel, since nothing else listens outside."""
+    """How a script gets there, from any machine that has the token: through a tunnel, since the dashboard listens on its own host
+    alone. Checkpoints need a place that all nodes reach, and a run that begins before the GPUs are there must not do without."""
     return [
         f"{tunnel}   # and, beside it:",
         f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token_folder(cluster)}/{TOKEN_FILE}",
-        f"offload launch ray train.py --address {DASHBOARD}",
+        f"offload launch ray train.py --address {DASHBOARD} --gpus-per-worker 1 --storage-path {STORAGE}",
     ]

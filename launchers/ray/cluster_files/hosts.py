@@ -69,7 +69,8 @@ def cluster_file(planned: Planned, software: Software, *, cluster: str, hosts: t
                     "worker_start_ray_commands": ["ray stop", f"{on_others} --address=$RAY_HEAD_IP:6379"],
                 },
                 why="ray stop ends what Ray runs there already. The label instance-type gives a run its prices; the "
-                "dashboard, where jobs are taken, is reached through ssh alone.",
+                "dashboard, where jobs are taken, is reached through ssh alone; Ray's other ports are open on the hosts' "
+                "network, which needs a firewall around it.",
             ),
         ),
     )
@@ -97,6 +98,7 @@ def _starts(planned: Planned, cluster: str) -> tuple[str, str]:
 
 def _head(planned: Planned, software: Software, cluster: str, head: str, on_head: str, on_others: str) -> str:
     major, minor = software.python
+    joined = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token_folder(cluster)}/{TOKEN_FILE}"
     return head_of(
         "hosts",
         planned,
@@ -111,7 +113,11 @@ def _head(planned: Planned, software: Software, cluster: str, head: str, on_head
                 "and on the others",
                 f"{on_others} --address={head}:6379",
             ],
+            "Wait": [f"ray exec cluster.yaml '{joined} ray status'   # until it shows {planned.count} nodes"],
             "Submit": submit(cluster, "ray dashboard cluster.yaml"),
-            "Down": ["ray down -y cluster.yaml   # by hand: ray stop on all hosts"],
+            "Down": [
+                "ray down -y cluster.yaml   # which stops Ray on the head alone"
+                + (": then ray stop on the others" if planned.count > 1 else "")
+            ],
         },
     )

@@ -1,6 +1,6 @@
 """A KubeRay manifest: a RayCluster with a head that neither trains nor preprocesses, and a group each of GPU and CPU pods.
 
-One pod takes one node of the planned type. Where it stops: Kubernetes' own autoscaler, or a person, adds the nodes.
+One pod takes one node of the planned type, spot or not as planned. Where it stops: Kubernetes' own autoscaler, or a person, adds the nodes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _head(planned: Planned, software: Software, cluster: str, *, own_image: bool
         "kuberay",
         planned,
         cluster,
-        " at the plan's prices, the head and your Kubernetes not counted",
+        f" {planned.prices}, the head and your Kubernetes not counted",
         {
             "Before": [
                 f"the KubeRay operator, {OPERATOR} or later, and NVIDIA's device plugin",
@@ -83,9 +83,11 @@ def _head(planned: Planned, software: Software, cluster: str, *, own_image: bool
             ],
             "Up": [
                 "kubectl apply -f cluster.yaml",
+                f"until kubectl get secret {cluster} >/dev/null 2>&1; do sleep 1; done   # the operator makes it",
                 f"(umask 077; mkdir -p {folder}; kubectl get secret {cluster} -o jsonpath='{{.data.auth_token}}' \\",
                 f"    | base64 -d > {folder}/{TOKEN_FILE})",
             ],
+            "Wait": [f"kubectl get pods --selector ray.io/cluster={cluster}   # until those of {planned.gpu} run"],
             "Submit": submit(cluster, f"kubectl port-forward service/{cluster}-head-svc 8265:8265"),
             "Down": ["kubectl delete -f cluster.yaml   # the nodes go when your Kubernetes takes them back"],
         },
@@ -121,16 +123,16 @@ def _group(nodes: Nodes, image: str) -> dict[str, Any]:
         "replicas": nodes.count,
         "minReplicas": nodes.count,
         "maxReplicas": nodes.count,
-        "labels": {"instance-type": kind.name, "ray.io/market-type": "spot"},
+        "labels": {"instance-type": kind.name, "ray.io/market-type": "spot" if nodes.spot else "on-demand"},
         "rayStartParams": {},
         "template": {
             "spec": {
                 "terminationGracePeriodSeconds": GRACE_S,
                 "nodeSelector": {"node.kubernetes.io/instance-type": kind.name.removeprefix("ml.")},
-                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _any_spot()}},
+                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _where(nodes)}},
                 "tolerations": [
                     {"key": key, "operator": "Exists", "effect": "NoSchedule"}
-                    for key in (*SPOT_TAINTS, *([GPU] if kind.gpus else []))
+                    for key in (*(SPOT_TAINTS if nodes.spot else ()), *((GPU,) if kind.gpus else ()))
                 ],
                 **_pod(worker, memory_gib),
             }
@@ -159,10 +161,14 @@ def _pod(container: dict[str, Any], memory_gib: int) -> dict[str, Any]:
     }
 
 
-def _any_spot() -> dict[str, Any]:
-    """One of these will do: which label there is depends on who runs Kubernetes."""
+def _where(nodes: Nodes) -> dict[str, Any]:
+    """On spot nodes or on none of them. Which label a spot node has depends on who runs Kubernetes: any one of them will do."""
+    labels = [
+        {"key": key, "operator": "In" if nodes.spot else "NotIn", "values": [value]} for key, value in SPOT.items()
+    ]
+    # Of terms one must hold, of a term's expressions all.
     return {
-        "nodeSelectorTerms": [
-            {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT.items()
-        ]
+        "nodeSelectorTerms": [{"matchExpressions": [label]} for label in labels]
+        if nodes.spot
+        else [{"matchExpressions": labels}]
     }
