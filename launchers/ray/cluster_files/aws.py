@@ -125,7 +125,7 @@ def _head(planned: Planned, cluster: str, region: str) -> str:
             ],
             "Up": ["ray up -y cluster.yaml"],
             "Wait": [
-                f"ray exec cluster.yaml 'ray status'   # until it shows {planned.gpu}: ray up ends before they are there"
+                f"ray exec cluster.yaml 'ray status'   # until it shows {planned.gpu.count} {_type_name(planned.gpu)}: ray up ends before"
             ],
             "Submit": submit(cluster, "ray dashboard cluster.yaml"),
             "Down": ["ray down -y cluster.yaml   # all nodes: they are paid until then"],
@@ -142,15 +142,16 @@ def _types(planned: Planned, ami: str) -> dict[str, Any]:
         },
     }
     for nodes in planned.groups:
-        market = "spot" if nodes.spot else "on-demand"
-        types[f"{'gpu' if nodes.kind.gpus else 'cpu'}-{market}"] = _workers(
-            nodes, ami, spot=nodes.spot, least=nodes.count
-        )
+        types[_type_name(nodes)] = _workers(nodes, ami, spot=nodes.spot, least=nodes.count)
     if planned.cpu is not None and planned.cpu.spot:
         # Of two types that would do, Ray takes the one of the higher priority, unless it could not be had lately.
         types["cpu-spot"]["priority"] = 1
         types["cpu-on-demand"] = _workers(planned.cpu, ami, spot=False, least=0)
     return types
+
+
+def _type_name(nodes: Nodes) -> str:
+    return f"{'gpu' if nodes.kind.gpus else 'cpu'}-{'spot' if nodes.spot else 'on-demand'}"
 
 
 def _workers(nodes: Nodes, ami: str, *, spot: bool, least: int) -> dict[str, Any]:
