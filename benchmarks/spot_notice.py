@@ -37,7 +37,7 @@ HEAD, SPOT = "head", "spot-1"
 GOAL_S = 20.0
 START_S, NOTICE_S = 120.0, 120.0
 END_S = 60.0
-STEPS_BEFORE = 10  # that are trained before the notice: the run is in its stride
+STEPS_BEFORE = 4  # that are trained before the notice: the run is in its stride
 LOOK_S = 0.1
 EXAMPLES = {
     "vit_blur": ["--uint8", "--samples", "20000", "--batch-size", "16", "--depth", "1"],

@@ -186,6 +186,33 @@ def test_a_stop_reaches_both_ranks_at_the_same_batch() -> None:
     assert one == other
 
 
+class StoppingAfter(Stopping):
+    """Says to stop once it has said ``after`` batches."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(threading.Event())
+        self._left = after
+
+    def says(self) -> list[int]:
+        self._left -= 1
+        return [int(self._left < 0)]
+
+
+def test_a_stop_that_comes_with_the_end_of_a_pass_is_for_the_end_of_the_epoch() -> None:
+    """A checkpoint between the two would be resumed with a pass of no batch, and the loss of none to report."""
+    peers, feed = TwoPeers(), Blocks((3 * LOCAL, 3 * LOCAL))
+
+    def work(rank: int) -> list[str]:
+        batches = make(feed, peers.rank(rank), voice=StoppingAfter(3))
+        ends: list[str] = []
+        while (batch := batches.get()) is not None:
+            ends.append(batch.heard.end)
+        batches.close()
+        return [*ends, batches.last_heard.end]
+
+    assert both(work) == [["", "", "", "stop"]] * 2
+
+
 class Ordering(Silent):
     """Rank 0 asks for another split once it has said ``after`` batches."""
 

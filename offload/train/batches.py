@@ -292,7 +292,8 @@ class Batches:
                 filler = self._peers.broadcast(self._template.get(self._key.name), source)
                 self._template.setdefault(self._key.name, filler)
             self._advance(heard)
-        if not all_rows and not heard.end:
+        if not all_rows:
+            # Told to end, training ends with the epoch: resumed from here, the user's loop would see a pass without batches.
             self.last_heard = heard
             return None
         positions = columns[POSITION] if rows and columns is not None else np.zeros(0, dtype=np.int64)
