@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:examples python -m benchmarks.jobs.spot_example FOLDER EXAMPLE [ARGUMENT ...]
 
-The run goes to FOLDER/run, the batches of each worker to FOLDER/log. SIGINT ends it.
+The run goes to FOLDER/run, the batches of each worker to FOLDER/log.
 """
 
 import importlib
