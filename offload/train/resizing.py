@@ -309,7 +309,7 @@ class Workers:
         fewer = placement.workers < self.placement.workers
         self.placement = placement
         self._reshape()
-        more = self._placed(self._workers_wanted) if self._grows and not self._chosen else None
+        more = None if self._chosen else self._placed(self._workers_wanted)
         if fewer:
             # They hold cores that preprocessing needs now, and may wait for it already: they cannot commit first.
             self._hub.replace_workers.remote(placement.workers)
