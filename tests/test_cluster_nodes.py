@@ -279,7 +279,7 @@ def test_what_was_lost_is_used_again_where_the_number_is_not_chosen() -> None:
 
 def test_on_a_cluster_that_is_not_asked_for_nodes_workers_come_back_too() -> None:
     nodes = gpu_node("gpu"), gpu_node("gpu 2"), cpu_node("cpu")
-    workers, asked, done = workers_on(Cluster(*nodes), (1, 2), chosen=False, grows=False, started=2)
+    workers, asked, _ = workers_on(Cluster(*nodes), (1, 2), chosen=False, grows=False, started=2)
     workers.look(RUNNING, [nodes[0], nodes[2]])
     assert workers.wanted == 1
     workers.look(RUNNING, nodes)
