@@ -20,8 +20,8 @@ from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 from tests.autoscaled import NodeCount, start
 
-SAMPLES, BATCH = 640, 16
-EPOCHS = 4
+SAMPLES, BATCH = 480, 16
+EPOCHS = 9
 WORKER = {"machine": 1}  # what a worker reserves, and no node has at first
 STEP_SAMPLE_S, STEP_S = 0.03, 0.02
 NODES = {"worker": {"resources": {"CPU": 0, **WORKER}, "node_config": {}, "min_workers": 0, "max_workers": 2}}
