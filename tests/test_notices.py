@@ -22,7 +22,7 @@ from offload.train.journal import sentence
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
 AT = 1_505_722_920.0  # AWS's own example, two minutes later
-SCRIPT = Path(__file__).with_name("spot_nodes.py")
+ROOT = Path(__file__).parents[1]
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -167,8 +167,9 @@ def test_a_notice_is_told_in_words() -> None:
 
 def run(scenario: str, folder: Path, *, status: str = "finished") -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), scenario, str(folder)], capture_output=True, text=True, timeout=300
-    )
+        [sys.executable, "-m", "tests.spot_nodes", scenario, str(folder)],
+        capture_output=True, text=True, timeout=300, cwd=ROOT,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert told["status"] == status
