@@ -33,6 +33,16 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     return cores if cores > 0 else None
 
 
+def process_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
+    """Memory that only this process keeps occupied: neither files nor shared memory, and of pages that it shares with the process
+    that it was forked from its share. 0 where the kernel does not say. To ask takes some 20 ms in a process with torch."""
+    try:
+        lines = rollup.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss_Anon:")), 0)
+
+
 def memory_limit(total_bytes: int, root: Path = Path("/sys/fs/cgroup")) -> int:
     """The memory in bytes that processes here can have: the machine's, or less by the cgroup's limit."""
     for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):

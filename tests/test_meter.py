@@ -40,6 +40,27 @@ def test_speeds_are_by_the_clock_and_relative_to_the_mean_core() -> None:
     assert speeds["whole"] + speeds["quarter"] == pytest.approx(2.0)
 
 
+def test_a_core_is_held_against_the_fastest_and_counts_as_slow_before_it_is_known() -> None:
+    meter = Meter(lambda: {"whole": 1, "half": 1, "joins": 1})
+    assert meter.over_fastest("joins") == 1.0  # nothing is known of any
+    for _ in range(3):
+        meter.add(block("whole", 1.0))
+        meter.add(block("half", 2.0))
+    assert meter.over_fastest("whole") == 1.0
+    assert meter.over_fastest("half") == pytest.approx(0.5)
+    assert meter.over_fastest("joins") < 0.5
+    meter.add(block("joins", 1.0))
+    assert meter.over_fastest("joins") == 1.0
+
+
+def test_one_lucky_node_of_many_makes_none_of_the_others_slow() -> None:
+    nodes = {f"n{i}": 1 for i in range(30)}
+    meter = Meter(lambda: nodes)
+    for node in nodes:
+        meter.add(block(node, 0.1 if node == "n7" else 1.0))
+    assert {meter.over_fastest(node) for node in nodes} == {1.0}
+
+
 def test_a_node_that_left_is_forgotten() -> None:
     cores = {"a": 1, "b": 1}
     meter = Meter(lambda: cores)

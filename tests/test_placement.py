@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError
-from offload.model.placement import NodeResources, Placement, WorkerResources, place_workers
+from offload.model.placement import (
+    MEMORY_SHARE,
+    PROCESS_BYTES,
+    NodeResources,
+    Placement,
+    WorkerResources,
+    place_workers,
+    within_memory,
+)
 
 
 def cpu_hosts(*cpus: float) -> list[NodeResources]:
@@ -77,6 +85,34 @@ def test_two_one_core_hosts_with_a_worker_that_reserves_next_to_nothing() -> Non
     placement = place_workers(cpu_hosts(1, 1), WorkerResources(cpus=0.01), (1, 1))
     assert placement.cores == 2  # the worker's host preprocesses too
     assert placement.task_cpus == 0.99  # beside the worker, and one on each host
+
+
+# --- nodes with little memory -----------------------------------------------------------------------------------------
+
+
+@given(
+    cpus=st.integers(1, 16),
+    memory=st.floats(1 << 20, 64 << 30),
+    each=st.floats(1 << 20, 8 << 30),
+    more=st.floats(0, 8 << 30),
+)
+def test_processes_fit_into_the_memory_and_workers_stay(cpus: int, memory: float, each: float, more: float) -> None:
+    node = NodeResources(name="n", cpus=cpus + 1, gpus=1, memory_bytes=memory)
+    worker = WorkerResources(cpus=1, gpus=1)
+    (limited,) = within_memory([node], each)
+    placement = place_workers([limited], worker, (1, 1))
+    assert placement.workers == 1
+    assert 1 <= placement.cores <= cpus
+    full = max(each, PROCESS_BYTES) * placement.cores <= MEMORY_SHARE * memory
+    assert full or placement.cores == 1
+    assert placement.cores == cpus or max(each, PROCESS_BYTES) * (placement.cores + 1) > MEMORY_SHARE * memory
+    fewer = place_workers(within_memory([node], each + more), worker, (1, 1))
+    assert fewer.cores <= placement.cores
+
+
+def test_a_node_that_does_not_tell_its_memory_is_used_whole() -> None:
+    nodes = [NodeResources(name="n", cpus=8)]
+    assert place_workers(within_memory(nodes), WorkerResources(cpus=1), (1, 1)).cores == 7
 
 
 # --- what a core counts as --------------------------------------------------------------------------------------------

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field, replace
 from offload.errors import ConfigError
 
 UNKNOWN_GPU = "of unknown kind"
+PROCESS_BYTES = 300 << 20  # of memory that a preprocessing process takes at least: Python with torch and torchvision
+MEMORY_SHARE = 0.8  # of a node's memory beside its object store that these processes may take
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
     """What one node of the cluster offers. ``node_id`` is the cluster's own name for it, ``others`` are its custom resources,
     ``instance_type`` is what it is sold as and ``gpu_type`` the kind of its GPUs, where those are known, ``spot`` whether it may be
-    taken back, ``store_bytes`` the size of its object store."""
+    taken back, ``store_bytes`` the size of its object store, ``memory_bytes`` that of the rest of its memory (0: unknown), and
+    ``process_room`` for how many preprocessing processes that is enough, where it limits them (:func:`within_memory`)."""
 
     name: str
     node_id: str = ""
@@ -29,6 +32,8 @@ class NodeResources:
     gpu_type: str | None = None
     store_bytes: float = 0.0
     spot: bool = False
+    memory_bytes: float = 0.0
+    process_room: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +134,19 @@ def nodes_for(nodes: Sequence[NodeResources], gpu_type: str | None) -> tuple[Nod
     return tuple(node if _gpu_type(node) == gpu_type or not node.gpus else replace(node, gpus=0.0) for node in nodes)
 
 
+def within_memory(nodes: Sequence[NodeResources], process_bytes: float = PROCESS_BYTES) -> tuple[NodeResources, ...]:
+    """The nodes with room for as many preprocessing processes as their memory holds where each takes ``process_bytes``, and for
+    one at least."""
+    return tuple(replace(node, process_room=_process_room(node, process_bytes)) for node in nodes)
+
+
+def _process_room(node: NodeResources, process_bytes: float) -> float:
+    if not node.memory_bytes:
+        return math.inf
+    room = max(int(MEMORY_SHARE * node.memory_bytes / max(process_bytes, PROCESS_BYTES)), 1)
+    return room if room < _cores(node.cpus) else math.inf
+
+
 def _gpu_type(node: NodeResources) -> str:
     return node.gpu_type or UNKNOWN_GPU
 
@@ -184,7 +202,7 @@ def place_workers(
 
 
 def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -> tuple[list[int], list[float]] | None:
-    """Workers held and CPUs left per node with ``count`` workers, packed as Ray packs them (fullest GPU nodes first), or
+    """Workers held and CPUs left per node for preprocessing with ``count`` workers, packed as Ray packs them (fullest GPU nodes first), or
     None."""
     free, held = [n.cpus for n in nodes], [0] * len(nodes)
     left = count
@@ -201,7 +219,9 @@ def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -
         free[i] -= fits * worker.cpus
         held[i] = fits
         left -= fits
-    return None if left else (held, free)
+    if left:
+        return None
+    return held, [min(cpus, node.process_room) for cpus, node in zip(free, nodes, strict=True)]
 
 
 def _describe(nodes: Sequence[NodeResources]) -> str:

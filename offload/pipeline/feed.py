@@ -122,7 +122,7 @@ class _Tasks:
             self._plan()
         # As the allotment will have it: the next block goes to the rank that has the fewest rows.
         rank = self._rows.index(min(self._rows))
-        size = for_speed(self._planned.popleft(), self._meter.speed(node), self._local_batch_size)
+        size = for_speed(self._planned.popleft(), self._meter.over_fastest(node), self._local_batch_size)
         size = aligned(min(size, self._most_rows(node)), self._rows[rank], self._local_batch_size)
         stop = _chunk_cut(self._positions, self._cursor, size)
         places = self._positions[self._cursor : stop]
@@ -316,6 +316,10 @@ class Feed:
     def speeds(self) -> dict[str, dict[str, float]]:
         """How fast each node's cores are at each data set; see :meth:`Meter.speeds`."""
         return {name: meter.speeds() for name, meter in self._meters.items()}
+
+    def process_bytes(self) -> int:
+        """The most that a preprocessing process was seen to hold in memory of its own; 0 before any was."""
+        return max((meter.process_bytes for meter in self._meters.values()), default=0)
 
     def cores(self) -> tuple[int, int]:
         """How many cores are to preprocess, and how many of them do not yet: their processes are being started."""

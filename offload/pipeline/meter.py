@@ -16,6 +16,7 @@ from offload.pipeline.pool import Block
 from offload.pipeline.sizing import Rates
 
 RECENT_OF_A_NODE = 8  # tasks
+UNKNOWN_SPEED = 0.25  # over the fastest: what a core is taken for before its first block is there
 ANEW = 16  # times that medians are taken while the recent tasks are replaced once: with many cores each takes a millisecond
 
 
@@ -37,6 +38,7 @@ class Meter:
         self._recent: deque[_Spent] = deque(maxlen=max(16, 4 * sum(cores().values())))
         self._of_node: dict[str, deque[_Spent]] = {}
         self._pace: dict[str, float] = {}  # samples/s of one core, by node
+        self._process_bytes = 0
         self._rates: Rates | None = None
         self._since_rates = 0  # tasks
         self._lock = threading.Lock()
@@ -51,6 +53,7 @@ class Meter:
         spent = _Spent(*(each / cost.rows for each in (seconds, cost.cpu_s, cost.size_bytes, cost.wall_s)))
         with self._lock:
             self._recent.append(spent)
+            self._process_bytes = max(self._process_bytes, cost.process_bytes)
             self._since_rates += 1
             if block.node:
                 recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
@@ -97,14 +100,26 @@ class Meter:
             "input_ceiling_samples_per_s": sum(count / cpu_s for count, cpu_s in each if cpu_s > 0),
         }
 
+    @property
+    def process_bytes(self) -> int:
+        """The most that a preprocessing process was seen to hold in memory of its own; 0 before any was."""
+        return self._process_bytes
+
     def costs(self) -> list[tuple[float, float]]:
         """(core-seconds, bytes) per sample of each recent task."""
         with self._lock:
             return [(spent.cpu_s, spent.size_bytes) for spent in self._recent]
 
-    def speed(self, node: str) -> float:
-        """Of one node; 1 before it was measured."""
-        return self.speeds().get(node, 1.0)
+    def over_fastest(self, node: str) -> float:
+        """How fast this node's cores are, by the clock, over the fastest node's. One of which no task is measured yet counts as slow,
+        as soon as others are known: its first block may be long in coming, and then others wait behind it."""
+        with self._lock:
+            if not self._pace:
+                return 1.0
+            if node not in self._pace:
+                return UNKNOWN_SPEED
+            # Of many nodes the fastest tenth is left out: that may be chance.
+            return min(1.0, self._pace[node] / float(np.quantile(list(self._pace.values()), 0.9, method="higher")))
 
     def speeds(self) -> dict[str, float]:
         """By node, as far as it was measured: the samples/s that one of its cores makes, over the mean of all those cores. By the

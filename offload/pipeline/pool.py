@@ -27,6 +27,7 @@ import pyarrow as pa
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from offload import machine
 from offload.pipeline import stage as stages
 from offload.pipeline.gather import Scratch
 from offload.pipeline.malloc import keep_freed_memory
@@ -61,12 +62,13 @@ class PackedStage:
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """What a task made, and what it cost its core, imports and set-up apart. ``cpu_s`` counts from the end of the task before
-    it, where it followed at once."""
+    it, where it followed at once. ``process_bytes``: what the process itself holds in memory after it; 0: not known."""
 
     rows: int
     size_bytes: int
     cpu_s: float
     wall_s: float
+    process_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ class Preprocessor:
         keep_freed_memory()
         self._scratch = Scratch()  # a block that process() returned is in the object store before the next call begins
         self._ended: tuple[float, float] | None = None
+        self._done = 0  # tasks
 
     def warm(self, stage: PackedStage) -> None:
         """Import and set up what the stage needs, before there is work."""
@@ -107,9 +110,13 @@ class Preprocessor:
         if self._ended is not None and wall - self._ended[1] < AT_ONCE_S:
             since = self._ended[0]  # the last block's way into the object store is part of the price
         block = stages.process(ready, rows, epoch=epoch, scratch=self._scratch)
+        cpu_s, wall_s = time.process_time() - since, time.perf_counter() - wall
+        # What a process keeps is soon there, and to ask takes long: after the first, second, fourth, … task.
+        self._done += 1
+        process_bytes = 0 if self._done & (self._done - 1) else machine.process_bytes()
         self._ended = time.process_time(), time.perf_counter()
         cost = Cost(
-            rows=block.num_rows, size_bytes=block.nbytes, cpu_s=self._ended[0] - since, wall_s=self._ended[1] - wall
+            rows=block.num_rows, size_bytes=block.nbytes, cpu_s=cpu_s, wall_s=wall_s, process_bytes=process_bytes
         )
         return block, cost
 

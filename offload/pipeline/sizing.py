@@ -63,7 +63,7 @@ def aligned(size: int, rows: int, local_batch_size: int) -> int:
 
 
 def for_speed(size: int, speed: float, local_batch_size: int) -> int:
-    """``size`` for a core that is ``speed`` times as fast as the cluster's cores are in the mean. One that is much slower gets less, or
+    """``size`` for a core that is ``speed`` times as fast as the cluster's fastest. One that is much slower gets less, or
     those behind its block would wait for it; whole local batches, where there is room for one."""
     if speed > 1 - SAME_SPEED:
         return size
