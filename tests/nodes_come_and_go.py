@@ -1,5 +1,5 @@
 """Run by test_nodes.py, in a process of its own: a training run on a Ray cluster of several raylets, one of which is drained,
-lost, joined, or kills its workers. Prints the run's events and each pass's samples."""
+lost, followed by another, or kills its workers. Prints the run's events and each pass's samples."""
 
 from __future__ import annotations
 
@@ -25,15 +25,26 @@ from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 
 SAMPLES, EPOCHS = 400, 6
-CHANGES = ("drain", "lost", "preprocessing", "join")
-WORKER_HOST = {"CPU": 2, "place": 1}
+CHANGES = {"drain": 1, "lost": 1, "preprocessing": 2}  # of the cluster, that the run must see
+# A dataset keeps so much in each preprocessing process, and this memory of a node with four cores holds four processes of one that
+# keeps nothing.
+KEPT_BYTES = 400 << 20
+SMALL_MEMORY = 1600 << 20
 
 
 class Numbers(torch.utils.data.Dataset[Any]):
+    """``kept_bytes``: what a process keeps in its memory from its first sample on."""
+
+    def __init__(self, kept_bytes: int = 0) -> None:
+        self.kept_bytes = kept_bytes
+        self.kept: Any = None
+
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, i: int) -> dict[str, Any]:
+        if self.kept is None:
+            self.kept = np.ones(self.kept_bytes, dtype=np.uint8)
         time.sleep(0.002)
         return {"x": np.full(2, i / SAMPLES, dtype=np.float32)}
 
@@ -80,20 +91,24 @@ def main(scenario: str, folder: Path, driver: int) -> None:
             )  # fmt: skip
         elif scenario in ("lost", "preprocessing"):
             cluster.remove_node(other, allow_graceful=False)
-        elif scenario == "join":
-            cluster.add_node(num_cpus=2)
-        events = folder / "run" / "events.jsonl"
-        while scenario in CHANGES and not ended.is_set() and '"cluster_changed"' not in events.read_text():
-            time.sleep(0.1)
+        if scenario == "preprocessing":
+            changed(1)
+            cluster.add_node(num_cpus=4, memory=SMALL_MEMORY)
+        changed(CHANGES.get(scenario, 0))
         seen.touch()
 
+    def changed(times: int) -> None:
+        events = folder / "run" / "events.jsonl"
+        while not ended.is_set() and events.read_text().count('"cluster_changed"') < times:
+            time.sleep(0.1)
+
     def fit() -> None:
-        workers = 1 if scenario in ("preprocessing", "join") else (1, 2)
+        workers = 1 if scenario == "preprocessing" else (1, 2)
         try:
             outcome.append(
                 offload.Trainer(
                     train,
-                    datasets={"train": offload.from_torch(Numbers())},
+                    datasets={"train": offload.from_torch(Numbers(KEPT_BYTES if scenario == "preprocessing" else 0))},
                     workers=workers,
                     batch_size=16,
                     adaptation=offload.Adaptation(schedule={0: 2}) if workers == (1, 2) else None,

@@ -28,6 +28,7 @@ from offload.train.monitor import News, Orders
 from offload.train.nodes import Nodes
 from offload.train.resizing import GRANT_S, REFUSED_S, Workers
 
+GIB = 1 << 30
 WORKER = WorkerResources(cpus=1, gpus=1)
 RUNNING = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=(), running=True)
 
@@ -59,6 +60,27 @@ class Cluster:
     @property
     def excluded(self) -> list[str]:
         return [name for kind, values in self.told if kind == "node_excluded" for name in values["nodes"]]
+
+
+def test_a_node_under_notice_has_not_joined_again_because_the_notice_is_not_seen_any_more() -> None:
+    # The cluster drops the notice as the node ends, and the two are read one after the other.
+    gpu, leaving = gpu_node("gpu"), cpu_node("10.0.0.7", "drained")
+    cluster = Cluster(gpu, leaving)
+    assert cluster.look(gpu, leaving, leaving=["drained"]).leaving == ("10.0.0.7",)
+    assert cluster.look(gpu, leaving) is None
+    assert cluster.look(gpu) is None
+
+
+def test_nodes_whose_memory_holds_fewer_processes_than_seemed_give_fewer_cores() -> None:
+    gpu, small = gpu_node("gpu"), replace(cpu_node("small"), memory_bytes=4 * GIB)
+    cluster = Cluster(gpu, small)
+    assert cluster.told == []
+    assert cluster.nodes.look([gpu, small], leaving=(), failing=(), used=(), process_bytes=GIB // 4) is None
+    change = cluster.nodes.look([gpu, small], leaving=(), failing=(), used=(), process_bytes=GIB)
+    assert (change.left, change.leaving, change.joined) == ((), (), ())
+    assert place_workers(cluster.nodes.usable, WORKER, (1, 1)).cores_by_node == (3, 3)
+    assert cluster.told == [("short_of_memory", {"nodes": ["small"], "cores": [3], "process_bytes": GIB})]
+    assert cluster.nodes.look([gpu, small], leaving=(), failing=(), used=(), process_bytes=GIB) is None
 
 
 # --- machines that come and go ----------------------------------------------------------------------------------------

@@ -106,6 +106,20 @@ def test_a_node_that_fails_repeatedly_is_told() -> None:
     assert monitor.read(0).failing == ("bad",)
 
 
+def test_who_only_noticed_that_a_worker_died_is_asked_for_a_sign_of_life_and_not_blamed() -> None:
+    from offload.measure.steps import Totals
+    from offload.train.monitor import Push
+
+    monitor = Monitor(workers=2)
+    for _ in range(3):
+        for rank, node in enumerate(("noticed", "died")):
+            monitor.push(Push(rank=rank, totals=Totals(), epoch=0, step=0, samples=0, node=node))
+        monitor.worker_failed("connection closed by peer")
+        assert set(monitor.read(0).suspects) == {"noticed", "died"}
+        monitor.anew()
+    assert monitor.read(0).failing == ()
+
+
 def test_a_copied_state_does_not_change_with_training() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())

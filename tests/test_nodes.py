@@ -52,26 +52,22 @@ def test_a_lost_node_with_a_worker_costs_what_was_not_committed(tmp_path: Path) 
     assert of_kind(told, "worker_lost")
 
 
-def test_a_lost_node_that_only_preprocessed_stops_no_worker(tmp_path: Path) -> None:
+def test_nodes_that_preprocess_are_lost_and_join_while_the_worker_goes_on(tmp_path: Path) -> None:
     told = run("preprocessing", tmp_path)
     assert not of_kind(told, "worker_lost")
     assert told["repeated_steps"] == 0
-    assert of_kind(told, "cluster_changed")
-
-
-def test_a_node_that_joins_preprocesses(tmp_path: Path) -> None:
-    told = run("join", tmp_path)
-    (changed,) = of_kind(told, "cluster_changed")
-    assert len(changed["joined"]) == 1
-    assert changed["preprocessing_cores"] == 6
-    assert told["repeated_steps"] == 0
+    lost, joined = of_kind(told, "cluster_changed")
+    assert (len(lost["left"]), len(joined["joined"])) == (1, 1)
+    (short,) = of_kind(told, "short_of_memory")
+    assert short["cores"] == [2]  # of four, since each process keeps as much as that dataset needs
+    assert (lost["preprocessing_cores"], joined["preprocessing_cores"]) == (2, 4)
 
 
 def test_a_node_on_which_workers_die_repeatedly_is_excluded(tmp_path: Path) -> None:
     told = run("deadly", tmp_path)
     (excluded,) = of_kind(told, "node_excluded")
     assert len(excluded["nodes"]) == 1
-    assert len(of_kind(told, "worker_lost")) == 2
+    assert len(of_kind(told, "worker_lost")) in (2, 3)  # of a death that a peer notices before Ray nobody is blamed
     assert told["workers"][-1] == 1
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from offload.report.run_dir import read_lines
 from offload.testing import Hosts, HostSpec
 from offload.testing.history import each_pass, read_history
 from offload.testing.netns import Host, HostProcess
@@ -155,7 +156,8 @@ def train(ctx):
     for _ in ctx.epochs(EPOCHS):
         for batch in ctx.batches("train"):
             log_batch(ctx, batch, folder, ctx.config["driver"])
-            while ctx._state.progress.step >= 20 and not (folder.parent / "killed").exists():
+            kills = ctx._state.progress.step // 20  # that must have been by now
+            while kills and kills <= ctx.config["kills"] and not (folder.parent / f"killed-{kills}").exists():
                 time.sleep(0.05)
             ctx.backward(model(batch["x"]).mean())
             ctx.step()
@@ -169,15 +171,16 @@ offload.Trainer(
     batch_size=16,
     checkpoints=offload.Checkpoints(every_s=1.0, every_epochs=100),
     scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}, placement_strategy="SPREAD"),
-    train_loop_config={"log": str(folder / "log"), "driver": int(sys.argv[2])},
+    train_loop_config={"log": str(folder / "log"), "driver": int(sys.argv[2]), "kills": int(sys.argv[3])},
 ).fit(run_dir=folder / "run", quiet=True)
 """
 
-# (whose command line holds this, on the first of these hosts that has one, how often the command is given until the run is through)
-VICTIMS = (
-    ("ray::RayTrainWorker", ("cpu-1", "gpu-1"), 1),  # they lie where preprocessing leaves room
-    ("ray::TrainController", ("gpu-1",), 2),
-    ("raylet/raylet", ("cpu-1",), 1),  # and with it that host
+# For each run, how often its command is given until it is through, and who is killed, one after the other: whose command line holds
+# this, on the first of these hosts that has one.
+RUNS = (
+    (2, [("ray::TrainController", ("gpu-1",))]),
+    # Workers lie where preprocessing leaves room. With its raylet a host is lost.
+    (1, [("ray::RayTrainWorker", ("cpu-1", "gpu-1")), ("raylet/raylet", ("cpu-1",))]),
 )
 
 
@@ -189,21 +192,19 @@ def test_processes_of_any_kind_may_be_killed_and_the_run_is_correct(tmp_path: Pa
     }
     with Hosts(specs) as hosts:
         hosts.start_ray(head="gpu-1", num_cpus={"gpu-1": 2, "cpu-1": 2}, env={"PYTHONPATH": str(ROOT)})
-        for number, (victim, where, most_commands) in enumerate(VICTIMS):
+        for number, (most_commands, victims) in enumerate(RUNS):
             folder = tmp_path / str(number)
-            commands = 0
-            while commands < most_commands:
-                argv = [sys.executable, "-c", KILLED, str(folder), str(commands)]
+            for command in range(most_commands):
+                argv = [sys.executable, "-c", KILLED, str(folder), str(command), str(len(victims))]
                 run = hosts["gpu-1"].popen(argv, env={"PYTHONPATH": str(ROOT)})
-                commands += 1
-                if commands == 1:
-                    wait_for_batches(run, folder / "log", 20)
+                for count, (victim, where) in enumerate(victims if command == 0 else [], start=1):
+                    wait_for_step(run, folder / "log", 20 * count)
                     assert any(kill(hosts[name], victim) for name in where), victim
-                    (folder / "killed").touch()
+                    (folder / f"killed-{count}").touch()
                 if run.wait(timeout=150) == 0:
                     break
-            assert (victim, run.returncode) == (victim, 0)
-            assert each_pass(read_history(folder / "log")) == {n: Counter(range(400)) for n in range(2)}, victim
+            assert (victims, run.returncode) == (victims, 0)
+            assert each_pass(read_history(folder / "log")) == {n: Counter(range(400)) for n in range(2)}, victims
 
 
 def kill(host: Host, victim: str) -> int:
@@ -218,9 +219,9 @@ def kill(host: Host, victim: str) -> int:
     return killed
 
 
-def wait_for_batches(run: HostProcess, log: Path, batches: int) -> None:
+def wait_for_step(run: HostProcess, log: Path, step: int) -> None:
     deadline = time.monotonic() + 120
-    while max((len(path.read_text().splitlines()) for path in log.glob("*-0.jsonl")), default=0) <= batches:
+    while max((line["step"] for path in log.glob("*-0.jsonl") for line in read_lines(path)), default=0) < step:
         assert run.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -216,6 +216,7 @@ def alive_nodes() -> tuple[NodeResources, ...]:
             instance_type=(n.get("Labels") or {}).get(INSTANCE_TYPE),
             gpu_type=next((k.removeprefix(GPU_TYPE) for k in n["Resources"] if k.startswith(GPU_TYPE)), None),
             store_bytes=float(n["Resources"].get("object_store_memory", 0)),
+            memory_bytes=float(n["Resources"].get("memory", 0)),
             spot=(n.get("Labels") or {}).get(MARKET_TYPE) == SPOT,
         )
         for n in alive

@@ -15,7 +15,7 @@ class Hub(Feed, Monitor):
     """What workers take from and push to, and what the driver reads."""
 
     def __init__(self, streams: dict[str, Stream], cores: Cores, workers: int, nodes: int) -> None:
-        Monitor.__init__(self, self.rates, self.cores, self.speeds, workers=workers, nodes=nodes)
+        Monitor.__init__(self, self.rates, self.cores, self.speeds, self.process_bytes, workers=workers, nodes=nodes)
         Feed.__init__(self, streams, cores)
 
     def begin_group(self) -> tuple[int, Orders, float]:

@@ -183,8 +183,14 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         return f"the run goes on without {', '.join(event['nodes'])}: {event['reason']}"
     if kind == "cluster_changed":
         verbs = ("left", "leaving", "joined")
+        if not any(event[verb] for verb in verbs):  # their memory is told of apart
+            return None
         parts = [f"{verb} {', '.join(event[verb])}" for verb in verbs if event[verb]]
         return f"the cluster changed ({'; '.join(parts)}): {event['preprocessing_cores']} cores preprocess"
+    if kind == "short_of_memory":
+        each = ", ".join(f"{node} ({cores})" for node, cores in zip(event["nodes"], event["cores"], strict=True))
+        mib = event["process_bytes"] / (1 << 20)
+        return f"fewer cores preprocess than there are, for want of memory: {each}; each process takes {mib:,.0f} MiB"
     if kind == "spot_notice":
         left_s = max(event["deadline_at"] - event["at"], 0.0)
         return f"node {event['node']} will be taken back in {left_s:.0f} s ({event['action']}): it is drained"

@@ -88,7 +88,7 @@ class News:
     ranks' totals), what each data set's preprocessing was measured at, how many cores are to preprocess and how many of them
     have no process yet, all events since ``cursor``, how many worker groups were started, whether one is running, how many failed,
     the nodes of the workers that died last, :attr:`Orders.most_local`, the nodes on which workers failed repeatedly, those that hold
-    workers now, and how fast each node's cores are at each data set."""
+    workers now, how fast each node's cores are at each data set, and the most memory that a preprocessing process was seen to hold."""
 
     cursor: int
     totals: dict[int, Totals]
@@ -109,6 +109,7 @@ class News:
     failing: tuple[str, ...] = ()
     worker_nodes: tuple[str, ...] = ()
     speeds: dict[str, dict[str, float]] = field(default_factory=dict)
+    process_bytes: int = 0
 
 
 def sum_of(totals: Mapping[int, Totals]) -> Totals:
@@ -120,19 +121,21 @@ def sum_of(totals: Mapping[int, Totals]) -> Totals:
 
 
 class Monitor:
-    """What the actor answers. Its methods run on several threads. ``rates``, ``cores``, ``speeds``: where to ask for those;
-    ``workers``: how many to begin with; ``nodes``: of the cluster."""
+    """What the actor answers. Its methods run on several threads. ``rates``, ``cores``, ``speeds``, ``process_bytes``:
+    where to ask for those; ``workers``: how many to begin with; ``nodes``: of the cluster."""
 
     def __init__(
         self,
         rates: Callable[[], dict[str, dict[str, float]]] = dict,
         cores: Callable[[], tuple[int, int]] = lambda: (0, 0),
         speeds: Callable[[], dict[str, dict[str, float]]] = dict,
+        process_bytes: Callable[[], int] = int,
         *,
         workers: int = 1,
         nodes: int = 1,
     ) -> None:
         self._rates_now, self._cores_now, self._speeds_now = rates, cores, speeds
+        self._process_bytes_now = process_bytes
         self._board = threading.Lock()
         self._totals: dict[int, Totals] = {}
         self._past: list[tuple[int, Totals]] = []
@@ -188,6 +191,7 @@ class Monitor:
                 failing=tuple(node for node, at in self._failed_at.items() if len(at) >= FAILURES),
                 worker_nodes=tuple(set(self._node_of.values())),
                 speeds=self._speeds_now(),
+                process_bytes=self._process_bytes_now(),
             )
 
     def looked(self, wanted: int, failures: int) -> None:
@@ -246,14 +250,16 @@ class Monitor:
             return 0 if self._stale else self._wanted
 
     def worker_failed(self, reason: str, ranks: Sequence[int] = ()) -> bool:
-        """Processes of these ranks died. Returns whether to try again: not when several attempts in a row got no further."""
+        """Processes of these ranks died; without any, one did of which it is not known yet which: its peers noticed before Ray.
+        Returns whether to try again: not when several attempts in a row got no further."""
         self.note("worker_lost", reason=reason)
         with self._changed:
             self._failures += 1
             self._running = False
             now = time.monotonic()
-            self._suspects = tuple({self._node_of[rank] for rank in ranks if rank in self._node_of})
-            for node in self._suspects:
+            died_on = {self._node_of[rank] for rank in ranks if rank in self._node_of}
+            self._suspects = tuple(died_on if ranks else set(self._node_of.values()))
+            for node in died_on:
                 recent = [at for at in self._failed_at.get(node, []) if now - at < FORGET_S]
                 self._failed_at[node] = [*recent, now]
             self._fruitless = 0 if self._step > self._furthest else self._fruitless + 1

@@ -5,12 +5,22 @@ Where it stops: what to do on them is decided in :mod:`offload.train.resizing`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from offload.adapt.losses import FLAPS, Losses
-from offload.model.placement import UNKNOWN_GPU, NodeResources, WorkerResources, gpu_types, nodes_for, one_gpu_type
+from offload.model.placement import (
+    PROCESS_BYTES,
+    UNKNOWN_GPU,
+    NodeResources,
+    WorkerResources,
+    gpu_types,
+    nodes_for,
+    one_gpu_type,
+    within_memory,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +61,10 @@ class Nodes:
         self._worker, self._most, self._mixed, self._asked = worker, most, mixed, asked
         self._tell, self._enough, self._now = tell, enough, now
         self.gpu_type = self._chosen(nodes, None)
-        self.usable = nodes_for(nodes, self.gpu_type)
+        self.usable = within_memory(nodes_for(nodes, self.gpu_type))
+        self._tell_of_memory((), PROCESS_BYTES)
         self._alive = tuple(nodes)
-        self._left_by_notice: set[str] = set()
+        self._noticed: set[str] = set()  # a notice is not taken back
         self._failing: set[str] = set()
         self._flapping: set[str] = set()
         self._losses = Losses()
@@ -82,6 +93,7 @@ class Nodes:
         leaving: Collection[str],
         failing: Collection[str],
         used: Collection[str],
+        process_bytes: float = PROCESS_BYTES,
     ) -> Change | None:
         """Follow the cluster; None where nothing has changed.
 
@@ -90,24 +102,38 @@ class Nodes:
             leaving: ids of nodes that are alive but will soon be gone.
             failing: ids of nodes on which workers failed repeatedly.
             used: ids of nodes that work for the run.
+            process_bytes: the most memory that a preprocessing process was seen to hold.
         """
         self._count_losses(alive, used)
         self._alive = tuple(alive)
-        self._left_by_notice |= set(leaving)
+        self._noticed |= set(leaving)
         self._exclude(alive, failing)
-        staying = [node for node in alive if node.node_id not in leaving and not self._excluded(node)]
+        staying = [node for node in alive if node.node_id not in self._noticed and not self._excluded(node)]
         gpu_type = self._chosen(staying, self.gpu_type)
-        usable = nodes_for(staying, gpu_type)
+        usable = within_memory(nodes_for(staying, gpu_type), process_bytes)
         if usable == self.usable:
             return None
-        before = {node.node_id: node.name for node in self.usable}
+        limited, before = self.usable, {node.node_id: node.name for node in self.usable}
         now = {node.node_id: node.name for node in usable}
         self.gpu_type, self.usable = gpu_type, usable
+        self._tell_of_memory(limited, process_bytes)
         return Change(
             left=tuple(name for id_, name in before.items() if id_ not in {node.node_id for node in alive}),
-            leaving=tuple(node.name for node in alive if node.node_id in leaving),
+            leaving=tuple(node.name for node in alive if node.node_id in self._noticed),
             joined=tuple(name for id_, name in now.items() if id_ not in before),
         )
+
+    def _tell_of_memory(self, before: Sequence[NodeResources], process_bytes: float) -> None:
+        """Say which nodes' memory lets fewer of their cores preprocess than ``before``."""
+        room = {node.node_id: node.process_room for node in before}
+        short = [node for node in self.usable if node.process_room < room.get(node.node_id, math.inf)]
+        if short:
+            self._tell(
+                "short_of_memory",
+                nodes=[node.name for node in short],
+                cores=[int(node.process_room) for node in short],
+                process_bytes=max(int(process_bytes), PROCESS_BYTES),
+            )
 
     def _chosen(self, nodes: Sequence[NodeResources], before: str | None) -> str | None:
         """The kind of GPU to train on; while there is none at all, the one that was trained on before."""
@@ -120,7 +146,7 @@ class Nodes:
         there = {node.node_id for node in alive}
         lost = [node for node in self._alive if node.node_id not in there and node.node_id in used]
         self._losses.lost(
-            [n.name for n in lost if n.node_id not in self._left_by_notice and not self._has_a_sibling(n)], now_s
+            [n.name for n in lost if n.node_id not in self._noticed and not self._has_a_sibling(n)], now_s
         )
         self._since = {node.node_id: self._since.get(node.node_id, now_s) for node in alive}
 

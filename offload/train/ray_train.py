@@ -102,17 +102,14 @@ class GoOn(FailurePolicy):
         if isinstance(error, PreemptionError):
             return self._lost(error)
         if isinstance(error, WorkerGroupError):
-            failures = [getattr(each, "_base_exc", each) for each in error.worker_failures.values()]
-            too_large = [each for each in failures if isinstance(each, DeviceMemoryError)]
+            failures = {rank: getattr(each, "_base_exc", each) for rank, each in error.worker_failures.items()}
+            too_large = [each for each in failures.values() if isinstance(each, DeviceMemoryError)]
             if too_large:  # raised only where smaller batches come next; the other ranks waited for that one
                 return FailureDecision.RETRY
-            lost = [each for each in failures if isinstance(each, WORKER_LOST)]
+            lost = {rank: each for rank, each in failures.items() if isinstance(each, WORKER_LOST)}
             # When a host dies its peers notice before Ray does: their connections to it break.
-            if lost or all(map(is_broken_connection, failures)):
-                ranks = [
-                    rank for rank, each in error.worker_failures.items() if isinstance(each, WORKER_LOST) or not lost
-                ]
-                return self._lost((lost or failures)[0], ranks)
+            if lost or all(map(is_broken_connection, failures.values())):
+                return self._lost(next(iter((lost or failures).values())), tuple(lost))
             self._raised += 1
             return _within(self._raised, self.failure_config.max_failures)
         if isinstance(error, ControllerError) and isinstance(error.controller_failure, NOT_STARTED):

@@ -238,7 +238,9 @@ class Workers:
             self._take(event)
         self._speeds = news.speeds.get(TRAIN, {})
         self._worker_nodes, self._running = news.worker_nodes, news.running
-        change = self._nodes.look(alive, leaving=leaving, failing=news.failing, used=self.in_use)
+        change = self._nodes.look(
+            alive, leaving=leaving, failing=news.failing, used=self.in_use, process_bytes=news.process_bytes
+        )
         self._avoid()
         if change is not None:
             self._follow(change)
@@ -420,7 +422,7 @@ class Workers:
     def _learn_price(self) -> None:
         """What a core costs on the nodes that only preprocess; of those that have left, what it did."""
         only = [n for n in self._nodes.usable if not self._worker.trains_on(n) and n.cpus >= 1]
-        known = [(self._usd_per_hour.get(n.instance_type or ""), n.cpus) for n in only]
+        known = [(self._usd_per_hour.get(n.instance_type or ""), min(n.cpus, n.process_room)) for n in only]
         each = [price / cpus for price, cpus in known if price is not None]
         if each:
             self._usd_per_core = sum(each) / len(each)

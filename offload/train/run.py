@@ -21,7 +21,7 @@ import ray.train
 
 from offload import preload
 from offload.errors import ConfigError, OffloadError, RunError, causes, find_offload_error
-from offload.model.placement import NodeResources, Placement, WorkerResources, nodes_for, one_gpu_type
+from offload.model.placement import NodeResources, Placement, WorkerResources, nodes_for, one_gpu_type, within_memory
 from offload.pipeline.feed import Cores, Stream
 from offload.pipeline.pool import PackedStage
 from offload.pipeline.sources.base import Index
@@ -211,7 +211,8 @@ class Run:
         return (self.trainer.workers or (1, MOST_WORKERS))[1]
 
     def _usable(self, nodes: Sequence[NodeResources]) -> tuple[NodeResources, ...]:
-        """The nodes as this run sees them: with GPUs of one kind. Raises ConfigError where the kind asked for is not there."""
+        """The nodes as this run sees them: with GPUs of one kind, and processes that their memory holds. Raises ConfigError where
+        the kind asked for is not there."""
         asked = self._gpu_type_asked
         kinds = sorted({node.gpu_type or "unknown" for node in nodes if node.gpus})
         if asked is not None and asked not in kinds:
@@ -219,9 +220,9 @@ class Run:
                 f"scaling_config asks for accelerator_type={asked!r}, and the cluster's GPUs are {', '.join(kinds) or 'none'}: "
                 "pass one of these, or add nodes with that one."
             )
-        if self.trainer.adaptation.mixed_gpus:
-            return tuple(nodes)
-        return nodes_for(nodes, asked or one_gpu_type(nodes, self.worker, self._most_workers))
+        if not self.trainer.adaptation.mixed_gpus:
+            nodes = nodes_for(nodes, asked or one_gpu_type(nodes, self.worker, self._most_workers))
+        return within_memory(nodes)
 
     def _placed(self, nodes: Sequence[NodeResources], counts: tuple[int, int]) -> Placement:
         return place_most(self._usable(nodes), self.worker, counts, self._allowed)
@@ -430,7 +431,8 @@ class Run:
                 if not self._answered(read_at):
                     continue
                 if not told:
-                    alive, draining = alive_nodes(), draining_nodes()
+                    # In this order: a drained node that ends in between would look like one that has just joined.
+                    draining, alive = draining_nodes(), alive_nodes()
                     watchers.look([node for node in alive if node.node_id in workers.in_use], draining)
                     leaving = not ends_with.isdisjoint(draining)
                     if leaving:
