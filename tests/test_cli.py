@@ -403,7 +403,7 @@ OPTIONS: dict[str, list[str]] = {
     "doctor": ["--address", "--json"],
     "plan": [
         "--ami", "--batch-size", "--budget", "--catalog", "--chart", "--cluster-name", "--cpu-nodes", "--cpu-type", "--deadline",
-        "--emit", "--gpu-nodes", "--gpu-speed", "--gpu-type", "--hosts", "--image", "--json", "--max-batch-size", "--objective",
+        "--emit", "--gpu-nodes", "--gpu-speed", "--gpu-type", "--hosts", "--image", "--job", "--json", "--max-batch-size", "--objective",
         "--output", "--plan", "--profile", "--refresh-prices", "--region", "--samples", "--spot", "--step",
     ],
     "probe": ["--address", "--core-speed", "--json", "--output", "--quiet", "args", "script"],

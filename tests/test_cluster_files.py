@@ -18,7 +18,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from referencing import Registry, Resource
 
@@ -69,6 +69,7 @@ shapes = st.builds(
 
 
 spots = st.sampled_from(["none", "cpu", "all"])
+few = settings(max_examples=30)  # each goes through a schema, which takes its time
 
 
 def rendered(kind: str, shape: dict[str, int], spot: str = "all") -> dict[str, Any]:
@@ -94,15 +95,36 @@ def accepted_by_ray(config: dict[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _kuberay() -> jsonschema.protocols.Validator:
-    pods = Resource.from_contents(json.loads((DATA / "kubernetes-1.34-podtemplate.json").read_text()))
-    cluster = json.loads((DATA / "kuberay-1.6-raycluster.json").read_text())
-    return jsonschema.Draft202012Validator(cluster, registry=Registry().with_resource("kubernetes", pods))
+def _kuberay(kind: str) -> jsonschema.protocols.Validator:
+    def schema(name: str) -> Any:
+        return json.loads((DATA / name).read_text())
+
+    referred = {"kubernetes": "kubernetes-1.34-podtemplate.json", "raycluster": "kuberay-1.6-raycluster.json"}
+    registry: Registry[Any] = Registry().with_resources(
+        (name, Resource.from_contents(schema(file))) for name, file in referred.items()
+    )
+    return jsonschema.Draft202012Validator(schema(f"kuberay-1.6-{kind}.json"), registry=registry)
 
 
-KUBERAY = _kuberay()
+KUBERAY, KUBERAY_JOB = _kuberay("raycluster"), _kuberay("rayjob")
 
 
+@few
+@given(shape=shapes, spot=spots)
+def test_a_job_brings_up_the_same_cluster_and_takes_it_down(shape: dict[str, int], spot: str) -> None:
+    command = "offload run /app/train.py --gpus-per-worker 1 -- --name 'a: b' #1"
+    plan = plan_of(shape, spot)
+    job = yaml.safe_load(kuberay.cluster_file(plan, SOFTWARE, cluster="train", image="mine:1", job=command).text())
+    cluster = yaml.safe_load(kuberay.cluster_file(plan, SOFTWARE, cluster="train", image="mine:1").text())
+    KUBERAY_JOB.validate(job)
+    assert (job["kind"], job["metadata"]) == ("RayJob", cluster["metadata"])
+    spec = job.pop("spec")
+    assert spec.pop("rayClusterSpec") == cluster["spec"]
+    KUBERAY.validate(cluster)
+    assert spec == {"entrypoint": command, "shutdownAfterJobFinishes": True, "backoffLimit": 0}
+
+
+@few
 @given(shape=shapes)
 def test_any_planned_shape_makes_a_file_for_aws_with_its_nodes(shape: dict[str, int]) -> None:
     filled = accepted_by_ray(rendered("ray-aws", shape))
@@ -119,6 +141,7 @@ def test_any_planned_shape_makes_a_file_for_aws_with_its_nodes(shape: dict[str, 
     assert (types["cpu-on-demand"]["min_workers"], types["cpu-on-demand"]["max_workers"]) == (0, cpus)
 
 
+@few
 @given(shape=shapes, spot=spots)
 def test_on_aws_as_many_nodes_as_planned_are_of_the_market_that_was_planned(shape: dict[str, int], spot: str) -> None:
     types = accepted_by_ray(rendered("ray-aws", shape, spot))["available_node_types"]
@@ -132,6 +155,7 @@ def test_on_aws_as_many_nodes_as_planned_are_of_the_market_that_was_planned(shap
     assert kept == {"GPU": [spot == "all"] * gpus, "CPU": [spot != "none"] * cpus}
 
 
+@few
 @given(shape=shapes, spot=spots)
 def test_pods_are_on_spot_nodes_where_that_was_planned_and_nowhere_else(shape: dict[str, int], spot: str) -> None:
     manifest = rendered("kuberay", shape, spot)
@@ -181,6 +205,7 @@ def test_spot_capacity_may_be_asked_for_beside_a_plan(folder: Path) -> None:
     assert "prices on demand, and less on spot capacity" in re.sub(r"\s+#? *", " ", done.stdout)
 
 
+@few
 @given(shape=shapes)
 def test_any_planned_shape_makes_a_manifest_with_its_nodes(shape: dict[str, int]) -> None:
     from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
@@ -208,6 +233,7 @@ def test_any_planned_shape_makes_a_manifest_with_its_nodes(shape: dict[str, int]
         )  # what fits on a node beside Kubernetes' own
 
 
+@few
 @given(shape=shapes)
 def test_any_planned_shape_makes_a_file_for_as_many_hosts(shape: dict[str, int]) -> None:
     config = rendered("hosts", shape)
@@ -600,6 +626,9 @@ def test_options_reach_the_file(folder: Path) -> None:
         (("--plan", "plan.json", "--emit", "ray-aws", "--ami", "ubuntu"), "found 'ubuntu'"),
         (("--plan", "plan.json", "--emit", "hosts", "--cluster-name", "My Cluster"), "found 'My Cluster'"),
         (("--plan", "plan.json", "--emit", "kuberay", "--image", ""), "--image is the name of a container image"),
+        (("--plan", "plan.json", "--emit", "kuberay", "--job", " "), "--job is a command of one line"),
+        (("--plan", "plan.json", "--emit", "kuberay", "--job", "a\nb"), "found 'a\\nb'"),
+        (("--plan", "plan.json", "--emit", "ray-aws", "--job", "a"), "--job is for --emit kuberay"),
         ((*PROFILE, "--ami", AMI), "--ami is for --emit ray-aws"),
     ],
 )  # fmt: skip

@@ -290,3 +290,12 @@ def test_packages() -> None:
 
 def test_running_python_is_supported() -> None:
     assert checks.check_python(sys.version_info[:3]).status == "ok"
+
+
+def test_the_memory_of_a_process_leaves_out_files_and_what_others_share(tmp_path: Path) -> None:
+    rollup = tmp_path / "smaps_rollup"
+    assert machine.process_bytes(rollup) == 0  # no such file: not Linux
+    rollup.write_text("55d0-7ffc ---p 00000000 00:00 0   [rollup]\nRss:   900 kB\nPss:  700 kB\nPss_Anon:   300 kB\n")
+    assert machine.process_bytes(rollup) == 300 << 10
+    rollup.write_text("Rss:   900 kB\n")
+    assert machine.process_bytes(rollup) == 0

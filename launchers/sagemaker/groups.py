@@ -14,12 +14,12 @@ from typing import Any
 from launchers.sagemaker.settings import GPU_GROUP
 from offload.errors import ConfigError
 from offload.model import Catalog
+from offload.model.plans import SCHEMA
 
 CPU_GROUP = "cpu"
 SHORTEST_RUN_S = 600  # below, a cap on spend buys hardly more than the machines' start
 ENDING_S = 300  # are paid after the service began to stop a job: it waits for two minutes, and uploads what there is
 MOST_ALTERNATIVES = 3
-PLAN_SCHEMA = "offload.plan/1"
 _GPU_FAMILIES = re.compile(r"ml\.(p|g)\d")
 _LOCAL_STORAGE = re.compile(r"ml\.([a-z]+\d+[a-z]*d|[a-z]+\d+d|(g[5-9]|p[5-9]|trn\d))")
 _SPEC = re.compile(r"(?P<type>[^:\s]+):(?P<count>\d{1,6})")
@@ -52,9 +52,9 @@ def groups_of_plan(plan: Any, source: str) -> tuple[Groups, ...]:
     Raises ConfigError for what is no plan, or one that recommends no GPU node.
     """
     try:
-        if plan["schema"] != PLAN_SCHEMA:
+        if plan["schema"] != SCHEMA:
             raise ConfigError(
-                f"{source} is of schema {plan['schema']!r}, not {PLAN_SCHEMA!r}: make it with offload plan -o."
+                f"{source} is of schema {plan['schema']!r}, not {SCHEMA!r}: make it with offload plan -o."
             )
         shapes = [dict(candidate["shape"]) for candidate in plan["candidates"]]
         best = shapes[plan["recommended"]]

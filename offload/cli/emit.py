@@ -21,6 +21,7 @@ NEEDS = {
     "region": ("ray-aws",),
     "ami": ("ray-aws",),
     "image": ("ray-aws", "kuberay"),
+    "job": ("kuberay",),
     "hosts_path": ("hosts",),
 }
 """Which kinds an option is for."""
@@ -39,6 +40,7 @@ def emit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--region", default="us-east-1", show_default=True, help="Where to rent (--emit ray-aws)."),
         click.option("--ami", metavar="ID", help="Machine image of all nodes (--emit ray-aws)."),
         click.option("--image", metavar="NAME", help="Container image with all requirements (--emit ray-aws, kuberay)."),
+        click.option("--job", metavar="COMMAND", help="A cluster for this command alone, as a RayJob (--emit kuberay)."),
         click.option("--hosts", "hosts_path", type=FILE, help="One address a line, those with GPUs first (--emit hosts)."),
     ]  # fmt: skip
     for option in reversed(options):
@@ -55,6 +57,7 @@ class Emission:
     region: str
     ami: str | None
     image: str | None
+    job: str | None
     hosts: tuple[str, ...] | None
     spot: Spot | None
 
@@ -71,7 +74,7 @@ class Emission:
                     found, software, cluster=self.cluster, region=self.region, ami=self.ami, image=self.image
                 )
             case "kuberay":
-                file = kuberay.cluster_file(found, software, cluster=self.cluster, image=self.image)
+                file = kuberay.cluster_file(found, software, cluster=self.cluster, image=self.image, job=self.job)
             case _:
                 file = hosts.cluster_file(found, software, cluster=self.cluster, hosts=self.hosts)
         return file.text()
@@ -85,6 +88,7 @@ def emission(
     region: str,
     ami: str | None,
     image: str | None,
+    job: str | None,
     hosts_path: Path | None,
     spot: Spot | None,
 ) -> Emission | None:
@@ -112,8 +116,12 @@ def emission(
         raise ConfigError(f"--ami is the id of a machine image, such as ami-0123456789abcdef0, found {ami!r}.")
     if image is not None and not re.fullmatch(r"\S+", image):
         raise ConfigError(f"--image is the name of a container image, such as registry/mine:1, found {image!r}.")
+    if job is not None and (not job.strip() or not job.isprintable()):
+        raise ConfigError(
+            f"--job is a command of one line, such as 'offload run /app/train.py --gpus-per-worker 1', found {job!r}."
+        )
     return Emission(
-        kind=kind, cluster=cluster, region=region, ami=ami, image=image, spot=spot,
+        kind=kind, cluster=cluster, region=region, ami=ami, image=image, job=job, spot=spot,
         hosts=None if hosts_path is None else _hosts(hosts_path),
     )  # fmt: skip
 

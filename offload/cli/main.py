@@ -58,7 +58,9 @@ def _run_options(command: Any) -> Any:
             "--overwrite", is_flag=True, help="Replace the run that the directory holds, instead of resuming it."
         ),
         click.option(
-            "--address", metavar="HOST:PORT", help='A Ray cluster ("auto": this host\'s). Default: one on this machine.'
+            "--address",
+            metavar="HOST:PORT",
+            help='A Ray cluster ("auto": this host\'s). Default: RAY_ADDRESS, or one on this machine.',
         ),
         click.option(
             "--storage-path",

@@ -24,7 +24,9 @@ from offload.report.run_dir import to_json
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write profile.json there.")
 @click.option(
-    "--address", metavar="HOST:PORT", help='A Ray cluster ("auto": this host\'s). Default: one on this machine.'
+    "--address",
+    metavar="HOST:PORT",
+    help='A Ray cluster ("auto": this host\'s). Default: RAY_ADDRESS, or one on this machine.',
 )
 @click.option(
     "--core-speed",

@@ -1,4 +1,5 @@
-"""A KubeRay manifest: a RayCluster with a head that neither trains nor preprocesses, and a group each of GPU and CPU pods.
+"""A KubeRay manifest: a RayCluster with a head that neither trains nor preprocesses, and a group each of GPU and CPU pods; or a
+RayJob that brings this cluster up for one command, and takes it down.
 
 One pod takes one node of the planned type, spot or not as planned. Where it stops: Kubernetes' own autoscaler, or a person, adds the nodes.
 """
@@ -36,62 +37,85 @@ LEAVE = (
     "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'the pod is being deleted' "
     f"--deadline-remaining-seconds {DRAIN_S} && sleep {DRAIN_S}"
 )
+_GROUPS = (
+    "The operator makes the token, keeps it in a Secret and gives it to all pods (authOptions). A run trains where GPUs are, and "
+    "takes the cores that are there, so both groups are kept as planned, and an interrupted pod is replaced; where the script asks for "
+    "its cores by itself (Adaptation(preprocessing_cores=...)), set the group cpu's minReplicas to 0. A pod leaves one core and "
+    "15 % of the memory of its node to Kubernetes. Before a pod ends (a spot notice, a drained node), its preStop hook tells Ray, so "
+    "that training commits and leaves first."
+)
+_JOB = (
+    "The command runs on the head once all pods are there, and is not tried again on another cluster: the run itself survives "
+    "the loss of workers, and what it committed is where its --storage-path says. The cluster goes when it ends."
+)
 
 
-def cluster_file(planned: Planned, software: Software, *, cluster: str, image: str | None) -> File:
-    """The file. ``image``: one that holds the requirements; None: Ray's own, on which one must be built."""
-    runs = image or software.image
+def cluster_file(
+    planned: Planned, software: Software, *, cluster: str, image: str | None, job: str | None = None
+) -> File:
+    """The file. ``image``: one that holds the requirements; None: Ray's own, on which one must be built. ``job``: the command of
+    a RayJob; None: a RayCluster, which stays."""
+    spec, groups = _spec(planned, software, image or software.image), _GROUPS
+    if job is not None:
+        spec = {"entrypoint": job, "shutdownAfterJobFinishes": True, "backoffLimit": 0, "rayClusterSpec": spec}
+        groups = f"{_JOB} {groups}"
     return File(
-        head=_head(planned, software, cluster, own_image=image is not None),
+        head=_head(planned, software, cluster, own_image=image is not None, job=job is not None),
         parts=(
             Part(
                 content={
                     "apiVersion": "ray.io/v1",
-                    "kind": "RayCluster",
+                    "kind": "RayCluster" if job is None else "RayJob",
                     "metadata": {"name": cluster, "labels": {"app.kubernetes.io/part-of": "offload"}},
                 }
             ),
-            Part(
-                content={"spec": _spec(planned, software, runs)},
-                why="The operator makes the token, keeps it in a Secret and gives it to all pods (authOptions). A run "
-                "trains where GPUs are, and takes the cores that are there, so both groups are kept as planned, and "
-                "an interrupted pod is replaced; where the script asks for its cores by itself "
-                "(Adaptation(preprocessing_cores=...)), set the group cpu's minReplicas to 0. A pod leaves one core "
-                "and 15 % of the memory of its node to Kubernetes. Before a pod ends (a spot notice, a drained "
-                "node), its preStop hook tells Ray, so that training commits and leaves first.",
-            ),
+            Part(content={"spec": spec}, why=groups),
         ),
     )
 
 
-def _head(planned: Planned, software: Software, cluster: str, *, own_image: bool) -> str:
-    folder = token_folder(cluster)
+def _head(planned: Planned, software: Software, cluster: str, *, own_image: bool, job: bool) -> str:
     image = [
         "an image with what offload imports (--image); this file names Ray's own, which lacks it:",
         f"    FROM {software.image}",
         f"    RUN {software.pip_install}",
+    ]
+    before = [
+        f"the KubeRay operator, {OPERATOR} or later, and NVIDIA's device plugin",
+        *([] if own_image else image),
+        *(["the script in that image, or on a volume that you add to the head's pod"] if job else []),
     ]
     return head_of(
         "kuberay",
         planned,
         cluster,
         f" {planned.prices}, the head and your Kubernetes not counted",
-        {
-            "Before": [
-                f"the KubeRay operator, {OPERATOR} or later, and NVIDIA's device plugin",
-                *([] if own_image else image),
-            ],
-            "Up": [
-                "kubectl apply -f cluster.yaml",
-                f"until kubectl get secret {cluster} >/dev/null 2>&1; do sleep 1; done   # the operator makes it",
-                f"(umask 077; mkdir -p {folder}; kubectl get secret {cluster} -o jsonpath='{{.data.auth_token}}' \\",
-                f"    | base64 -d > {folder}/{TOKEN_FILE})",
-            ],
-            "Wait": [f"kubectl get pods --selector ray.io/cluster={cluster}   # until those of {planned.gpu} run"],
-            "Submit": submit(cluster, f"kubectl port-forward service/{cluster}-head-svc 8265:8265"),
-            "Down": ["kubectl delete -f cluster.yaml   # the nodes go when your Kubernetes takes them back"],
-        },
+        {"Before": before, **(_job_steps(cluster) if job else _cluster_steps(planned, cluster))},
     )
+
+
+def _cluster_steps(planned: Planned, cluster: str) -> dict[str, list[str]]:
+    folder = token_folder(cluster)
+    return {
+        "Up": [
+            "kubectl apply -f cluster.yaml",
+            f"until kubectl get secret {cluster} >/dev/null 2>&1; do sleep 1; done   # the operator makes it",
+            f"(umask 077; mkdir -p {folder}; kubectl get secret {cluster} -o jsonpath='{{.data.auth_token}}' \\",
+            f"    | base64 -d > {folder}/{TOKEN_FILE})",
+        ],
+        "Wait": [f"kubectl get pods --selector ray.io/cluster={cluster}   # until those of {planned.gpu} run"],
+        "Submit": submit(cluster, f"kubectl port-forward service/{cluster}-head-svc 8265:8265"),
+        "Down": ["kubectl delete -f cluster.yaml   # the nodes go when your Kubernetes takes them back"],
+    }
+
+
+def _job_steps(cluster: str) -> dict[str, list[str]]:
+    return {
+        "Run": ["kubectl apply -f cluster.yaml"],
+        "Watch": [f"kubectl get rayjob {cluster} --watch"],
+        "Log": [f"kubectl logs --follow job/{cluster}   # once its pods run"],
+        "Away": ["kubectl delete -f cluster.yaml   # also ends one that runs"],
+    }
 
 
 def _spec(planned: Planned, software: Software, image: str) -> dict[str, Any]:
