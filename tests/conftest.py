@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import pytest
 from tests.helpers import write_jpegs
 
 LOGICAL_CPUS = 4
+
+# Commands that are interrupted in tests would inherit it, if a shell started these in the background with Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test does not fail because the machine is slow.
 hypothesis.settings.register_profile("offload", deadline=None)

@@ -1,10 +1,12 @@
 """Run by test_autoscaling.py, in namespaces of its own: on a Ray cluster with an autoscaler that has no room for a worker at first, a
-training run that is worth two workers. Prints the run's events, each pass's samples and how many nodes there were."""
+training run that is worth two workers, until its input is slow. It ends when the node that is not needed any more is given back, or
+fails. Prints the run's events, whether each pass's samples are right and how many nodes there were."""
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,18 +22,27 @@ from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 from tests.autoscaled import NodeCount, start
 
-SAMPLES, BATCH = 480, 16
-EPOCHS = 9
+SAMPLES, BATCH = 160, 16
+EPOCHS = 1000  # more than it will come to
 WORKER = {"machine": 1}  # what a worker reserves, and no node has at first
 STEP_SAMPLE_S, STEP_S = 0.03, 0.02
+SAMPLE_S, SLOW_SAMPLE_S = (
+    0.02,
+    0.1,
+)  # of each of the head's two cores: 100 and 20 samples/s, where a worker can train 32
+DEADLINE_S = 240.0
 NODES = {"worker": {"resources": {"CPU": 0, **WORKER}, "node_config": {}, "min_workers": 0, "max_workers": 2}}
 
 
 class Numbers(torch.utils.data.Dataset[Any]):
+    def __init__(self, slow: Path) -> None:
+        self.slow = slow
+
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, i: int) -> dict[str, Any]:
+        time.sleep(SLOW_SAMPLE_S if self.slow.exists() else SAMPLE_S)
         return {"x": np.full(2, i / SAMPLES, dtype=np.float32)}
 
 
@@ -44,30 +55,48 @@ def train(ctx: offload.Context) -> None:
             time.sleep(STEP_S + STEP_SAMPLE_S * len(batch["x"]))
             ctx.backward(model(batch["x"]).mean())
             ctx.step()
+        if Path(ctx.config["done"]).exists():  # there is one worker then: nobody else has to agree
+            return
+
+
+def conduct(events: Path, count: NodeCount, slow: Path, done: Path) -> None:
+    """Make the input slow once two workers train, and let the run end once a node was given back, or that takes too long."""
+    deadline = time.monotonic() + DEADLINE_S
+    for happened, then in (
+        (lambda: events.exists() and '"resized"' in events.read_text(), slow),
+        (lambda: slow.exists() and count.seen[-1][1] == 1, done),
+    ):
+        while not happened() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        then.touch()
 
 
 def main(folder: Path, version: int) -> None:
-    log = folder / "log"
+    log, slow, done = folder / "log", folder / "slow", folder / "done"
     log.mkdir()
-    start(folder, version=version, types=NODES)
+    start(
+        folder, version=version, types=NODES, idle_s=20.0
+    )  # longer than the first worker takes to start on a busy machine
     count = NodeCount()
+    events = folder / "run" / "events.jsonl"
+    threading.Thread(target=conduct, args=(events, count, slow, done), daemon=True).start()
     result = offload.Trainer(
         train,
-        datasets={"train": offload.from_torch(Numbers())},
+        datasets={"train": offload.from_torch(Numbers(slow))},
         batch_size=BATCH,
         workers=(1, 2),
         adaptation=offload.Adaptation(autoscale_workers=True, interval_s=5.0),
         checkpoints=offload.Checkpoints(every_epochs=100),
         scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0, **WORKER}),
-        train_loop_config={"log": str(log)},
+        train_loop_config={"log": str(log), "done": str(done)},
     ).fit(run_dir=folder / "run", quiet=True)
     passes = each_pass(read_history(log))
     print(
         json.dumps(
             {
                 "status": result.status,
-                "right": passes == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)},
-                "events": read_lines(folder / "run" / "events.jsonl"),
+                "right": passes == {epoch: Counter(range(SAMPLES)) for epoch in range(len(passes))},
+                "events": read_lines(events),
                 "nodes": count.seen,
             }
         )
