@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.rows import protocol
 from offload.testing import CpuSeconds, Host, HostProcess, Hosts, HostSpec
 
@@ -75,6 +77,9 @@ class Measurement:
     """CPU seconds per second of the steady state, daemons included."""
     samples_per_s_by_host: Mapping[str, float]
     """For rows that run on each host by itself."""
+    busy_cores_by_host: Mapping[str, float]
+    preprocessing_cores_by_host: Mapping[str, float]
+    """What of it offload's preprocessing processes had."""
     extra: Mapping[str, float]
 
 
@@ -93,11 +98,12 @@ def run(
     timeout_s: float,
     specs: Mapping[str, HostSpec] | None = None,
     env: Mapping[str, Mapping[str, str]] | None = None,
+    samples: Mapping[str, int] | None = None,
 ) -> Measurement:
     """Run a row on fresh hosts, with a fresh Ray cluster where it needs one.
 
     ``specs``: the hosts, by name, where they are not the two that are pinned to a core each; ``env``: more environment of a
-    host's processes.
+    host's processes; ``samples``: how many a host makes, by name, for rows that run on each by itself.
 
     Raises: RowFailed. Nothing of the hosts is left, whatever happens."""
     pinned = dict(zip((GPU_HOST, CPU_HOST), cores(), strict=True))
@@ -115,12 +121,37 @@ def run(
             groups = [(hosts[name], [hosts[name]]) for name in row.hosts]
         else:
             groups = [(hosts[row.hosts[0]], [hosts[name] for name in row.hosts])]
-        runs = [_Running(row, task, at, members, hosts.folder) for at, members in groups]
+        counts = samples or {}
+        runs = [
+            _Running(row, replace(task, samples=counts.get(at.name, task.samples)), at, members, hosts.folder)
+            for at, members in groups
+        ]
         with contextlib.ExitStack() as stack:
             for running in runs:
                 stack.callback(running.close)
             _watch(runs, timeout_s)
             return _add_up([running.measurement() for running in runs])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mark:
+    """When a row told of an event, and by host the CPU time until then: of all processes, and of offload's preprocessing."""
+
+    at: float
+    used: Mapping[str, CpuSeconds]
+    preprocessing_s: Mapping[str, float]
+
+
+def _preprocessing_s(host: Host) -> float:
+    """CPU time of the host's preprocessing processes. They live as long as the row's steady state."""
+    spent = 0.0
+    for pid in host.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):  # others come and go
+            process = psutil.Process(pid)
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::Preprocessor"):
+                times = process.cpu_times()
+                spent += times.user + times.system
+    return spent
 
 
 class _Running:
@@ -130,7 +161,7 @@ class _Running:
         self._members = members
         self._at = at
         self._name = row.name
-        self._marks: dict[str, tuple[float, CpuSeconds]] = {}
+        self._marks: dict[str, _Mark] = {}
         self._stdout = folder / f"{at.name}.stdout"
         self._stderr = folder / f"{at.name}.stderr"
         events = folder / f"{at.name}.events"
@@ -148,10 +179,11 @@ class _Running:
 
     def mark(self) -> None:
         for event in os.read(self.events, 4096).decode().split():
-            used = CpuSeconds(work_s=0.0, daemons_s=0.0)
-            for host in self._members:
-                used += host.cpu_seconds()
-            self._marks[event] = (time.monotonic(), used)
+            self._marks[event] = _Mark(
+                at=time.monotonic(),
+                used={host.name: host.cpu_seconds() for host in self._members},
+                preprocessing_s={host.name: _preprocessing_s(host) for host in self._members},
+            )
 
     def measurement(self) -> Measurement:
         if self.process.returncode != 0:
@@ -159,17 +191,22 @@ class _Running:
             raise RowFailed(f"{self._name} ended with {self.process.returncode}: {said[-3000:]}")
         result = protocol.read_answer(self._stdout.read_text())
         begin, end = self._marks[protocol.STEADY_BEGINS], self._marks[protocol.STEADY_ENDS]
-        used = end[1] - begin[1]
+        seconds = end.at - begin.at
+        used = {name: end.used[name] - begin.used[name] for name in end.used}
         # CPU seconds per second, over samples per second.
-        per_sample_ms = 1e3 / (end[0] - begin[0]) / result.samples_per_s
+        per_sample_ms = 1e3 / seconds / result.samples_per_s
         return Measurement(
             samples_per_s=result.samples_per_s,
             first_batch_s=result.first_batch_s,
-            cpu_ms_per_sample=used.work_s * per_sample_ms,
-            daemon_cpu_ms_per_sample=used.daemons_s * per_sample_ms,
+            cpu_ms_per_sample=sum(host.work_s for host in used.values()) * per_sample_ms,
+            daemon_cpu_ms_per_sample=sum(host.daemons_s for host in used.values()) * per_sample_ms,
             stall=result.stall,
-            busy_cores=used.total_s / (end[0] - begin[0]),
+            busy_cores=sum(host.total_s for host in used.values()) / seconds,
             samples_per_s_by_host={self._at.name: result.samples_per_s},
+            busy_cores_by_host={name: host.total_s / seconds for name, host in used.items()},
+            preprocessing_cores_by_host={
+                name: (spent - begin.preprocessing_s[name]) / seconds for name, spent in end.preprocessing_s.items()
+            },
             extra={"steady_s": result.steady_s, **result.extra},
         )
 
@@ -206,6 +243,8 @@ def _add_up(parts: Sequence[Measurement]) -> Measurement:
         stall=mean("stall"),
         busy_cores=sum(part.busy_cores for part in parts),
         samples_per_s_by_host={name: r for part in parts for name, r in part.samples_per_s_by_host.items()},
+        busy_cores_by_host={name: c for part in parts for name, c in part.busy_cores_by_host.items()},
+        preprocessing_cores_by_host={name: c for part in parts for name, c in part.preprocessing_cores_by_host.items()},
         extra=parts[0].extra,
     )
 

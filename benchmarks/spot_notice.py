@@ -111,11 +111,23 @@ def _one(example: str, arguments: list[str]) -> dict[str, Any]:
 def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess) -> dict[str, float]:
     """Give notice once the run is in its stride, and say when it did what, in seconds from then."""
 
+    listed: dict[int, float] = {}  # when Ray Train's list first held the checkpoint of a step
+
+    def look_at_list() -> None:
+        path = folder / "run" / CHECKPOINTS / SNAPSHOT
+        try:
+            results = json.loads(path.read_text())["checkpoint_results"]
+        except (FileNotFoundError, ValueError):  # it is being written
+            return
+        for each in results:
+            listed.setdefault(each["metrics"]["step"], path.stat().st_mtime)
+
     def wait_for(what: Callable[[], float | None], deadline_s: float) -> float:
         until = time.monotonic() + deadline_s
         while (found := what()) is None:
             if job.poll() is not None or time.monotonic() > until:
                 raise click.ClickException(f"the run ended or hung:\n{(folder / 'output').read_text()[-3000:]}")
+            look_at_list()
             time.sleep(LOOK_S)
         return found
 
@@ -128,14 +140,6 @@ def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess
 
         return look
 
-    def listed() -> float | None:
-        path = folder / "run" / CHECKPOINTS / SNAPSHOT
-        try:
-            results = json.loads(path.read_text())["checkpoint_results"]
-        except (FileNotFoundError, ValueError):  # it is being written
-            return None
-        return path.stat().st_mtime if any(each["metrics"]["step"] == step for each in results) else None
-
     def left() -> float | None:
         return None if any(map(_is_raylet, spot.pids())) else time.time()
 
@@ -144,14 +148,16 @@ def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess
     noticed_at = time.time()
     service.give_notice()
     told_at = wait_for(event("spot_notice"), NOTICE_S)
-    committed_at = wait_for(event("checkpoint", reason="resize"), NOTICE_S)
-    step = max(each["step"] for each in read_lines(folder / "run" / "events.jsonl") if each["event"] == "checkpoint")
+    left_at = wait_for(left, NOTICE_S)
+    going_on_at = wait_for(event("first_step"), NOTICE_S)
+    # What was resumed from: the commit for the notice's sake, or that of an epoch's end where the two fell together.
+    (step,) = (each["step"] for each in read_lines(folder / "run" / "events.jsonl") if each["event"] == "resumed")
     ats = {
         "noticed_s": told_at,
-        "checkpoint_s": committed_at,
-        "listed_s": wait_for(listed, NOTICE_S),
-        "left_s": wait_for(left, NOTICE_S),
-        "going_on_s": wait_for(event("first_step"), NOTICE_S),
+        "checkpoint_s": wait_for(event("checkpoint", step=step), NOTICE_S),
+        "listed_s": listed[step],
+        "left_s": left_at,
+        "going_on_s": going_on_at,
     }
     return {name: round(at - noticed_at, 2) for name, at in ats.items()}
 
