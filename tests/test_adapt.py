@@ -137,6 +137,17 @@ def test_a_low_rate_that_nothing_confirms_is_forgotten_in_hours_not_in_minutes()
     assert known.delivered > 0.98
 
 
+@given(share=st.floats(0.005, 0.9))
+def test_a_share_is_forgotten_as_many_times_whatever_it_is(share: float) -> None:
+    """An input that waits for storage delivers a hundredth of what its CPU time says: it must not seem twice as fast a minute later."""
+    size, ceiling = one(64), 100.0 / share
+    bound = stretched(interval(size, input_samples_per_s=100.0, ceiling=ceiling), 30.0)
+    known = Seen().with_interval(bound, 4.0)
+    assert known.delivered == pytest.approx(share, rel=0.01)
+    later = known.with_interval(stretched(interval(size, ceiling=100_000.0 / share), 30.0), 4.0)
+    assert known.delivered <= later.delivered <= 1.1 * known.delivered
+
+
 def test_lumps_of_blocks_are_averaged_over_seconds() -> None:
     """Intervals of a second in which all or nothing is waited for: together 60 of the 100 samples/s that cores could make."""
     size = one(16)

@@ -73,7 +73,7 @@ def test_nodes_come_when_the_input_binds_and_are_given_back_when_it_does_not(tmp
     wanted = [(e["at"], e["cores"]) for e in told["events"] if e["event"] == "cores_wanted"]
     growing = [cores for at, cores in wanted if fast[0] < at < slow_again]
     shrinking = [cores for at, cores in wanted if at > slow_again]
-    planned = 4.4  # cores: 200 samples/s of 50 a core, and a tenth more
+    planned = 4.4  # cores: 80 samples/s of 20 a core, and a tenth more
     assert growing == sorted(growing)
     assert planned - 2 <= growing[-1] <= planned + 2  # nodes have two cores each
     assert shrinking == sorted(shrinking, reverse=True)

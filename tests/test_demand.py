@@ -47,6 +47,7 @@ class Plant:
 
     rng: random.Random
     most_nodes: int = 8
+    busy: float = 0.95  # share of a core's time that preprocessing computes; it waits for storage meanwhile
     now_s: float = 0.0
     missing: Mapping[Bundle, int] = field(default_factory=dict)
     nodes: dict[str, float] = field(default_factory=dict)  # when each joined
@@ -123,7 +124,10 @@ class Plant:
         return News(
             cursor=0, totals={0: self.totals}, epoch=0, step=self.totals.steps, samples=self.totals.samples, metrics={}, events=(),
             adapted=Adapted(workers=1, batch=(BATCH, 0)), attempts=1, running=True, cores=(total, starting),
-            rates={"train": {"input_ceiling_samples_per_s": total * CORE_PER_S * 1.05, "variation": 0.2}},
+            rates={"train": {
+                "input_ceiling_samples_per_s": total * CORE_PER_S / self.busy, "input_pace_samples_per_s": total * CORE_PER_S * 1.05,
+                "variation": 0.2,
+            }},
         )  # fmt: skip
 
 
@@ -160,9 +164,10 @@ def planned_nodes(device: float) -> int:
     return max(math.ceil((cores - (HEAD.cpus - WORKER.cpus)) / NODE_CORES), 0)
 
 
+@pytest.mark.parametrize("busy", [0.95, 0.3, 0.015])
 @pytest.mark.parametrize("seed", range(8))
-def test_from_gpu_bound_to_input_bound_and_back_nodes_settle_at_the_planned_number(seed: int) -> None:
-    plant = Plant(random.Random(seed))
+def test_from_gpu_bound_to_input_bound_and_back_nodes_settle_at_the_planned_number(seed: int, busy: float) -> None:
+    plant = Plant(random.Random(seed), busy=busy)
     up_s, down_s, end_s = 120.0, 360.0, 600.0
     simulate(plant, end_s, lambda now_s: FAST if up_s <= now_s < down_s else SLOW)
     assert planned_nodes(FAST) == 4

@@ -30,6 +30,16 @@ def test_the_ceiling_counts_each_node_at_its_own_cores_cost() -> None:
     assert meter.summary()["input_ceiling_samples_per_s"] == pytest.approx(2 * 100 + 4 * 50)
 
 
+def test_what_tasks_wait_for_counts_by_the_clock_and_not_in_the_ceiling() -> None:
+    meter = Meter(lambda: {"near": 2, "far": 4, "new": 1})
+    for _ in range(3):
+        meter.add(block("near", 1.0, cpu_s=0.5))
+        meter.add(block("far", 2.0, cpu_s=0.5))
+    summary = meter.summary()
+    assert summary["input_ceiling_samples_per_s"] == pytest.approx(7 * 200)
+    assert summary["input_pace_samples_per_s"] == pytest.approx(2 * 100 + 4 * 50 + ROWS / 1.5)
+
+
 def test_speeds_are_by_the_clock_and_relative_to_the_mean_core() -> None:
     meter = Meter(lambda: {"whole": 1, "quarter": 1})
     for _ in range(2):

@@ -17,9 +17,7 @@ LEAST_STEPS = 3  # that an interval must hold to be believed
 FORGOTTEN = 0.7  # of an older interval's weight per newer one at the same size: a machine drifts
 MOST_SIZES = 32
 SETTLED_S = 10.0  # with the same cores, before the input's rate is believed: blocks come in lumps of seconds
-FORGOTTEN_S = (
-    1800.0  # after which 63 % of a low rate is forgotten that nothing confirms: what was in its way may be over
-)
+FORGOTTEN_S = 1800.0  # after which a low share's logarithm is down to 37 % if nothing confirms it: what was in its way may be over
 INPUT_BOUND = 0.05  # stall from which the input's rate is what was delivered
 
 
@@ -176,8 +174,9 @@ class Seen:
         # What was waited for at a larger size, a moment ago, tells nothing of the input where it is not waited for now.
         if (recent.input_bound and newest.input_bound) or recent.at_ceiling > self.delivered:
             return recent.at_ceiling
-        # Fed well it shows that the input delivers at least so much, and nothing of how much it could.
-        return self.delivered + (1 - math.exp(-newest.duration_s / FORGOTTEN_S)) * (1 - self.delivered)
+        # Fed well it shows that the input delivers at least so much, and nothing of how much it could. A small share, of an input
+        # that mostly waits for storage, is as many times larger after a while as any other: added to, it would double within seconds.
+        return math.pow(self.delivered, math.exp(-newest.duration_s / FORGOTTEN_S))
 
     def _steps_with(self, interval: Interval) -> dict[tuple[int, int, int], StepSeen]:
         size = interval.size

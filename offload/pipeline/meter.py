@@ -5,6 +5,7 @@ Where it stops: sizes of tasks follow from it in :mod:`offload.pipeline.sizing`,
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -83,21 +84,27 @@ class Meter:
             return self._rates
 
     def summary(self) -> dict[str, float]:
-        """``core_seconds_per_sample``, its coefficient of ``variation`` over the tasks, ``wire_bytes_per_sample`` and
-        ``input_ceiling_samples_per_s``; empty at first."""
+        """``core_seconds_per_sample``, its coefficient of ``variation`` over the tasks, ``wire_bytes_per_sample``,
+        ``input_ceiling_samples_per_s``, and ``input_pace_samples_per_s``, which counts the time that tasks wait as well (for storage,
+        for a core that others use); empty at first."""
         with self._lock:
             if not self._recent:
                 return {}
             cpu = [spent.cpu_s for spent in self._recent]
             usual, mean = _median(cpu), float(np.mean(cpu))
             by_node = {node: _median([spent.cpu_s for spent in recent]) for node, recent in self._of_node.items()}
+            wall_s = _median([spent.wall_s for spent in self._recent])
+            pace = dict(self._pace)
             size = _median([spent.size_bytes for spent in self._recent])
-        each = [(count, by_node.get(node, usual)) for node, count in self._cores().items()]
+        cores = self._cores()
+        each = [(count, by_node.get(node, usual)) for node, count in cores.items()]
+        usual_pace = 1 / wall_s if wall_s > 0 else math.inf
         return {
             "core_seconds_per_sample": usual,
             "variation": float(np.std(cpu)) / mean if mean > 0 else 0.0,
             "wire_bytes_per_sample": size,
             "input_ceiling_samples_per_s": sum(count / cpu_s for count, cpu_s in each if cpu_s > 0),
+            "input_pace_samples_per_s": sum(count * pace.get(node, usual_pace) for node, count in cores.items()),
         }
 
     @property

@@ -76,7 +76,7 @@ class Adaptor:
         if not self.seen.steps and news.adapted.learned:
             self.seen = Seen.from_state(news.adapted.learned)
         self.seen = self.seen.with_interval(interval, cores)
-        self._want_cores(interval)
+        self._want_cores(interval, news)
         self._compare(interval)
         if self._scheduled(news) is not None:
             options = [option] if option is not None else []
@@ -124,10 +124,14 @@ class Adaptor:
     def _scheduled(self, news: News) -> int | None:
         return self._adaptation.scheduled(news.epoch, _progress(news))
 
-    def _want_cores(self, interval: Interval) -> None:
+    def _want_cores(self, interval: Interval, news: News) -> None:
         """As many cores as the workers are worth, where the cluster can have more or fewer. By what these intervals showed: the
         model of all sizes is slower to follow where the same size takes another time than before."""
         bounds, each = self._adaptation.preprocessing_cores, self.seen.input_samples_per_s(1.0)
+        pace, cores = news.rates.get(TRAIN, {}).get("input_pace_samples_per_s"), news.cores[0]
+        if pace and cores:
+            # Tasks that wait for storage deliver less than the CPU time says, and by the clock that is known while it does not bind.
+            each = min(each, pace / cores)
         if interval.device_samples_per_s is not None:
             self._device.append(interval.device_samples_per_s)
         # Cores that have just come may not preprocess yet, and would seem slow.
@@ -135,7 +139,8 @@ class Adaptor:
         if bounds is None or not self._device or math.isinf(each) or not settled:
             return
         fastest = max(self._device)
-        self._workers.want_cores(wanted_cores(fastest, each, bounds=bounds, before=self._workers.cores_wanted))
+        cores = wanted_cores(fastest, each, bounds=bounds, before=self._workers.cores_wanted)
+        self._workers.want_cores(cores, device_samples_per_s=fastest, core_samples_per_s=each)
 
     def _situation(self, news: News, size: Size, options: Sequence[Option]) -> Situation:
         noise, goal = news.adapted.noise, news.adapted.goal

@@ -204,7 +204,10 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
             "command resumes the run on another"
         )
     if kind == "cores_wanted":
-        return f"{event['cores']} cores are to preprocess, {event['before']} do"
+        return (
+            f"{event['cores']} cores are to preprocess, {event['before']} do: fed well the workers would train "
+            f"{event['device_samples_per_s']:,.0f} samples/s, and a core delivers {event['core_samples_per_s']:,.0f}"
+        )
     if kind == "workers_wanted":
         return f"{event['workers']} workers are to train, and there is room for {event['before']}: nodes are asked for"
     if kind == "not_granted":

@@ -197,11 +197,12 @@ class Workers:
             found.append(Option(workers=count, nodes=placement.nodes, cores=cores, usd_per_hour=usd))
         return found
 
-    def want_cores(self, cores: int) -> None:
-        """So many are to preprocess: ask the cluster for those that it lacks, and leave nodes that are not needed."""
+    def want_cores(self, cores: int, **because: float) -> None:
+        """So many are to preprocess, ``because`` of these rates: ask the cluster for those that it lacks, and leave nodes that are not
+        needed."""
         if cores == self.cores_wanted:
             return
-        self._tell("cores_wanted", cores=cores, before=self.cores)
+        self._tell("cores_wanted", cores=cores, before=self.cores, **because)
         self.cores_wanted = cores
         if not self.busy:
             self._reshape()
