@@ -391,7 +391,11 @@ def test_how_long_a_job_may_take_to_stop_is_read_from_its_environment() -> None:
 
 
 def test_this_machine_is_a_node_of_its_cluster_and_of_no_other() -> None:
-    from offload.train.local_nodes import is_node_of
+    from offload.train.ray_nodes import free_resources, is_node_of
 
     address = ray.get_runtime_context().gcs_address
-    assert is_node_of(address, 5.0), relies("train/local_nodes.py", "find_node_ids and GcsClient.get_all_node_info")
+    assert is_node_of(address, 5.0), relies("train/ray_nodes.py", "find_node_ids and GcsClient.get_all_node_info")
+    (node,) = ray.nodes()
+    assert free_resources()[node["NodeID"]].keys() <= node["Resources"].keys(), relies(
+        "train/ray_nodes.py", "available_resources_per_node"
+    )

@@ -26,7 +26,7 @@ def trainer(**more: Any) -> offload.Trainer:
 def reserved(changed: offload.Trainer, *, gpus: float = 0) -> tuple[float, float]:
     """CPUs and GPUs of a worker, on a node that has so many GPUs."""
     node = NodeResources(name="n", node_id="1", cpus=8, gpus=gpus)
-    run: Any = SimpleNamespace(trainer=changed, cluster=SimpleNamespace(nodes=(node,)))
+    run: Any = SimpleNamespace(trainer=changed, cluster=SimpleNamespace(whole=(node,)))
     worker = Run._worker_resources(run)
     return worker.cpus, worker.gpus
 

@@ -108,6 +108,13 @@ def _cores(free_cpus: float) -> int:
     return int(free_cpus + 0.5)
 
 
+def beside(node: NodeResources, held: Mapping[str, float]) -> NodeResources:
+    """The node without the resources that are ``held`` of it."""
+    left = {name: max(amount - held.get(name, 0.0), 0.0) for name, amount in node.others.items()}
+    cpus, gpus = (max(have - held.get(name, 0.0), 0.0) for have, name in ((node.cpus, "CPU"), (node.gpus, "GPU")))
+    return replace(node, cpus=cpus, gpus=gpus, others=left)
+
+
 def one_gpu_type(
     nodes: Sequence[NodeResources], worker: WorkerResources, most: int, before: str | None = None
 ) -> str | None:

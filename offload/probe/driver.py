@@ -128,7 +128,7 @@ class _NoJournal(Journal):
 
 def _workers(trainer: Trainer, cluster: Cluster) -> int:
     """Two where the script asks for several and two fit, so that their synchronisation is seen; else one."""
-    gpus = sum(node.gpus for node in cluster.nodes)
+    gpus = sum(node.gpus for node in cluster.whole)
     config = trainer.scaling_config
     on_gpus = bool(config.use_gpu) if config is not None else gpus >= 1
     asked = trainer.workers[1] if trainer.workers is not None else (gpus if on_gpus else 1)

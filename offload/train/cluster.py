@@ -11,9 +11,10 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -21,12 +22,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload import machine
 from offload.errors import ConfigError
-from offload.model.placement import NodeResources
-from offload.train.local_nodes import is_node_of
+from offload.model.placement import NodeResources, beside
+from offload.train.ray_nodes import free_resources, is_node_of
 from offload.versions import ray_version_warning
 
 REACH_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
+HELD_S = 1.5  # without a break, for what others hold to count: tasks come and go, and what has just ended is still given back
+LOOK_S = 0.25
 JOIN_S = 5.0  # for a node that has just been started to be known to its cluster
 DASHBOARD_PORT = 8265
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
@@ -46,10 +49,20 @@ _BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The nodes that are alive, and whether this process started them."""
+    """The nodes that are alive, whether this process started them, and what other programs hold of them, by node id."""
 
-    nodes: tuple[NodeResources, ...]
+    whole: tuple[NodeResources, ...]
     ours: bool
+    held: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[NodeResources, ...]:
+        """What of the nodes is left for this run."""
+        return self.left(self.whole)
+
+    def left(self, nodes: Sequence[NodeResources]) -> tuple[NodeResources, ...]:
+        """These nodes, without what is held of them."""
+        return tuple(beside(node, self.held.get(node.node_id, {})) for node in nodes)
 
 
 @contextmanager
@@ -196,7 +209,35 @@ def _speaks_grpc(link: socket.socket) -> bool:
 
 
 def _describe(*, ours: bool) -> Cluster:
-    return Cluster(nodes=alive_nodes(), ours=ours)
+    return Cluster(whole=alive_nodes(), ours=ours, held={} if ours else held_by_others())
+
+
+def held_by_others() -> dict[str, dict[str, float]]:
+    """By node id, what is held of each resource while nothing of this run is started yet. Takes some time where anything is."""
+    held = _held()
+    until = time.monotonic() + HELD_S
+    while held and time.monotonic() < until:
+        time.sleep(LOOK_S)
+        now = _held()
+        held = {
+            node: {name: min(amount, now[node][name]) for name, amount in each.items() if name in now[node]}
+            for node, each in held.items()
+            if node in now
+        }
+    return held
+
+
+def _held() -> dict[str, dict[str, float]]:
+    free = free_resources()
+    held = {}
+    for node in alive_nodes():
+        whole = {"CPU": node.cpus, "GPU": node.gpus, **node.others}
+        # A node that has just joined may have told what it has before it told what is free.
+        left = free.get(node.node_id, whole)
+        taken = {name: amount - left.get(name, 0.0) for name, amount in whole.items() if amount > left.get(name, 0.0)}
+        if taken:
+            held[node.node_id] = taken
+    return held
 
 
 def alive_nodes() -> tuple[NodeResources, ...]:

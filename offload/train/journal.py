@@ -210,6 +210,13 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         )
     if kind == "workers_wanted":
         return f"{event['workers']} workers are to train, and there is room for {event['before']}: nodes are asked for"
+    if kind == "not_started":
+        needs = " and ".join(f"{amount:g} {name}" for name, amount in event["needs"].items())
+        free = " and ".join(f"{amount:g} {name}" for name, amount in event["free"].items())
+        return (
+            f"no worker has started for {event['after_s']:.0f} s: they need {event['workers']} × ({needs}), and {free} of the cluster are "
+            "free. Either they have their room and are slow to start, or other programs hold it: then training begins when those end"
+        )
     if kind == "not_granted":
         return (
             f"the nodes asked for did not come within {event['after_s']:.0f} s: the run goes on with {event['workers_now']} workers "

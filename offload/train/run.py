@@ -35,15 +35,16 @@ from offload.train.config import BatchSplit
 from offload.train.context import TRAIN, WorkerSetup, first_pass, run_worker
 from offload.train.demand import Bundle, Demand, bundle_of
 from offload.train.draining import draining_nodes
-from offload.train.growing import wait_for_nodes
 from offload.train.hub import Hub
 from offload.train.journal import Journal
 from offload.train.monitor import Orders
 from offload.train.nodes import Nodes
 from offload.train.notices import Watchers
+from offload.train.ray_nodes import free_resources
 from offload.train.ray_train import TorchTrainer, is_broken_connection
 from offload.train.resizing import Workers, place_most, task_cpus
 from offload.train.storage import Marker, Storage
+from offload.train.waiting import StartWatch, wait_for_nodes, wait_for_room
 
 if TYPE_CHECKING:
     from offload.train.trainer import Trainer
@@ -113,6 +114,8 @@ class Run:
                 deadline_s=trainer.adaptation.nodes_deadline_s,
                 status=live.status,
             )
+        elif cluster.held and possible:
+            self.cluster = wait_for_room(cluster, lambda nodes: self._placed(nodes, first), status=live.status)
         self.placement = self._placed(self.cluster.nodes, first)
         # Without a range the workers are as many as fit at the start, and fewer only if nodes are lost.
         self.bounds = wanted if trainer.workers is not None else (1, self.placement.workers)
@@ -267,7 +270,7 @@ class Run:
 
     def _worker_resources(self) -> WorkerResources:
         config, overrides = self.trainer.scaling_config, self.trainer.overrides
-        has_gpus = any(n.gpus >= 1 for n in self.cluster.nodes)
+        has_gpus = any(n.gpus >= 1 for n in self.cluster.whole)
         use_gpu = bool(config.use_gpu) if config is not None else has_gpus
         given: Any = config.resources_per_worker if config is not None else None
         asked: dict[str, float] = dict(given or {})
@@ -409,6 +412,7 @@ class Run:
     ) -> bool:
         """Follow the run to its end. Returns whether it was stopped before that."""
         adaptor = self._adaptor(hub, workers)
+        start = StartWatch(self.worker, self.journal.tell, free=free_resources, now_s=time.monotonic())
         ends_with = nodes_to_end_with()
         told = leaving = False
         read_at = time.monotonic()
@@ -432,7 +436,7 @@ class Run:
                     continue
                 if not told:
                     # In this order: a drained node that ends in between would look like one that has just joined.
-                    draining, alive = draining_nodes(), alive_nodes()
+                    draining, alive = draining_nodes(), self.cluster.left(alive_nodes())
                     watchers.look([node for node in alive if node.node_id in workers.in_use], draining)
                     leaving = not ends_with.isdisjoint(draining)
                     if leaving:
@@ -441,6 +445,7 @@ class Run:
                         )
                         continue
                     workers.look(self.journal.news, alive, draining)
+                    start.look(self.journal.news, wanted=workers.wanted, now_s=read_at)
                 hub.looked.remote(workers.wanted, self.journal.news.failures)
                 if adaptor is not None and not told:
                     adaptor.look(self.journal.news, read_at)

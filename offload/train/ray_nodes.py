@@ -1,4 +1,4 @@
-"""Whether this machine is a node of a cluster: what is private to Ray about that.
+"""Whether this machine is a node of a cluster, and what is free on each of its nodes: what is private to Ray about nodes.
 
 A driver runs on a node only. Elsewhere ``ray.init`` looks for one on this machine, in vain, for a minute, and then says that
 nothing matched. Where it stops: whether the node is one that Ray may use is Ray's to say.
@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from ray._private import services
+from ray._private.state import available_resources_per_node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 LOOK_S = 0.2
@@ -30,6 +31,12 @@ def is_node_of(address: str, within_s: float) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(LOOK_S)
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """By node id, the amount of each resource that nobody holds; what is held whole is left out. Some tenths of a second old."""
+    free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return free
 
 
 def _sockets_at(address: str, within_s: float) -> list[tuple[str, str]]:

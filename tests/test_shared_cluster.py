@@ -1,0 +1,120 @@
+"""A cluster on which other programs work, too: a run takes what they leave, and waits where that is too little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+import offload
+from offload.model.placement import NodeResources, WorkerResources, beside
+from offload.report.live import LiveLine
+from offload.train.journal import sentence
+from offload.train.monitor import News
+from offload.train.waiting import OVERDUE_S, StartWatch
+from tests.conftest import LOGICAL_CPUS
+
+SAMPLES, BATCH = 32, 8
+
+
+def test_what_others_hold_of_a_node_is_left_to_them() -> None:
+    node = NodeResources(name="n", cpus=8, gpus=2, others={"disk": 3.0})
+    assert beside(node, {}) == node
+    left = beside(node, {"CPU": 3, "GPU": 2, "disk": 5})
+    assert (left.cpus, left.gpus, left.others) == (5, 0, {"disk": 0.0})
+
+
+def news(*, attempts: int = 0, failures: int = 0, running: bool = False) -> News:
+    return News(
+        cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=(), attempts=attempts, failures=failures, running=running
+    )  # fmt: skip
+
+
+def test_workers_that_do_not_start_are_told_of_once_with_what_is_free() -> None:
+    told: list[dict[str, Any]] = []
+    free = {"a": {"CPU": 1.0, "GPU": 1.0}, "b": {"CPU": 0.5}}
+    watch = StartWatch(
+        WorkerResources(cpus=2),
+        lambda kind, **values: told.append({"event": kind, **values}),
+        free=lambda: free,
+        now_s=0.0,
+    )
+    for now_s in (2.0, OVERDUE_S - 1, OVERDUE_S, OVERDUE_S + 2):
+        watch.look(news(), wanted=1, now_s=now_s)
+    (first,) = told
+    assert sentence("not_started", first) == (
+        "no worker has started for 60 s: they need 1 × (2 CPU), and 1.5 CPU of the cluster are free. Either they have their room and "
+        "are slow to start, or other programs hold it: then training begins when those end"
+    )
+    # They start, fail, and find no room again: that is told, too.
+    watch.look(news(attempts=1, running=True), wanted=1, now_s=100.0)
+    watch.look(news(attempts=1, failures=1), wanted=1, now_s=200.0)
+    watch.look(news(attempts=1, failures=1), wanted=1, now_s=200.0 + OVERDUE_S)
+    assert len(told) == 2
+    # Others start, and their function takes its time before the first step; or none is wanted.
+    watch.look(news(attempts=2, failures=2), wanted=0, now_s=900.0)
+    watch.look(news(attempts=3, failures=2), wanted=1, now_s=1000.0)
+    assert len(told) == 2
+
+
+@ray.remote
+class Other:
+    """Another program."""
+
+    def ready(self) -> None: ...
+
+
+def train(ctx: offload.Context) -> None:
+    model = torch.nn.Linear(1, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in ctx.epochs(1):
+        for batch in ctx.batches("train"):
+            ctx.backward(model(batch["x"]).mean())
+            ctx.step()
+
+
+def fit(tmp_path: Path) -> dict[str, Any]:
+    data = torch.utils.data.TensorDataset(torch.zeros(SAMPLES, 1))
+    trainer = offload.Trainer(
+        train, datasets={"train": offload.from_torch(data, columns=["x"])}, batch_size=BATCH, workers=1
+    )
+    return trainer.fit(run_dir=tmp_path / "run").document
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_run_takes_the_cores_that_others_leave(ray_cluster: None, tmp_path: Path) -> None:
+    other = Other.options(num_cpus=2).remote()  # type: ignore[attr-defined]
+    ray.get(other.ready.remote())
+    try:
+        summary = fit(tmp_path)
+    finally:
+        ray.kill(other)
+    assert summary["samples"] == SAMPLES
+    assert summary["preprocessing_cores"] == LOGICAL_CPUS - 2 - 1  # one is the worker's
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_run_that_finds_no_room_says_so_and_begins_when_there_is(
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Other.options(num_cpus=LOGICAL_CPUS).remote()  # type: ignore[attr-defined]
+    ray.get(other.ready.remote())
+    shown: list[str] = []
+
+    def status(self: LiveLine, text: str) -> None:
+        shown.append(text)
+        if text.startswith("waiting for room"):
+            ray.kill(other)
+
+    monkeypatch.setattr(LiveLine, "status", status)
+    summary = fit(tmp_path)
+    assert [text for text in shown if "room" in text] == ["waiting for room: other programs hold 4 of 4 CPU"]
+    assert summary["samples"] == SAMPLES
+    assert summary["preprocessing_cores"] == LOGICAL_CPUS - 1
