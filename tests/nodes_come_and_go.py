@@ -74,7 +74,9 @@ def main(scenario: str, folder: Path, driver: int) -> None:
     log = folder / "log"
     log.mkdir(exist_ok=True)
     seen = folder / "seen"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"place": 1}})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"place": 1}, "include_dashboard": False}
+    )
     other = cluster.add_node(num_cpus=2, resources={"place": 1} if scenario != "preprocessing" else {})
     ray.init(address=cluster.address, log_to_driver=False)
     head = ray.get_runtime_context().get_node_id()

@@ -104,7 +104,10 @@ def main(scenario: str, folder: Path) -> None:
         endpoint = SILENT if scenario == "silent" else service.url
         common = {"num_cpus": 2, "resources": PLACE}
         spot = {**common, "labels": LABELS, "env_vars": {ENDPOINT: endpoint}}
-        cluster = Cluster(initialize_head=True, head_node_args=spot if scenario == "head" else common)
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={**(spot if scenario == "head" else common), "include_dashboard": False},
+        )
         node = cluster.add_node(**common if scenario in ("head", "again") else spot)
         ray.init(address=cluster.address, log_to_driver=False)
         threading.Thread(target=fit, daemon=True).start()

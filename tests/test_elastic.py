@@ -134,7 +134,7 @@ def test_a_killed_worker_costs_no_sample(tmp_path: Path, rank: int) -> None:
 
 
 def test_a_worker_that_hangs_is_ended_and_training_goes_on(tmp_path: Path) -> None:
-    result = run(tmp_path, workers=2, hang={"17": 1}, hang_s=3.0, checkpoints=offload.Checkpoints(every_s=0.2))
+    result = run(tmp_path, workers=2, hang={"17": 1}, hang_s=10.0, checkpoints=offload.Checkpoints(every_s=0.2))
     assert result.status == "finished"
     assert each_pass(history(tmp_path)) == {epoch: Counter(range(SAMPLES)) for epoch in range(3)}
     hung = [e for e in events(tmp_path) if e["event"] == "worker_hung"]

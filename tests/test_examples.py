@@ -61,8 +61,12 @@ def offload_run(folder: Path, script: str, *arguments: str) -> dict[str, object]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the examples leave their data and runs, one for all: they share the data."""
-    return tmp_path_factory.mktemp("examples")
+    """Where the examples leave their data and runs, one for all. The data are drawn once: where an example finds those that it
+    would draw, it takes them."""
+    folder = tmp_path_factory.mktemp("examples")
+    make_demo_data(folder / "runs" / "tutorial-data", images=1000)
+    (folder / "runs" / "quickstart-data").symlink_to("tutorial-data")
+    return folder
 
 
 def test_the_plain_script(folder: Path) -> None:
@@ -101,7 +105,7 @@ def test_vit_blur(folder: Path, flags: list[str], wire_bytes: int) -> None:
 
 
 def test_image_classification(folder: Path) -> None:
-    data = str(make_demo_data(folder / "runs" / "tutorial-data", images=1000).train.parent)
+    data = str(folder / "runs" / "tutorial-data")
     few = ["--model", "resnet10t", "--pixels", "64", "--epochs", "1"]
     summary = offload_run(folder, "image_classification.py", data, *few)
     assert 0 <= summary["metrics"]["val_accuracy"] <= 1  # type: ignore[index]
