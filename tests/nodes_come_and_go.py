@@ -1,12 +1,11 @@
-"""Run by test_nodes.py, in a process of its own: a training run on a Ray cluster of several raylets, one of which is drained,
-lost, followed by another, or kills its workers. Prints the run's events and each pass's samples."""
+"""Run by test_nodes.py, in a process of its own: a training run on a Ray cluster of several raylets, one of which is lost,
+followed by another, or kills its workers. Prints the run's events and each pass's samples."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 
 SAMPLES, EPOCHS = 400, 6
-CHANGES = {"drain": 1, "lost": 1, "preprocessing": 2}  # of the cluster, that the run must see
+CHANGES = {"lost": 1, "preprocessing": 2}  # of the cluster, that the run must see
 # A dataset keeps so much in each preprocessing process, and this memory of a node with four cores holds four processes of one that
 # keeps nothing.
 KEPT_BYTES = 400 << 20
@@ -77,21 +76,15 @@ def main(scenario: str, folder: Path, driver: int) -> None:
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"place": 1}, "include_dashboard": False}
     )
-    other = cluster.add_node(num_cpus=2, resources={"place": 1} if scenario != "preprocessing" else {})
+    if scenario != "driver":
+        other = cluster.add_node(num_cpus=2, resources={"place": 1} if scenario != "preprocessing" else {})
     ray.init(address=cluster.address, log_to_driver=False)
     head = ray.get_runtime_context().get_node_id()
 
     def disturb() -> None:
         while not ended.is_set() and _batches(log) < 20:
             time.sleep(0.1)
-        if scenario == "drain":
-            subprocess.run(
-                [str(Path(sys.executable).with_name("ray")), "drain-node", f"--address={cluster.address}", f"--node-id={other.node_id}",
-                 "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot",
-                 "--deadline-remaining-seconds=60"],
-                check=True, capture_output=True,
-            )  # fmt: skip
-        elif scenario in ("lost", "preprocessing"):
+        if scenario in ("lost", "preprocessing"):
             cluster.remove_node(other, allow_graceful=False)
         if scenario == "preprocessing":
             changed(1)
@@ -105,7 +98,7 @@ def main(scenario: str, folder: Path, driver: int) -> None:
             time.sleep(0.1)
 
     def fit() -> None:
-        workers = 1 if scenario == "preprocessing" else (1, 2)
+        workers = 1 if scenario in ("preprocessing", "driver") else (1, 2)
         try:
             outcome.append(
                 offload.Trainer(

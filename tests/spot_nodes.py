@@ -1,11 +1,12 @@
 """Run by test_notices.py, in a process of its own: a training run on a Ray cluster of several raylets, some of which are spot
-nodes whose metadata service gives notice. Prints the run's events and what it trained."""
+nodes whose metadata service gives notice, or that are drained by Ray's command. Prints the run's events and what it trained."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -67,6 +68,17 @@ def watchers() -> int:
     return found
 
 
+def drain(address: str, node_id: str) -> None:
+    """As an autoscaler or Kubernetes does."""
+    subprocess.run(
+        [
+            str(Path(sys.executable).with_name("ray")), "drain-node", f"--address={address}", f"--node-id={node_id}",
+            "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot", "--deadline-remaining-seconds=60",
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
 def main(scenario: str, folder: Path) -> None:
     log, seen, events = folder / "log", folder / "seen", folder / "run" / "events.jsonl"
     log.mkdir(exist_ok=True)
@@ -101,30 +113,32 @@ def main(scenario: str, folder: Path) -> None:
             ended.set()
 
     with MetadataService() as service:
-        endpoint = SILENT if scenario == "silent" else service.url
         common = {"num_cpus": 2, "resources": PLACE}
-        spot = {**common, "labels": LABELS, "env_vars": {ENDPOINT: endpoint}}
+        spot = {**common, "labels": LABELS, "env_vars": {ENDPOINT: service.url}}
+        heads = {"head": spot, "notice": {**spot, "env_vars": {ENDPOINT: SILENT}}}
+        watched = 2 if scenario == "notice" else 1
         cluster = Cluster(
             initialize_head=True,
-            head_node_args={**(spot if scenario == "head" else common), "include_dashboard": False},
+            head_node_args={**heads.get(scenario, common), "include_dashboard": False},
         )
         node = cluster.add_node(**common if scenario in ("head", "again") else spot)
         ray.init(address=cluster.address, log_to_driver=False)
         threading.Thread(target=fit, daemon=True).start()
         if scenario != "again":
-            wait_for(lambda: batches() >= 5 and watchers() == 1, ended)
+            wait_for(lambda: batches() >= 5 and watchers() == watched, ended)
             told["watchers"].append(watchers())
-        if scenario == "silent":
-            wait_for(lambda: happened("spot_unwatched"), ended)
-        elif scenario != "again":
             if scenario == "notice":
+                wait_for(lambda: happened("spot_unwatched"), ended)
                 service.recommend_rebalance()
                 wait_for(lambda: happened("spot_rebalance"), ended)
             if scenario == "spare":
                 cluster.add_node(**common)  # Ray starts nodes from the main thread only
                 wait_for(lambda: happened("cluster_changed"), ended)
             told["noticed_at"] = time.time()
-            service.give_notice()
+            if scenario == "spare":
+                drain(cluster.address, node.node_id)
+            else:
+                service.give_notice()
             if scenario == "replaced":
                 # Until Ray Train has listed the checkpoint, up to two seconds after it is written, it is none.
                 wait_for((folder / "run" / CHECKPOINTS / SNAPSHOT).exists, ended)

@@ -189,18 +189,16 @@ def test_the_same_script_runs_here_on_hosts_and_as_a_job(place: Place, tmp_path:
     assert travelled == [(0, 0), (0, 0), (1, 1)]
 
 
-def test_numbers_of_workers_are_the_command_lines(place: Place) -> None:
-    done = place.launch(place.script, "--name", "two", "--json", "--max-workers", "2", "--cpus-per-worker", "0.5")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(place.read(f"~/offload-runs/{getpass.getuser()}/two", "summary.json"))
-    assert summary["metrics"]["workers"] == 2
-
-
 def test_a_run_that_fails_ends_with_1_and_a_wrong_argument_with_2(place: Place) -> None:
-    failed = place.launch(place.script, "--name", "raises", "--", "--what", "raise")
+    """Numbers of workers are the command line's."""
+    two = ["--max-workers", "2", "--cpus-per-worker", "0.5"]
+    failed = place.launch(place.script, "--name", "raises", *two, "--", "--what", "raise")
     assert failed.returncode == 1
     assert "ValueError: the third step is cursed" in failed.stdout
     assert re.search(r"status +FAILED, exit code 1", failed.stdout)
+    events = place.read(f"~/offload-runs/{getpass.getuser()}/raises", "events.jsonl").splitlines()
+    (first,) = [event for event in map(json.loads, events) if event["event"] == "first_step"]
+    assert first["workers"] == 2
     wrong = place.launch(place.script, "--name", "wrong", "--", "--what", "nonsense")
     assert wrong.returncode == 2
     assert "invalid choice: 'nonsense'" in wrong.stdout

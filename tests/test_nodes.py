@@ -1,4 +1,4 @@
-"""Nodes that are drained, lost, joined, or that fail again and again: on a Ray cluster of several raylets."""
+"""Nodes that are lost, joined, or that fail again and again: on a Ray cluster of several raylets. (Drained: test_notices.py.)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400), pytest.mark.slow]
 
-NOTICE_S = 60.0
 SCRIPT = Path(__file__).with_name("nodes_come_and_go.py")
 
 
@@ -33,17 +32,6 @@ def run(scenario: str, tmp_path: Path, driver: int = 0) -> dict[str, Any]:
 
 def of_kind(told: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [event for event in told["events"] if event["event"] == kind]
-
-
-def test_a_drained_node_is_left_after_a_commit_and_nothing_is_trained_again(tmp_path: Path) -> None:
-    told = run("drain", tmp_path)
-    (changed,) = of_kind(told, "cluster_changed")
-    assert len(changed["leaving"]) == 1
-    (ready,) = of_kind(told, "ready_to_resize")
-    assert ready["at"] - changed["at"] < NOTICE_S
-    assert told["repeated_steps"] == 0
-    assert (told["workers"][0], told["workers"][-1]) == (2, 1)
-    assert not of_kind(told, "worker_lost")
 
 
 def test_a_lost_node_with_a_worker_costs_what_was_not_committed(tmp_path: Path) -> None:
