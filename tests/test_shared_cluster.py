@@ -12,6 +12,7 @@ import torch
 import offload
 from offload.model.placement import NodeResources, WorkerResources, beside
 from offload.report.live import LiveLine
+from offload.report.run_dir import read_lines
 from offload.train.journal import sentence
 from offload.train.monitor import News
 from offload.train.waiting import OVERDUE_S, StartWatch
@@ -96,6 +97,10 @@ def test_a_run_takes_the_cores_that_others_leave(ray_cluster: None, tmp_path: Pa
         ray.kill(other)
     assert summary["samples"] == SAMPLES
     assert summary["preprocessing_cores"] == LOGICAL_CPUS - 2 - 1  # one is the worker's
+    (told,) = [event for event in read_lines(tmp_path / "run" / "events.jsonl") if event["event"] == "others_hold"]
+    assert sentence("others_hold", told) == (
+        "other programs hold 2 of 4 CPU: this run takes what they leave, and not what they give back later"
+    )
 
 
 @pytest.mark.ray

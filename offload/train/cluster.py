@@ -12,6 +12,7 @@ import re
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,6 +64,16 @@ class Cluster:
     def left(self, nodes: Sequence[NodeResources]) -> tuple[NodeResources, ...]:
         """These nodes, without what is held of them."""
         return tuple(beside(node, self.held.get(node.node_id, {})) for node in nodes)
+
+    def held_of_all(self) -> dict[str, tuple[float, float]]:
+        """Of each resource that others hold anything of: how much, and how much of it there is."""
+        taken: Counter[str] = Counter()
+        there: Counter[str] = Counter()
+        for each in self.held.values():
+            taken.update(each)
+        for node in self.whole:
+            there.update({"CPU": node.cpus, "GPU": node.gpus, **node.others})
+        return {name: (amount, there[name]) for name, amount in taken.items() if amount}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -210,6 +210,8 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         )
     if kind == "workers_wanted":
         return f"{event['workers']} workers are to train, and there is room for {event['before']}: nodes are asked for"
+    if kind == "others_hold":
+        return f"other programs hold {shares(event['held'])}: this run takes what they leave, and not what they give back later"
     if kind == "not_started":
         needs = " and ".join(f"{amount:g} {name}" for name, amount in event["needs"].items())
         free = " and ".join(f"{amount:g} {name}" for name, amount in event["free"].items())
@@ -225,6 +227,11 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "pass_not_finished" and event["untrained"]:
         return f"the last pass ended with the epochs: {event['untrained']:,} samples of it were not trained"
     return None
+
+
+def shares(held: Mapping[str, Sequence[float]]) -> str:
+    """``held``: by resource, how much of it is held, and how much there is."""
+    return ", ".join(f"{amount:g} of {there:g} {name}" for name, (amount, there) in held.items())
 
 
 def _per_second(totals: Totals, workers: int) -> float:

@@ -151,6 +151,8 @@ class Run:
             runtime_env=preload.runtime_env(self.job_env),
         )
         self._announce()
+        if held := self.cluster.held_of_all():
+            self.journal.tell("others_hold", held=held)
         threads = FEED_THREADS + 4 * min(self.bounds[1], MOST_RANKS_AT_ONCE)
         hub = on_this_node(ray.remote(Hub), max_concurrency=threads, enable_task_events=False).remote(
             self.streams, cores, self.placement.workers, len(self.cluster.nodes)

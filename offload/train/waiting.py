@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from offload.errors import ConfigError
 from offload.model.placement import NodeResources, WorkerResources
 from offload.train.cluster import Cluster, alive_nodes, held_by_others
 from offload.train.demand import Bundle, Demand
+from offload.train.journal import shares
 from offload.train.monitor import News
 
 LOOK_S = 1.0
@@ -78,7 +78,7 @@ def wait_for_room(
             return cluster
         except ConfigError:
             check(cluster.whole)
-        shown = _show(f"waiting for room: other programs hold {_shares(cluster)}", shown, status)
+        shown = _show(f"waiting for room: other programs hold {shares(cluster.held_of_all()) or 'it'}", shown, status)
         time.sleep(LOOK_S)
         cluster = dataclasses.replace(cluster, whole=alive_nodes(), held=held_by_others())
 
@@ -121,17 +121,6 @@ class StartWatch:
             needs={name: amount for name, amount in self._needs.items() if amount},
             free={name: sum(n.get(name, 0.0) for n in free.values()) for name, amount in self._needs.items() if amount},
         )
-
-
-def _shares(cluster: Cluster) -> str:
-    """What is held of each resource, of all that there is of it."""
-    taken: Counter[str] = Counter()
-    there: Counter[str] = Counter()
-    for each in cluster.held.values():
-        taken.update(each)
-    for node in cluster.whole:
-        there.update({"CPU": node.cpus, "GPU": node.gpus, **node.others})
-    return ", ".join(f"{amount:g} of {there[name]:g} {name}" for name, amount in taken.items()) or "it"
 
 
 def _show(text: str, shown: str, status: Callable[[str], None]) -> str:
