@@ -24,7 +24,6 @@ from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 
 SAMPLES, EPOCHS = 400, 6
-CHANGES = {"lost": 1, "preprocessing": 2}  # of the cluster, that the run must see
 # A dataset keeps so much in each preprocessing process, and this memory of a node with four cores holds four processes of one that
 # keeps nothing.
 KEPT_BYTES = 400 << 20
@@ -84,12 +83,11 @@ def main(scenario: str, folder: Path, driver: int) -> None:
     def disturb() -> None:
         while not ended.is_set() and _batches(log) < 20:
             time.sleep(0.1)
-        if scenario in ("lost", "preprocessing"):
-            cluster.remove_node(other, allow_graceful=False)
         if scenario == "preprocessing":
-            changed(1)
+            cluster.remove_node(other, allow_graceful=False)
+            changed(1)  # the run must see it
             cluster.add_node(num_cpus=4, memory=SMALL_MEMORY)
-        changed(CHANGES.get(scenario, 0))
+            changed(2)
         seen.touch()
 
     def changed(times: int) -> None:

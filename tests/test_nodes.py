@@ -1,4 +1,5 @@
-"""Nodes that are lost, joined, or that fail again and again: on a Ray cluster of several raylets. (Drained: test_notices.py.)"""
+"""Nodes that are lost, joined, or that fail again and again: on a Ray cluster of several raylets. Drained ones: test_notices.py; lost
+ones with a worker: test_training_on_hosts.py."""
 
 from __future__ import annotations
 
@@ -32,12 +33,6 @@ def run(scenario: str, tmp_path: Path, driver: int = 0) -> dict[str, Any]:
 
 def of_kind(told: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [event for event in told["events"] if event["event"] == kind]
-
-
-def test_a_lost_node_with_a_worker_costs_what_was_not_committed(tmp_path: Path) -> None:
-    told = run("lost", tmp_path)
-    assert (told["workers"][0], told["workers"][-1]) == (2, 1)
-    assert of_kind(told, "worker_lost")
 
 
 def test_nodes_that_preprocess_are_lost_and_join_while_the_worker_goes_on(tmp_path: Path) -> None:
