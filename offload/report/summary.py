@@ -31,11 +31,12 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("a step", "  ".join(f"{k.replace('_', ' ')} {v * 1000:.1f} ms" for k, v in per_step.items())))
     for name, rates in document.get("input", {}).items():
         if rates:
+            cores = f"{document['preprocessing_cores']} core{'' if document['preprocessing_cores'] == 1 else 's'}"
             rows.append(
                 (
                     f"preprocessing of {name}",
                     f"{rates['core_seconds_per_sample'] * 1000:.2f} core-ms and {rates['wire_bytes_per_sample'] / 1000:,.1f} kB "
-                    f"a sample; {document['preprocessing_cores']} cores: at most {rates['input_ceiling_samples_per_s']:,.0f} samples/s",
+                    f"a sample; {cores}: at most {rates['input_ceiling_samples_per_s']:,.0f} samples/s",
                 )
             )
     if document.get("first_batch_s") is not None:
