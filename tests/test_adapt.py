@@ -352,7 +352,7 @@ def settled(options: list[Option], noise: GradientNoise, input_samples_per_s: fl
     pytest.fail("decisions never came to rest")
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(sqr=st.floats(1e-4, 0.1), var=st.floats(0.1, 10.0), spare=st.floats(1.5, 20.0))
 def test_with_input_to_spare_the_choice_is_that_of_a_policy_without_the_input_term(
     sqr: float, var: float, spare: float
