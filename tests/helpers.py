@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,11 @@ def require_hosts() -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(f"with CI=true emulated hosts must work: {reason}")
         pytest.skip(reason)
+
+
+def eventually(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    """Wait until it is so."""
+    until = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < until, f"still not so after {deadline_s} s"
+        time.sleep(0.02)

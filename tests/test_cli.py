@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from offload.errors import ConfigError
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
 from offload.train import cluster
 from offload.train.cluster import probe
+from tests.helpers import eventually
 
 DEADLINE_S = 240.0
 STOP_DEADLINE_S = 40.0  # after Ctrl-C; about 5 s on an idle machine, of which Ray's shutdown is most
@@ -196,7 +196,7 @@ def test_ctrl_c_commits_a_checkpoint_and_the_same_command_resumes(tmp_path: Path
         start_new_session=True,
     ) as run:
         try:
-            wait_until(lambda: bool(read_lines(run_dir / METRICS)) or run.poll() is not None)
+            eventually(lambda: bool(read_lines(run_dir / METRICS)) or run.poll() is not None, DEADLINE_S)
             os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the command and to what it started
             said, _ = run.communicate(timeout=STOP_DEADLINE_S)
         finally:
@@ -238,13 +238,6 @@ def test_data_that_raise_end_the_run_with_exit_code_1(tmp_path: Path, script: Pa
     assert document["error"] in text
     assert read_lines(run_dir / EVENTS)[-1]["event"] == "run_finished"
     assert "no such colour" in (run_dir / "error.txt").read_text()
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 # --- what is found before Ray is started ------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ class Asked:
     def __init__(self) -> None:
         self.missing: dict[Bundle, int] = {}
 
-    def ask(self, missing: Mapping[Bundle, int]) -> None:
+    def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None:
         self.missing = dict(missing)
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class Plant:
     events: list[dict[str, Any]] = field(default_factory=list)
     count: list[tuple[float, int]] = field(default_factory=list)
 
-    def ask(self, missing: Mapping[Bundle, int]) -> None:
+    def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None:
         self.missing = dict(missing)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from offload.testing import Hosts, HostsError, HostSpec, netns
 from offload.testing._accounting import cgroups_of
 from offload.testing._procfs import every, in_pid_namespace
 from offload.testing._run import runs_folder
-from tests.helpers import require_hosts
+from tests.helpers import eventually, require_hosts
 
 pytestmark = pytest.mark.hosts
 
@@ -35,13 +35,6 @@ def _hosts_can_be_emulated() -> None:
 def two() -> Iterator[Hosts]:
     with Hosts({"gpu-1": HostSpec(core=_CORES[0], shm_bytes=64 << 20), "cpu-1": HostSpec(core=_CORES[-1])}) as hosts:
         yield hosts
-
-
-def eventually(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    until = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < until, f"still not so after {deadline_s} s"
-        time.sleep(0.02)
 
 
 def traces(run: str) -> list[str]:

@@ -13,10 +13,13 @@ import offload
 from offload.model.placement import NodeResources, WorkerResources, beside
 from offload.report.live import LiveLine
 from offload.report.run_dir import read_lines
+from offload.train.demand import Demand, bundle_of
 from offload.train.journal import sentence
 from offload.train.monitor import News
+from offload.train.ray_nodes import free_resources
 from offload.train.waiting import OVERDUE_S, StartWatch
 from tests.conftest import LOGICAL_CPUS
+from tests.helpers import eventually
 
 SAMPLES, BATCH = 32, 8
 
@@ -61,6 +64,16 @@ def test_workers_that_do_not_start_are_told_of_once_with_what_is_free() -> None:
     assert len(told) == 2
 
 
+def test_workers_are_not_late_that_were_not_wanted_before() -> None:
+    told: list[str] = []
+    watch = StartWatch(WorkerResources(cpus=1), lambda kind, **values: told.append(kind), free=dict, now_s=0.0)
+    watch.look(news(), wanted=0, now_s=OVERDUE_S + 10)  # it waits for nodes
+    watch.look(news(), wanted=1, now_s=OVERDUE_S + 12)
+    assert not told
+    watch.look(news(), wanted=1, now_s=2 * OVERDUE_S + 10)
+    assert told == ["not_started"]
+
+
 @ray.remote
 class Other:
     """Another program."""
@@ -77,12 +90,35 @@ def train(ctx: offload.Context) -> None:
             ctx.step()
 
 
-def fit(tmp_path: Path) -> dict[str, Any]:
+def fit(tmp_path: Path, **options: Any) -> dict[str, Any]:
     data = torch.utils.data.TensorDataset(torch.zeros(SAMPLES, 1))
     trainer = offload.Trainer(
-        train, datasets={"train": offload.from_torch(data, columns=["x"])}, batch_size=BATCH, workers=1
+        train, datasets={"train": offload.from_torch(data, columns=["x"])}, batch_size=BATCH, workers=1, **options
     )
     return trainer.fit(run_dir=tmp_path / "run").document
+
+
+@pytest.mark.ray
+def test_room_that_comes_first_is_kept_until_the_rest_is_there(ray_cluster: None) -> None:
+    def held() -> float:
+        return sum(each["CPU"] for each in demand.held().values())
+
+    other = Other.options(num_cpus=2).remote()  # type: ignore[attr-defined]
+    ray.get(other.ready.remote())
+    demand, bundle = Demand(), bundle_of({"CPU": 1.5, "GPU": 0})
+    try:
+        demand.ask({bundle: 2}, hold=True)
+        eventually(lambda: held() == 1.5)
+        demand.ask({bundle: 1}, hold=True)  # what is missing now
+        assert held() == 1.5
+        ray.kill(other)
+        eventually(lambda: held() == 3.0)
+        # Without holding what came is given back, and asked for again.
+        demand.ask({bundle: 1})
+        eventually(lambda: held() == 1.5)
+    finally:
+        demand.close()
+    eventually(lambda: sum(node.get("CPU", 0.0) for node in free_resources().values()) == LOGICAL_CPUS)
 
 
 @pytest.mark.ray
@@ -106,8 +142,15 @@ def test_a_run_takes_the_cores_that_others_leave(ray_cluster: None, tmp_path: Pa
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("autoscaled", "said"),
+    [
+        (False, "waiting for room: other programs hold 4 of 4 CPU"),
+        (True, "waiting for nodes with room for 1 × 1 CPU; other programs hold 4 of 4 CPU"),
+    ],
+)
 def test_a_run_that_finds_no_room_says_so_and_begins_when_there_is(
-    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autoscaled: bool, said: str
 ) -> None:
     other = Other.options(num_cpus=LOGICAL_CPUS).remote()  # type: ignore[attr-defined]
     ray.get(other.ready.remote())
@@ -115,11 +158,11 @@ def test_a_run_that_finds_no_room_says_so_and_begins_when_there_is(
 
     def status(self: LiveLine, text: str) -> None:
         shown.append(text)
-        if text.startswith("waiting for room"):
+        if text == said:
             ray.kill(other)
 
     monkeypatch.setattr(LiveLine, "status", status)
-    summary = fit(tmp_path)
-    assert [text for text in shown if "room" in text] == ["waiting for room: other programs hold 4 of 4 CPU"]
+    summary = fit(tmp_path, adaptation=offload.Adaptation(autoscale_workers=autoscaled))
+    assert next(text for text in shown if "room" in text) == said
     assert summary["samples"] == SAMPLES
     assert summary["preprocessing_cores"] == LOGICAL_CPUS - 1

@@ -30,6 +30,7 @@ SAMPLE_S, SLOW_SAMPLE_S = (
     0.02,
     0.1,
 )  # of each of the head's two cores: 100 and 20 samples/s, where a worker can train 32
+IDLE_S = 60.0  # nothing holds a node that came until the worker that it is for starts: half a minute on a busy machine
 DEADLINE_S = 240.0
 NODES = {"worker": {"resources": {"CPU": 0, **WORKER}, "node_config": {}, "min_workers": 0, "max_workers": 2}}
 
@@ -74,9 +75,7 @@ def conduct(events: Path, count: NodeCount, slow: Path, done: Path) -> None:
 def main(folder: Path, version: int) -> None:
     log, slow, done = folder / "log", folder / "slow", folder / "done"
     log.mkdir()
-    start(
-        folder, version=version, types=NODES, idle_s=20.0
-    )  # longer than the first worker takes to start on a busy machine
+    start(folder, version=version, types=NODES, idle_s=IDLE_S)
     count = NodeCount()
     events = folder / "run" / "events.jsonl"
     threading.Thread(target=conduct, args=(events, count, slow, done), daemon=True).start()

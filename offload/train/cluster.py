@@ -31,6 +31,7 @@ REACH_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
 HELD_S = 1.5  # without a break, for what others hold to count: tasks come and go, and what has just ended is still given back
 LOOK_S = 0.25
+DIGITS = 4  # behind the point, of amounts of resources: Ray has no finer ones
 JOIN_S = 5.0  # for a node that has just been started to be known to its cluster
 DASHBOARD_PORT = 8265
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
@@ -220,11 +221,11 @@ def _speaks_grpc(link: socket.socket) -> bool:
 
 
 def _describe(*, ours: bool) -> Cluster:
-    return Cluster(whole=alive_nodes(), ours=ours, held={} if ours else held_by_others())
+    return Cluster(whole=alive_nodes(), ours=ours, held={} if ours else held_by_others({}))
 
 
-def held_by_others() -> dict[str, dict[str, float]]:
-    """By node id, what is held of each resource while nothing of this run is started yet. Takes some time where anything is."""
+def held_by_others(ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """By node id, what is held of each resource beside what is ``ours``. Takes some time where anything is."""
     held = _held()
     until = time.monotonic() + HELD_S
     while held and time.monotonic() < until:
@@ -235,7 +236,11 @@ def held_by_others() -> dict[str, dict[str, float]]:
             for node, each in held.items()
             if node in now
         }
-    return held
+    others = {
+        node: {name: round(amount - ours.get(node, {}).get(name, 0.0), DIGITS) for name, amount in each.items()}
+        for node, each in held.items()
+    }
+    return {node: some for node, each in others.items() if (some := {name: a for name, a in each.items() if a > 0})}
 
 
 def _held() -> dict[str, dict[str, float]]:

@@ -10,6 +10,7 @@ Where it stops: how much is missing is found by :mod:`offload.train.resizing`.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,30 +31,38 @@ class Demand:
     """Of one run. Nothing is asked for at first."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Bundle, list[Any]] = {}
+        self._groups: dict[Bundle, list[Any]] = {}
 
-    def ask(self, missing: Mapping[Bundle, int]) -> None:
+    def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None:
         """Ask for so many of each bundle beside what there is, and no longer for anything else. To be called often: a group that
-        has found room holds it, and is removed here."""
-        self._release()
-        for bundle in self._waiting.keys() | missing.keys():
-            waiting = self._waiting.setdefault(bundle, [])
+        has found room, on a node that joined or where a process ended, holds it. That is given back here; with ``hold`` it is
+        kept until a call without it, so that what came first is still there when the rest comes."""
+        room = self._room()
+        for bundle in self._groups.keys() | missing.keys():
+            groups = self._groups.setdefault(bundle, [])
+            came = [group for group in groups if group.id.hex() in room]
+            waiting = [group for group in groups if group.id.hex() not in room]
             count = min(missing.get(bundle, 0), MOST_WAITING)
-            while len(waiting) > count:
-                remove_placement_group(waiting.pop())
-            while len(waiting) < count:
-                waiting.append(placement_group([dict(bundle)]))
-
-    def _release(self) -> None:
-        """Give back what came: on a node that joined, or where a process ended for a moment."""
-        if not any(self._waiting.values()):
-            return
-        table = placement_group_table()
-        for bundle, waiting in self._waiting.items():
-            came = [group for group in waiting if table.get(group.id.hex(), {}).get("state") == "CREATED"]
-            for group in came:
+            for group in [*waiting[count:], *(came if not hold else [])]:
                 remove_placement_group(group)
-            self._waiting[bundle] = [group for group in waiting if group not in came]
+            more = [placement_group([dict(bundle)]) for _ in range(count - len(waiting))]
+            self._groups[bundle] = [*(came if hold else []), *waiting[:count], *more]
+
+    def held(self) -> dict[str, dict[str, float]]:
+        """By node id, what of its resources this holds."""
+        held: dict[str, Counter[str]] = {}
+        room = self._room()
+        for bundle, groups in self._groups.items():
+            for node in (room[group.id.hex()] for group in groups if group.id.hex() in room):
+                held.setdefault(node, Counter()).update(dict(bundle))
+        return {node: dict(each) for node, each in held.items()}
+
+    def _room(self) -> dict[str, str]:
+        """Of groups that have found room: by id, the node that it is on."""
+        if not any(self._groups.values()):
+            return {}
+        table = placement_group_table().items()
+        return {name: told["bundles_to_node_id"][0] for name, told in table if told["state"] == "CREATED"}
 
     def close(self) -> None:
         """Ask for nothing any more."""

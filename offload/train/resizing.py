@@ -84,7 +84,7 @@ def usd_per_hour(
 class Asked(Protocol):
     """Who is asked for what is missing; see :class:`offload.train.demand.Demand`."""
 
-    def ask(self, missing: Mapping[Bundle, int]) -> None: ...
+    def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None: ...
     def close(self) -> None: ...
 
 
@@ -347,7 +347,7 @@ class Workers:
             self._asked_at = self._now()
         elif self._asked_at is not None and self._now() - self._asked_at >= GRANT_S:
             self._lose_patience()
-        self._demand.ask(missing)
+        self._demand.ask(missing, hold=self._waiting)
 
     def _missing(self) -> dict[Bundle, int]:
         cores = 0 if self._waiting else self.placement.cores

@@ -51,13 +51,24 @@ def wait_for_nodes(
                         f"the nodes that were asked for did not come within {deadline_s:.0f} s (nodes_deadline_s): {error} What the "
                         "autoscaler does is shown by ray status: a quota may be used up, or the cluster at its largest."
                     ) from None
-            demand.ask(asked)
-            parts = [f"{count} × {_named(bundle)}" for bundle, count in asked.items()]
-            shown = _show(f"waiting for nodes with room for {', '.join(parts)}", shown, status)
-            time.sleep(LOOK_S)
-            cluster = dataclasses.replace(cluster, whole=alive_nodes())
+            demand.ask(asked, hold=True)
+            parts = ", ".join(f"{count} × {_named(bundle)}" for bundle, count in asked.items())
+            held = shares(cluster.held_of_all())
+            beside = f"; other programs hold {held}" if held else ""
+            shown = _show(f"waiting for nodes with room for {parts}{beside}", shown, status)
+            cluster = _beside(demand, cluster)
     finally:
         demand.close()
+
+
+def _beside(demand: Demand, cluster: Cluster) -> Cluster:
+    """The cluster now, with what others hold of it beside ``demand``."""
+    while True:
+        ours = demand.held()
+        time.sleep(LOOK_S)  # what is free is told later than what is held
+        cluster = dataclasses.replace(cluster, whole=alive_nodes(), held=held_by_others(ours))
+        if demand.held() == ours:  # else what has just come would count as others', and be asked for again
+            return cluster
 
 
 def wait_for_room(
@@ -80,7 +91,7 @@ def wait_for_room(
             check(cluster.whole)
         shown = _show(f"waiting for room: other programs hold {shares(cluster.held_of_all()) or 'it'}", shown, status)
         time.sleep(LOOK_S)
-        cluster = dataclasses.replace(cluster, whole=alive_nodes(), held=held_by_others())
+        cluster = dataclasses.replace(cluster, whole=alive_nodes(), held=held_by_others({}))
 
 
 class StartWatch:
@@ -109,8 +120,10 @@ class StartWatch:
         """``wanted``: how many are to train."""
         if news.failures > self._failures:
             self._since, self._attempts, self._failures, self._told = now_s, news.attempts, news.failures, False
+        if not wanted:
+            self._since = now_s
         started = news.running or news.attempts > self._attempts
-        if self._told or started or not wanted or now_s - self._since < OVERDUE_S:
+        if self._told or started or now_s - self._since < OVERDUE_S:
             return
         self._told = True
         free = self._free()
