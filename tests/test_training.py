@@ -498,7 +498,7 @@ def test_steps_are_measured_apart(tmp_path: Path) -> None:
     d = result.document
     parts = d["data_wait_s"] + d["peer_wait_s"] + d["compute_s"] + d["sync_s"]
     assert d["sync_s"] > 0
-    assert 0.5 * d["step_time_s"] < parts <= 1.01 * d["step_time_s"]
+    assert 0.75 * d["step_time_s"] < parts <= 1.01 * d["step_time_s"]
     assert 0 <= d["stall"] <= 1
 
 

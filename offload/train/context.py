@@ -247,6 +247,9 @@ class Context:
             followed=training and self._followed(),
             batch=self._split.global_batch_size if training and self._setup.deterministic else None,
         )
+        began = time.monotonic()
+        if training:
+            self._meter.restart()  # what the user does between two passes is no part of a step
         open_pass(self._setup.hub, key, request, self.rank)
         if not training:
             self._share_buffers()
@@ -262,7 +265,6 @@ class Context:
             template=self._template,
             in_order=self._setup.deterministic,
         )
-        began = time.monotonic()
         try:
             for batch in self._training_batches(batches, began) if training else self._plain_batches(batches, name):
                 yield tuple_of(batch, columns) if columns else batch
@@ -273,7 +275,7 @@ class Context:
     def _training_batches(self, batches: Batches, began: float) -> Iterator[dict[str, Any]]:
         self._ahead: list[tuple[LocalBatch | None, float, float]] = []
         self._peek_at = batches
-        following = self._next_batch(batches)
+        following = self._next_batch(batches, since=began)
         self._start_batch(following, first=True)
         if following[0] is not None:
             self._reporter.event("first_batch", epoch=self.epoch, seconds=round(time.monotonic() - began, 3))
@@ -362,9 +364,9 @@ class Context:
                 yield dict(batch.tensors)
         self._note_skipped(batches.leftover, name)
 
-    def _next_batch(self, batches: Batches) -> tuple[LocalBatch | None, float, float]:
-        """(batch or the end, seconds waited for this rank's own samples, seconds waited for another's)."""
-        asked = time.monotonic()
+    def _next_batch(self, batches: Batches, since: float | None = None) -> tuple[LocalBatch | None, float, float]:
+        """(batch or the end, seconds waited for this rank's own samples, seconds waited for another's), from now, or ``since``."""
+        asked = time.monotonic() if since is None else since
         batch = self._get(batches)
         waited = time.monotonic() - asked
         own = waited if batch is None else min(max(batch.own_ready_s - asked, 0.0), waited)
