@@ -102,6 +102,37 @@ def test_modules_that_cannot_be_imported_are_left_to_the_process(
     assert _told(start("0", modules="no_such_module_at_all,colorsys"))["loaded"]
 
 
+ENDS = """
+import atexit, ctypes, os, sys, threading, time
+
+def note(word):
+    with open("ends", "a") as file:
+        print(word, file=file)
+
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+libc.__cxa_atexit(libc.system, ctypes.c_void_p(libc.strdup(b"echo c++ >> ends")), None)
+atexit.register(note, "atexit")
+threading.Thread(target=lambda: (time.sleep(0.2), note("thread"))).start()
+print("said", end="")
+if sys.argv[1] == "raise":
+    raise ValueError("no such colour")
+sys.exit(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("how", "told"), [("a reason", "a reason"), ("raise", "ValueError: no such colour")])
+def test_a_process_ends_as_python_does_but_for_what_cpp_does_at_exit(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, how: str, told: str
+) -> None:
+    _told(start("0"))  # there is a server now
+    (tmp_path / "script.py").write_text(ENDS)
+    said, errors = start(how).communicate(timeout=60)
+    assert said == "said"
+    assert errors.strip().endswith(told)
+    assert (tmp_path / "ends").read_text().split() == ["thread", "atexit"]
+
+
 def test_where_the_server_cannot_run_the_process_starts_plainly(
     start: Callable[..., subprocess.Popen[str]], folder: Path
 ) -> None:

@@ -3,9 +3,11 @@
     python server.py SOCKET MODULE[,MODULE…] RAYLET LOCK
 
 It ends with the raylet whose processes it starts, and when none of them has lived for a while. It has one thread and
-no connection to anything but its socket, so that a fork of it is as good as a new process.
+no connection to anything but its socket, so that a fork of it is as good as a new process. Forks end as those of
+:mod:`multiprocessing` do: with what Python has registered to be done at exit, and without what C++ libraries have.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -16,7 +18,9 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 from dataclasses import dataclass
+from typing import NoReturn
 
 if __name__ == "__main__":
     # As a script its folder comes first, where modules lie that are nobody's to import by their short names.
@@ -65,7 +69,7 @@ def main(argv: list[str]) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(left)
     else:
-        _become(wanted)
+        _live(wanted)
 
 
 def _imported(modules: list[str]) -> bool:
@@ -143,8 +147,40 @@ def _read(connection: socket.socket) -> Wanted | None:
         return None
 
 
+def _live(wanted: Wanted) -> NoReturn:
+    """Be the process that was asked for, to its end.
+
+    What C++ would do at exit is left out: Ray 2.60 sometimes waits there for ever for a lock that it holds itself (a message
+    to a subscriber that is still queued when its queue is taken apart), and the process outlives its cluster. So is taking
+    apart all that was imported, which took most of the time of an end.
+    """
+    status = 0
+    try:
+        _become(wanted)
+    except SystemExit as end:
+        status = _status(end.code)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for all threads but daemons, as every interpreter does
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _status(code: object) -> int:
+    """The exit status that Python makes of what sys.exit was called with."""
+    if code is None or isinstance(code, int):
+        return code or 0
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
 def _become(wanted: Wanted) -> None:
-    """Be the process that was asked for, to its end."""
+    """Take over what the launcher handed over, and run its script."""
     os.setsid()
     for number, file in enumerate(wanted.files):
         os.dup2(file, number)
