@@ -163,6 +163,6 @@ def test_a_run_that_finds_no_room_says_so_and_begins_when_there_is(
 
     monkeypatch.setattr(LiveLine, "status", status)
     summary = fit(tmp_path, adaptation=offload.Adaptation(autoscale_workers=autoscaled))
-    assert next(text for text in shown if "room" in text) == said
+    assert [text for text in shown if "room" in text] == [said]
     assert summary["samples"] == SAMPLES
     assert summary["preprocessing_cores"] == LOGICAL_CPUS - 1

@@ -154,15 +154,9 @@ def _live(wanted: Wanted) -> NoReturn:
     to a subscriber that is still queued when its queue is taken apart), and the process outlives its cluster. So is taking
     apart all that was imported, which took most of the time of an end.
     """
-    status = 0
+    status = 1
     try:
-        _become(wanted)
-    except SystemExit as end:
-        status = _status(end.code)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        status = 1
-    try:
+        status = _status(wanted)
         threading._shutdown()  # type: ignore[attr-defined]  # waits for all threads but daemons, as every interpreter does
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -171,12 +165,19 @@ def _live(wanted: Wanted) -> NoReturn:
         os._exit(status)
 
 
-def _status(code: object) -> int:
-    """The exit status that Python makes of what sys.exit was called with."""
-    if code is None or isinstance(code, int):
-        return code or 0
-    sys.stderr.write(f"{code}\n")
-    return 1
+def _status(wanted: Wanted) -> int:
+    """The exit status with which the script ends, once it has; what Python says of it is said."""
+    try:
+        _become(wanted)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
 
 
 def _become(wanted: Wanted) -> None:

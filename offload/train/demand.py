@@ -43,10 +43,11 @@ class Demand:
             came = [group for group in groups if group.id.hex() in room]
             waiting = [group for group in groups if group.id.hex() not in room]
             count = min(missing.get(bundle, 0), MOST_WAITING)
-            for group in [*waiting[count:], *(came if not hold else [])]:
+            kept, left = (came, []) if hold else ([], came)
+            for group in [*left, *waiting[count:]]:
                 remove_placement_group(group)
             more = [placement_group([dict(bundle)]) for _ in range(count - len(waiting))]
-            self._groups[bundle] = [*(came if hold else []), *waiting[:count], *more]
+            self._groups[bundle] = [*kept, *waiting[:count], *more]
 
     def held(self) -> dict[str, dict[str, float]]:
         """By node id, what of its resources this holds."""
