@@ -125,7 +125,7 @@ def main(scenario: str, folder: Path) -> None:
         ray.init(address=cluster.address, log_to_driver=False)
         threading.Thread(target=fit, daemon=True).start()
         if scenario != "again":
-            wait_for(lambda: batches() >= 5 and watchers() == watched, ended)
+            wait_for(lambda: batches() >= 5 and watchers() == watched and bool(service.asked), ended)
             told["watchers"].append(watchers())
             if scenario == "notice":
                 wait_for(lambda: happened("spot_unwatched"), ended)
@@ -145,11 +145,12 @@ def main(scenario: str, folder: Path) -> None:
                 cluster.remove_node(node, allow_graceful=False)  # it is taken back
                 wait_for(lambda: happened("worker_lost"), ended)
                 cluster.add_node(**common)
-            if scenario != "head":
+            if scenario != "head":  # which must not finish before it is stopped
                 wait_for(lambda: node.node_id not in alive(), ended)
                 told["left"] = node.node_id not in alive()
-        seen.touch()
+                seen.touch()
         ended.wait()
+        seen.touch()
         wait_for(lambda: watchers() == 0, threading.Event())
         told["watchers"].append(watchers())
         (result,) = outcome
