@@ -1,7 +1,7 @@
 # make demo: the whole thing on a small data set. make test: everything. Both make the environment first, once.
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ install: $(INSTALLED) ## make the environment in .venv (PYTHON=python3.12 for an
 demo: $(INSTALLED) ## make a data set of JPEG files, train on it, write runs/demo
 	$(BIN)/offload demo --overwrite $(ARGS)
 
-test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, JOBS=0 for one by one)
+test: $(INSTALLED) ## run all tests, two at a time (ARGS="-k name" for some, JOBS=0 for one by one)
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 check: $(INSTALLED) ## ruff and mypy
