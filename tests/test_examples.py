@@ -17,7 +17,7 @@ from offload.demo_data import make_demo_data
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TUTORIAL = EXAMPLES / "tutorial"
 MOST_LINES = 8
-DEADLINE_S = 300
+DEADLINE_S = 150
 
 # One after another, each on a Ray of its own: a start is most of what they take.
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(2 * DEADLINE_S + 30)]
