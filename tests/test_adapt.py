@@ -405,14 +405,14 @@ def test_a_split_holds_the_batch_and_its_bounds(batch: int, workers: int, least:
 
 
 def test_settings_that_contradict_are_refused_with_what_to_pass() -> None:
-    with pytest.raises(ConfigError, match=r"learning_rate must be auto or one of adascale.*found 'cubic'"):
+    with pytest.raises(ConfigError, match=r'learning_rate must be "auto", "adascale".*found .cubic'):
         offload.Adaptation(learning_rate="cubic")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"interval_s must be > 0 seconds, found 0"):
+    with pytest.raises(ConfigError, match=r"interval_s must be greater than 0 .*found 0"):
         offload.Adaptation(interval_s=0)
-    with pytest.raises(ConfigError, match=r"warmup_epochs must be ≥ 0, found -1"):
+    with pytest.raises(ConfigError, match=r"warmup_epochs must be at least 0 .*found -1"):
         offload.Adaptation(warmup_epochs=-1)
     for schedule in ({3: 0}, {-1: 2}, {1.5: 2}):
-        with pytest.raises(ConfigError, match=r"epochs ≥ 0, or shares .* from 0.0 to 1.0, to worker counts ≥ 1, found"):
+        with pytest.raises(ConfigError, match=r"schedule.* must be at (least|most) .*, found"):
             offload.Adaptation(schedule=schedule)
     with pytest.raises(ConfigError, match=r"epochs and shares of the training"):
         offload.Adaptation(schedule={0: 1, 0.5: 2, 3: 4})
@@ -438,7 +438,7 @@ def test_a_schedule_beyond_the_workers_is_refused() -> None:
             workers=(1, 2),
             adaptation=offload.Adaptation(schedule={0: 1, 5: 3}),
         )
-    with pytest.raises(ConfigError, match=r"hang_s must be > 0 seconds, found 0"):
+    with pytest.raises(ConfigError, match=r"hang_s must be greater than 0 .*found 0"):
         offload.Trainer(lambda ctx: None, datasets={"train": offload.from_torch([{"x": 1.0}])}, batch_size=1, hang_s=0)
 
 
@@ -461,7 +461,7 @@ def test_a_node_that_is_there_for_workers_and_holds_none_costs_nothing() -> None
     ("given", "text"),
     [
         ({"objective": "fun"}, r'objective must be "time" or "cost", found \'fun\''),
-        ({"usd_per_hour": {"g": 0.0}}, r"usd_per_hour\['g'\] must be a price > 0 in dollars, found 0\.0"),
+        ({"usd_per_hour": {"g": 0.0}}, r"usd_per_hour\['g'\] must be greater than 0 \(dollars.*found 0"),
     ],
 )
 def test_an_objective_or_price_that_is_none_is_refused(given: dict[str, Any], text: str) -> None:

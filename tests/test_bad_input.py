@@ -175,11 +175,11 @@ def test_a_file_as_storage(tmp_path: Path, jpeg_folder: Path) -> None:
 
 
 def test_arguments_are_checked_where_they_are_made() -> None:
-    with pytest.raises(offload.ConfigError, match=r"batch size must be ≥ 1, found 0"):
+    with pytest.raises(offload.ConfigError, match=r"initial must be at least 1 .*found 0"):
         offload.BatchSize(initial=0)
-    with pytest.raises(offload.ConfigError, match=r"range ≥ 1, found \(8, 4\)"):
+    with pytest.raises(offload.ConfigError, match=r"local must name the least first .*found \(8, 4\)"):
         offload.BatchSize(initial=8, local=(8, 4))
-    with pytest.raises(offload.ConfigError, match=r"workers must be .* found \(3, 1\)"):
+    with pytest.raises(offload.ConfigError, match=r"workers must name the least first .*found \(3, 1\)"):
         offload.Trainer(count, datasets={"train": offload.image_folder("x")}, batch_size=1, workers=(3, 1))
     with pytest.raises(offload.ConfigError, match=r'must name a "train" data set, found val'):
         offload.Trainer(count, datasets={"val": offload.image_folder("x")}, batch_size=1)

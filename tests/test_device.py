@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload import Normalize
+from offload import ConfigError, Normalize
 from offload.pipeline.device import ToChannelsFirst
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -105,9 +105,9 @@ def test_another_column_and_a_changed_default_dtype() -> None:
 
 
 def test_what_cannot_be_normalised() -> None:
-    with pytest.raises(ValueError, match=r"std must not contain 0, found \[0.2, 0.0\]"):
+    with pytest.raises(ConfigError, match=r"std must not contain 0, found \[0.2, 0.0\]"):
         Normalize((0.1, 0.2), (0.2, 0.0))
-    with pytest.raises(ValueError, match="mean has 3 channels and std 2"):
+    with pytest.raises(ConfigError, match="mean has 3 channels and std 2"):
         Normalize((0.1, 0.2, 0.3), (0.2, 0.1))
     with pytest.raises(ValueError, match=r"NHWC or NCHW, found \(2, 28, 28\)"):
         Normalize(0.5, 0.5)({"image": images(2, 28, 28)})

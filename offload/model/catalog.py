@@ -72,8 +72,8 @@ class NodeType:
     price_source: str | None = None
 
     def __post_init__(self) -> None:
-        check_count(self._of("vcpus"), self.vcpus, least=1, sane=EXPECTED["vcpus"])
-        check_count(self._of("gpus"), self.gpus, sane=EXPECTED["gpus"])
+        check_count(self._of("vcpus"), self.vcpus, least=1, sane=EXPECTED["vcpus"], whole_floats=True)
+        check_count(self._of("gpus"), self.gpus, sane=EXPECTED["gpus"], whole_floats=True)
         for name in ("memory_gib", "network_gbps", "usd_per_hour", "core_speed"):
             check_number(self._of(name), getattr(self, name), above=0.0, sane=EXPECTED[name])
         for name in ("gpu_speed", "spot_usd_per_hour"):

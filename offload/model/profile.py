@@ -226,7 +226,7 @@ class _Reader:
             return rule.default
         name = f"{self.source}: {name}"
         if rule.whole:
-            return check_count(name, value, least=int(rule.least), sane=rule.sane)
+            return check_count(name, value, least=int(rule.least), sane=rule.sane, whole_floats=True)
         if rule.most < math.inf and rule.most > 1 and isinstance(value, int | float) and value > rule.most:
             raise ConfigError(f"{name} is {value:g}, which looks like another unit: expected {rule.sane}.")
         return check_number(name, value, least=rule.least, most=rule.most, above=rule.above, sane=rule.sane)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from offload.errors import ConfigError
+from offload.model.checks import check_choice, check_number, check_text
+
 if TYPE_CHECKING:
     import torch
+
+
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 class Normalize:
@@ -14,6 +21,7 @@ class Normalize:
 
     Takes ``batch[column]`` of shape NHWC or NCHW, uint8, and leaves NCHW of ``dtype`` (channels-last in memory where it
     came as NHWC: convolutions like that). ``mean`` and ``std`` are in units of the 0..1 range, one per channel.
+    Raises ConfigError for values that cannot be.
 
     Example::
 
@@ -30,15 +38,19 @@ class Normalize:
         dtype: str = "float32",
         scale: float = 1 / 255,
     ) -> None:
-        means = [float(mean)] if isinstance(mean, int | float) else [float(m) for m in mean]
-        stds = [float(std)] if isinstance(std, int | float) else [float(s) for s in std]
+        means, stds = _per_channel("mean", mean), _per_channel("std", std)
         if any(s == 0 for s in stds):
-            raise ValueError(f"std must not contain 0, found {stds}")
+            raise ConfigError(f"Normalize: std must not contain 0, found {stds}.")
         if len(means) != len(stds):
             means, stds = means * (len(stds) if len(means) == 1 else 1), stds * (len(means) if len(stds) == 1 else 1)
         if len(means) != len(stds):
-            raise ValueError(f"mean has {len(means)} channels and std {len(stds)}; give one value per channel in both")
-        self.mean, self.std, self.column, self.dtype, self.scale = tuple(means), tuple(stds), column, dtype, scale
+            raise ConfigError(
+                f"Normalize: mean has {len(means)} channels and std {len(stds)}; give one value per channel in both."
+            )
+        self.mean, self.std = tuple(means), tuple(stds)
+        self.column = check_text("Normalize: column", column, sane='such as "image"')
+        self.dtype = check_choice("Normalize: dtype", dtype, _DTYPES)
+        self.scale = check_number("Normalize: scale", scale, above=0.0, sane="such as 1 / 255")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         import torch
@@ -73,6 +85,15 @@ class Normalize:
 
     def __repr__(self) -> str:
         return f"Normalize(mean={self.mean}, std={self.std})"
+
+
+def _per_channel(name: str, given: Any) -> list[float]:
+    """One number, or one per channel: a sequence, an array or a tensor."""
+    sane = "one per channel, such as (0.485, 0.456, 0.406)"
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(plain, list | tuple) and plain:
+        return [check_number(f"Normalize: {name}[{i}]", v, least=-math.inf, sane=sane) for i, v in enumerate(plain)]
+    return [check_number(f"Normalize: {name}", plain, least=-math.inf, sane=sane)]
 
 
 class ToChannelsFirst:

@@ -69,11 +69,15 @@ class Gather:
 
 def _alike(column: Column) -> Array | Sequence[Array] | None:
     """The rows, if they are arrays (not numbers: those are not worth it) of one shape and numeric type."""
-    if isinstance(column, np.ndarray):
-        return column if column.ndim > 1 and column.dtype.kind in "biuf" and len(column) else None
-    if not len(column) or not all(hasattr(row, "shape") for row in column):
+    try:
+        if isinstance(column, np.ndarray):
+            column = as_array(column)
+            return column if column.ndim > 1 and column.dtype.kind in "biuf" and len(column) else None
+        if not len(column) or not all(hasattr(row, "shape") for row in column):
+            return None
+        rows = [as_array(row) for row in column]
+    except Exception:  # a row that is no array after all: the error that names it comes where rows are stacked
         return None
-    rows = [as_array(row) for row in column]
     first = rows[0]
     if first.ndim == 0 or first.dtype.kind not in "biuf":
         return None

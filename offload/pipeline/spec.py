@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import ConfigError
+from offload.model.checks import check_callable, check_choice, check_flag, check_names, check_path, check_text, shown
 from offload.pipeline.sources.base import Index, Lister
 from offload.pipeline.sources.files import Path
 from offload.pipeline.sources.from_torch import DEFAULT_COLUMNS, list_torch_dataset
@@ -83,6 +86,7 @@ def image_folder(
     Raises:
         ConfigError: for options that contradict each other; for what is wrong with the path, when the run starts.
     """
+    check_path("image_folder: path", path, sane="a folder, or a URI such as s3://bucket/train")
     return _pipeline(
         f"image_folder({path})",
         lambda: list_image_folder(path, filesystem=filesystem),
@@ -109,9 +113,10 @@ def from_torch(
     ``columns`` names the parts of the tuple it returns; a dict is taken as it is. Other arguments as in
     :func:`image_folder`.
     """
+    names = check_names("from_torch: columns", columns, sane="such as ('image', 'label')")
     return _pipeline(
         f"from_torch({type(dataset).__name__})",
-        lambda: list_torch_dataset(dataset, columns),
+        lambda: list_torch_dataset(dataset, names),
         transform,
         per_sample=per_sample,
         on_device=on_device,
@@ -134,9 +139,13 @@ def parquet(
 ) -> Pipeline:
     """Parquet files: a file, or all below a folder. ``columns`` limits what is read; ``images`` are columns of encoded
     images to decode. Shuffling reorders row groups, and rows within each. Other arguments as in :func:`image_folder`."""
+    check_path("parquet: path", path, sane="a file or folder, or a URI such as s3://bucket/rows")
+    sane = "such as ('image', 'label')"
+    names = None if columns is None else check_names("parquet: columns", columns, sane=sane)
+    encoded = check_names("parquet: images", images, sane=sane)
     return _pipeline(
         f"parquet({path})",
-        lambda: list_parquet(path, columns=columns, images=images, filesystem=filesystem),
+        lambda: list_parquet(path, columns=names, images=encoded, filesystem=filesystem),
         transform,
         per_sample=per_sample,
         on_device=on_device,
@@ -157,6 +166,11 @@ def webdataset(
 ) -> Pipeline:
     """WebDataset tar shards: a folder, a glob, ``name-{000..019}.tar``, or a list. Images become ``image``, ``.cls`` becomes
     ``label``. Shuffling reorders shards, and samples within each. Other arguments as in :func:`image_folder`."""
+    sane = "a folder, name-{000..019}.tar, a URI, or a list of these"
+    if isinstance(shards, list | tuple):
+        shards = [check_path(f"webdataset: shards[{i}]", each, sane=sane) for i, each in enumerate(shards)]
+    else:
+        check_path("webdataset: shards", shards, sane=sane)
     return _pipeline(
         f"webdataset({shards})",
         lambda: list_webdataset(shards, filesystem=filesystem),
@@ -182,6 +196,10 @@ def from_ray(
     that each sample is trained exactly once holds over a resumed run too. Without it samples are numbered as they
     come: each is delivered once per epoch, but an epoch that was interrupted starts again.
     """
+    if not all(hasattr(type(dataset), name) for name in ("map_batches", "iter_internal_ref_bundles")):
+        raise ConfigError(f"from_ray takes a ray.data.Dataset, found {shown(dataset)}.")
+    if id_column is not None:
+        check_text("from_ray: id_column", id_column, sane="the name of a column of integers")
     pipeline = _pipeline(
         "ray.data.Dataset",
         None,
@@ -202,7 +220,11 @@ def as_pipeline(name: str, value: object) -> Pipeline:
     module = type(value).__module__
     if module.startswith("ray.data"):
         return from_ray(value)  # type: ignore[arg-type]
-    if hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, str | list | dict):
+    if (
+        hasattr(value, "__getitem__")
+        and hasattr(value, "__len__")
+        and not isinstance(value, str | bytes | list | tuple | Mapping | type)
+    ):
         return from_torch(value)
     raise ConfigError(
         f"datasets[{name!r}] is a {type(value).__name__}. Give what offload.image_folder, from_torch, parquet or webdataset "
@@ -216,6 +238,43 @@ def _replace(pipeline: Pipeline, **changes: Any) -> Pipeline:
     return dataclasses.replace(pipeline, **changes)
 
 
+def _check_transform(transform: Any, given: str) -> None:
+    """Raise ConfigError for what cannot be called with one argument, and for a class that cannot be constructed with none."""
+    check_callable("transform", transform, sane="a function of a batch, or a class of such functions")
+    name = getattr(transform, "__qualname__", type(transform).__name__)
+    call = transform
+    if isinstance(transform, type):
+        if (needed := _missing(transform)) is not None:
+            raise ConfigError(
+                f"the transform class {name} is constructed without arguments on every node, and it {needed}. Pass "
+                f"an instance ({name}(...)), or give its arguments defaults."
+            )
+        if not any("__call__" in base.__dict__ for base in transform.__mro__):
+            raise ConfigError(
+                f"instances of the transform class {name} cannot be called: define __call__(self, batch)."
+            )
+        call = functools.partial(transform.__call__, None)
+    if (needed := _missing(call, object())) is not None:
+        raise ConfigError(
+            f"the transform {name} is called with one argument, {given} as a dict of columns, and it {needed}."
+        )
+
+
+def _missing(call: Any, *arguments: Any) -> str | None:
+    """What keeps ``call`` from being called so: ``misses a required argument: 'size'``. None where nothing does, or it is
+    not known."""
+    try:
+        inspect.signature(call).bind(*arguments)
+    except TypeError as error:
+        text = str(error)
+        return (
+            text.replace("missing a", "misses a", 1) if text.startswith("missing") else f"takes no such call ({text})"
+        )
+    except Exception:  # written in C without a signature, or one that lies
+        return None
+    return None
+
+
 def _pipeline(
     name: str,
     lister: Lister | None,
@@ -226,10 +285,14 @@ def _pipeline(
     on_error: OnError,
     shuffle: bool | None,
 ) -> Pipeline:
-    if on_error not in ("raise", "skip"):
-        raise ConfigError(f'on_error must be "raise" or "skip", found {on_error!r}.')
-    if transform is not None and not callable(transform):
-        raise ConfigError(f"transform must be callable, found {type(transform).__name__}.")
+    check_choice("on_error", on_error, ("raise", "skip"))
+    check_flag("per_sample", per_sample)
+    if shuffle is not None:
+        check_flag("shuffle", shuffle)
+    if on_device is not None:
+        check_callable("on_device", on_device, sane="from a batch of tensors to such a batch")
+    if transform is not None:
+        _check_transform(transform, "a sample" if per_sample else "a batch")
     finish: tuple[OnDevice, ...] = (on_device,) if on_device is not None else ()
     kind: Kind
     notes: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.order import mix
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.sources.base import Reader, Samples
-from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError
+from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError, UnsendableError
 
 # Rows that a per-batch transform gets at once. Fixed, and aligned to positions of the pass, so that its random numbers
 # do not depend on how rows were cut into tasks; small, so that a chunk of images stays in the core's cache.
@@ -35,6 +35,8 @@ CHUNK = 16
 
 OnError = Literal["raise", "skip"]
 Kind = Literal["none", "batch", "sample", "image"]
+
+FAILURES = (Exception, SystemExit)  # of the user's code: a process that exited would take other samples with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,19 @@ class Stage:
     reader: Reader | None = None
 
     def ready(self) -> Stage:
-        """This stage on this process: the transform constructed, its libraries imported and held to one thread."""
-        transform = self.transform() if isinstance(self.transform, type) else self.transform
+        """This stage on this process: the transform constructed, its libraries imported and held to one thread.
+
+        Raises RunError for a transform class whose constructor raises.
+        """
+        transform = self.transform
+        if isinstance(transform, type):
+            try:
+                transform = transform()
+            except FAILURES as error:
+                raise RunError(
+                    f"the transform class {_transform_name(self)} raised {_say(error)} when it was constructed on a "
+                    "preprocessing process. Correct its constructor: it runs on every node, without arguments."
+                ) from None
         _import_ahead(transform)
         _hold_to_one_core()
         return Stage(transform=transform, kind=self.kind, seed=self.seed, on_error=self.on_error, reader=self.reader)
@@ -118,6 +131,7 @@ def process(stage: Stage, rows: pa.Table, *, epoch: int, scratch: Scratch | None
         columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
         chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
         made = transform(stage, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch)
+        _check_names(stage, made, (SAMPLE_ID, POSITION, ERROR))
         parts.append(gather.place(made))
         kept.append(good + start)
     return _assemble(rows, parts, kept, skipped, stage, gather)
@@ -140,7 +154,7 @@ def _attempt_read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
         return reader.read(chunk)
     except RunError:
         raise
-    except Exception as error:
+    except FAILURES as error:
         row = _find_row(lambda i: reader.read(chunk.slice(i, 1)), chunk.num_rows)
         if row is not None and stage.on_error == "skip":
             return _read_one_by_one(reader, chunk)
@@ -160,7 +174,7 @@ def _read_one_by_one(reader: Reader, chunk: pa.Table) -> Samples:
             if one.errors:
                 errors[i] = next(iter(one.errors.values()))
             values = {name: column[0] for name, column in one.columns.items()}
-        except Exception as error:
+        except FAILURES as error:
             errors[i], values = _say(error), {}
         for name in values:
             merged.setdefault(name, [None] * i)
@@ -183,7 +197,7 @@ def transform(
         )
     try:
         out = _call(stage, columns, ids, epoch)
-    except Exception as error:
+    except FAILURES as error:
         row = _find_row(lambda i: _call(stage, take(columns, [i]), ids[i : i + 1], epoch), len(ids))
         raise RunError(
             f"the transform {_transform_name(stage)} raised {_say(error)} on {_name(stage, chunk, row, ids)}. "
@@ -225,6 +239,16 @@ def _checked(out: Any) -> dict[str, Any]:
     return dict(out)
 
 
+def _check_names(stage: Stage, columns: Mapping[Any, Any], reserved: Sequence[str]) -> None:
+    """Raise RunError for columns whose names are no text, or are those that travel beside the user's."""
+    for name in columns:
+        if not isinstance(name, str) or name in reserved:
+            problem = (
+                f"is {name!r}, which offload adds itself" if name in reserved else f"is {name!r}, which is no text"
+            )
+            raise RunError(f"the name of a column {_made_by(stage)} {problem}. Give it another name.")
+
+
 def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
     """Some rows of every column."""
     return {n: c[rows] if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
@@ -259,24 +283,54 @@ def _assemble(
         columns[ERROR] = [skipped.get(i) for i in range(rows.num_rows)]
     columns[SAMPLE_ID] = rows.column(SAMPLE_ID).to_numpy()
     columns[POSITION] = rows.column(POSITION).to_numpy()
-    return wire.encode(columns)
+    try:
+        return wire.encode(columns)
+    except UnsendableError as error:
+        raise _unsendable(error, _name(stage, rows, error.row), stage) from None
 
 
 def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[Any, Any], stage: Stage) -> Column:
-    if any(not hasattr(p, "dtype") or (isinstance(p, np.ndarray) and p.dtype.kind == "O") for p in parts):
-        values = [v for part in parts for v in part]
-        try:
-            return wire.stack(name, values)
-        except RaggedError as error:
-            raise _ragged(name, error.shapes, [int(order[i]) for i in error.rows], rows, stage) from None
-    arrays = [np.asarray(p) if not isinstance(p, np.ndarray) else p for p in parts]
+    try:
+        parts = [_plain(name, part) for part in parts]
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        if len(arrays) < len(parts):
+            return wire.stack(name, [value for part in parts for value in part])
+    except RaggedError as error:
+        raise _ragged(name, error.shapes, [int(order[i]) for i in error.rows], rows, stage) from None
+    except UnsendableError as error:
+        raise _unsendable(error, _name(stage, rows, int(order[error.row])), stage) from None
     first = 0
     for array in arrays:
         if array.shape[1:] != arrays[0].shape[1:]:
             shapes = (arrays[0].shape[1:], array.shape[1:])
             raise _ragged(name, shapes, [int(order[0]), int(order[first])], rows, stage)
         first += len(array)
-    return wire.join(list(arrays))
+    return wire.join(parts)
+
+
+def _plain(name: str, column: Any) -> Column:
+    """A column as the user returned it, as an array of numbers or a list of rows."""
+    if not hasattr(column, "dtype"):
+        return list(column)
+    try:
+        array = wire.as_array(column)
+    except UnsendableError as error:
+        raise UnsendableError(error.what, error.instead, name) from None
+    return list(array) if array.dtype.hasobject else array
+
+
+def _unsendable(error: UnsendableError, sample: str, stage: Stage) -> RunError:
+    return RunError(
+        f"column {error.column!r} of {sample}{_made_by(stage, ', ')} holds {error.what}, which cannot be sent to a worker: "
+        f"{error.instead}."
+    )
+
+
+def _made_by(stage: Stage, before: str = "") -> str:
+    """Whose column it is: the transform's, or the data set's."""
+    if stage.kind != "none":
+        return f"{before}returned by the transform {_transform_name(stage)}"
+    return "" if before else "of the data set"
 
 
 def _ragged(
@@ -306,19 +360,26 @@ def encode_foreign(stage: Stage, columns: Columns, *, id_column: str | None, don
         seeded = dataclasses.replace(stage, seed=mix(stage.seed, zlib.crc32(first)))
     encoded: Columns = {}
     if len(ids):
-        for name, column in transform(seeded, columns, ids=ids, chunk=None, epoch=epoch).items():
+        made = transform(seeded, columns, ids=ids, chunk=None, epoch=epoch)
+        _check_names(stage, made, (POSITION, ERROR, *([SAMPLE_ID] if id_column not in (None, SAMPLE_ID) else [])))
+        for name, column in made.items():
             try:
-                plain = isinstance(column, np.ndarray) and column.dtype != object
-                encoded[name] = column if plain else wire.stack(name, list(column))
+                plain = _plain(name, column)
+                encoded[name] = plain if isinstance(plain, np.ndarray) else wire.stack(name, plain)
             except RaggedError as error:
                 raise RunError(
                     f"column {name!r} has rows of different shapes: {error.shapes[0]} for sample {ids[error.rows[0]]}, "
                     f"{error.shapes[1]} for sample {ids[error.rows[1]]}. Samples of a batch must agree: resize or crop them "
                     "to one size in the transform."
                 ) from None
+            except UnsendableError as error:
+                raise _unsendable(error, _name(stage, None, error.row, ids), stage) from None
     if id_column is not None:
         encoded[SAMPLE_ID] = encoded[POSITION] = ids
-    return wire.encode(encoded)
+    try:
+        return wire.encode(encoded)
+    except UnsendableError as error:
+        raise _unsendable(error, _name(stage, None, error.row, ids), stage) from None
 
 
 def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
@@ -348,7 +409,7 @@ def _find_row(attempt: Callable[[int], object], rows: int) -> int | None:
     for i in range(rows):
         try:
             attempt(i)
-        except Exception:
+        except FAILURES:
             return i
     return None
 

@@ -1,20 +1,26 @@
 """The wire format: how the columns of a block travel from a preprocessing task to a worker.
 
 A block is an Arrow table of one chunk. Tensors are Arrow's own fixed-shape tensors, so that a worker on the task's host
-sees them without a copy and on another host after one transfer. Beside the user's columns travel `sample_id`, the
-position of the sample in its pass, and, where samples may be skipped, what was wrong with the skipped ones.
+sees them without a copy and on another host after one transfer. Arrays of types that Arrow lacks (complex numbers, bfloat16,
+records) travel as the bytes of their rows; text and bytes as Arrow's; any other Python object pickled, row by row. Beside the
+user's columns travel `sample_id`, the position of the sample in its pass, and, where samples may be skipped, what was wrong
+with the skipped ones.
 
 Where it stops: bytes in, bytes out; nothing here knows of ranks, devices or transforms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import pickle
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from ray import cloudpickle
 
 from offload.errors import RunError
 
@@ -36,23 +42,59 @@ class RaggedError(ValueError):
         self.column, self.shapes, self.rows = column, shapes, rows
 
 
-def stack(name: str, rows: Sequence[Any]) -> Column:
-    """One array of the rows' arrays or numbers; anything else (text, bytes, objects) stays a list.
+class UnsendableError(TypeError):
+    """``what`` cannot travel in a block; ``instead`` is what to write. ``column`` and ``row``: where it is, once that is known."""
 
-    Raises RaggedError where arrays differ in shape.
+    def __init__(self, what: str, instead: str, column: str = "", row: int = 0) -> None:
+        super().__init__(f"{what} cannot be sent to a worker: {instead}")
+        self.what, self.instead, self.column, self.row = what, instead, column, row
+
+
+# Types of torch that numpy lacks, by their bytes. As an array such a tensor is a record of one field with the type's name.
+_TORCH_ONLY = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1}
+_NUMBERS = "biufc"
+_FIXED = _NUMBERS + "mMV"  # kinds of numpy types whose rows are bytes of one length
+_ARROW = "biuf"  # kinds of those that Arrow has, up to 8 bytes each
+_PLAIN = "numbers, arrays, tensors, text, bytes, or lists and dicts of these"
+
+
+def stack(name: str, rows: Sequence[Any]) -> Column:
+    """One array of the rows' arrays or numbers. Anything else (text, bytes, objects, rows of types that have none in common)
+    stays a list.
+
+    Raises RaggedError where arrays differ in shape, UnsendableError for a row that is no array in memory.
     """
-    if not len(rows) or isinstance(rows[0], str | bytes) or rows[0] is None:
+    if not len(rows) or any(row is None or isinstance(row, str | bytes | Mapping | set) for row in rows):
         return list(rows)
-    try:
-        arrays = [as_array(row) for row in rows]
-    except ValueError:  # nested lists without a shape, such as polygons
-        return list(rows)
-    if arrays[0].dtype == object:
+    arrays = []
+    for i, row in enumerate(rows):
+        try:
+            arrays.append(as_array(row))
+        except UnsendableError as error:
+            raise UnsendableError(error.what, error.instead, name, i) from None
+        except (ValueError, TypeError):  # nested lists without a shape, such as polygons
+            return list(rows)
+    if any(array.dtype.kind not in _FIXED or array.dtype.hasobject for array in arrays):
         return list(rows)
     for i, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             raise RaggedError(name, (arrays[0].shape, array.shape), (0, i))
-    return np.stack(arrays)
+    if (dtype := common_dtype(array.dtype for array in arrays)) is None:
+        return list(rows)
+    return np.stack(arrays, dtype=dtype)
+
+
+def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
+    """The type that holds the values of all these types; None where there is none."""
+    kinds = list(dict.fromkeys(dtypes))
+    if len(kinds) == 1:
+        return kinds[0]
+    if not all(dtype.kind in _NUMBERS for dtype in kinds):
+        same = len({dtype.kind for dtype in kinds}) == 1 and kinds[0].kind in "mMUS"
+        return np.result_type(*kinds) if same else None
+    result = np.result_type(*kinds)
+    # int64 and uint64 meet in float64, which holds neither.
+    return None if result.kind == "f" and all(dtype.kind in "biu" for dtype in kinds) else result
 
 
 def stack_lists(name: str, rows: list[Any]) -> Column:
@@ -70,27 +112,73 @@ def join(parts: Sequence[Column]) -> Column:
     """The parts of one column, one after another; arrays must agree in shape."""
     if len(parts) == 1:
         return parts[0]
-    if all(isinstance(part, np.ndarray) for part in parts):
-        return np.concatenate(parts)
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts) and (dtype := common_dtype(array.dtype for array in arrays)) is not None:
+        return np.concatenate(arrays, dtype=dtype)
     return [row for part in parts for row in part]
 
 
 def as_array(value: Any) -> Array:
-    """A PIL image, tensor, array, number or nested list as an array, in its own layout."""
-    if type(value).__module__.startswith("torch"):
-        return np.asarray(value.detach().cpu().numpy())
+    """A PIL image, tensor, array, number or nested list as an array, in its own layout. Raises UnsendableError for one
+    whose values do not lie in memory as an array's do."""
+    if type(value) is np.ndarray:
+        return value
+    if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
+        return _of_tensor(value)
+    if type(value).__name__ == "MaskedArray":
+        raise UnsendableError("a masked array", "fill it (.filled(0)) and return its mask as a column of its own")
     return np.asarray(value)
 
 
+def _of_tensor(tensor: Any) -> Array:
+    layout, dtype = str(tensor.layout).removeprefix("torch."), str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:
+        raise UnsendableError("a nested tensor", "return a list of tensors, or pad them to one shape")
+    if layout != "strided":
+        raise UnsendableError(f"a sparse tensor ({layout})", "return .to_dense()")
+    if tensor.is_quantized:
+        raise UnsendableError(f"a quantized tensor ({dtype})", "return .dequantize() or .int_repr()")
+    try:
+        here = tensor.detach().cpu()
+        if dtype in _TORCH_ONLY:
+            torch, size = sys.modules["torch"], _TORCH_ONLY[dtype]
+            plain = here.contiguous().view(torch.int16 if size == 2 else torch.uint8).numpy()
+            return np.asarray(plain.view(np.dtype([(dtype, plain.dtype)])))
+        return np.asarray(here.resolve_conj().resolve_neg().numpy())
+    except (RuntimeError, TypeError, NotImplementedError) as error:  # on the device "meta", say
+        why = str(error).strip().split("\n")[0]
+        raise UnsendableError(
+            f"a {dtype} tensor on {tensor.device} ({why})", "return a dense tensor on the CPU"
+        ) from None
+
+
+def torch_only(dtype: np.dtype[Any]) -> str | None:
+    """The type of torch's that arrays of this type stand for, such as ``bfloat16``."""
+    return (
+        dtype.names[0] if dtype.names is not None and len(dtype.names) == 1 and dtype.names[0] in _TORCH_ONLY else None
+    )
+
+
 def encode(columns: Mapping[str, Column]) -> pa.Table:
-    """The block of these columns, zero-copy for contiguous arrays. Raises RunError for tensors without elements."""
+    """The block of these columns, zero-copy for contiguous arrays.
+
+    Raises RunError for tensors without elements, UnsendableError for objects that cannot be pickled.
+    """
     return pa.table({name: _encode(name, column) for name, column in columns.items()})
 
 
 def _encode(name: str, column: Column) -> pa.Array:
-    if not isinstance(column, np.ndarray):
+    if not isinstance(column, np.ndarray) or column.dtype.hasobject:
+        return _encode_rows(name, list(column))
+    if column.dtype.kind == "U" and column.ndim == 1:
+        return _encode_rows(name, column.tolist())
+    if column.dtype.kind == "S" and column.ndim == 1:
         return pa.array(column)
-    if column.ndim <= 1:
+    if column.dtype.kind not in _FIXED + "SU":
+        return _encode_rows(name, list(column))
+    column = np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("="))
+    of_arrow = column.dtype.kind in _ARROW and column.dtype.itemsize <= 8
+    if column.ndim <= 1 and of_arrow:
         return pa.array(column)
     width = int(np.prod(column.shape[1:]))
     if width == 0:
@@ -98,22 +186,94 @@ def _encode(name: str, column: Column) -> pa.Array:
             f"column {name!r} has rows of shape {column.shape[1:]}, without an element: leave the column away, or correct "
             "what crops it to nothing."
         )
-    kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(column.dtype), column.shape[1:])
-    flat = pa.array(np.ascontiguousarray(column).reshape(-1))
-    return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, width))
+    if of_arrow:
+        kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(column.dtype), column.shape[1:])
+        return pa.ExtensionArray.from_storage(
+            kind, pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), width)
+        )
+    rows = RowsType(column.dtype, column.shape[1:])
+    content = pa.py_buffer(column.reshape(-1).view(np.uint8))
+    return pa.ExtensionArray.from_storage(rows, pa.Array.from_buffers(rows.storage_type, len(column), [None, content]))
+
+
+def _encode_rows(name: str, rows: list[Any]) -> pa.Array:
+    for kind, of in ((str, pa.string()), (bytes, pa.binary())):
+        if all(row is None or isinstance(row, kind) for row in rows):
+            with contextlib.suppress(
+                pa.ArrowException, UnicodeError
+            ):  # text that is none, such as half of a surrogate pair
+                return pa.array(rows, of)
+    pickled = []
+    for i, row in enumerate(rows):
+        try:
+            pickled.append(cloudpickle.dumps(row, protocol=5))  # type: ignore[no-untyped-call]
+        except Exception as error:  # whatever a class of the user's raises
+            what = f"an object of type {type(row).__name__} ({_first_line(error)})"
+            raise UnsendableError(what, f"return {_PLAIN}", name, i) from None
+    return pa.ExtensionArray.from_storage(ObjectType(), pa.array(pickled, pa.large_binary()))
 
 
 def decode(block: pa.Table) -> Columns:
     """The columns of a block: views of its memory, read-only, for numbers and tensors; lists for anything else."""
-    return {name: _decode(block.column(name)) for name in block.column_names}
+    return {name: _decode(name, block.column(name)) for name in block.column_names}
 
 
-def _decode(column: pa.ChunkedArray) -> Column:
+def _decode(name: str, column: pa.ChunkedArray) -> Column:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.FixedShapeTensorArray):
         if pa.types.is_boolean(array.type.value_type):  # Arrow packs them into bits and makes no tensor of them
             return np.reshape(array.storage.flatten().to_numpy(zero_copy_only=False), (-1, *array.type.shape))
         return np.asarray(array.to_numpy_ndarray())
-    if pa.types.is_primitive(array.type) and array.null_count == 0:
+    if isinstance(array.type, RowsType):
+        storage, width = array.storage, array.type.storage_type.byte_width
+        content = np.frombuffer(storage.buffers()[1] or b"", np.uint8)
+        content = content[storage.offset * width : (storage.offset + len(storage)) * width]
+        return content.view(array.type.dtype).reshape(len(storage), *array.type.shape)
+    if isinstance(array.type, ObjectType):
+        try:
+            return [pickle.loads(row) for row in array.storage.to_pylist()]
+        except Exception as error:
+            raise RunError(
+                f"column {name!r} holds objects that cannot be loaded in a worker: {_first_line(error)}. Return {_PLAIN}."
+            ) from None
+    if pa.types.is_primitive(array.type) and array.null_count == 0 and not pa.types.is_time(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
     return list(array.to_pylist())
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
+
+
+class RowsType(pa.ExtensionType):  # type: ignore[misc]
+    """Arrays of a numpy type that Arrow lacks: per row its bytes."""
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.dtype, self.shape = dtype, shape
+        super().__init__(pa.binary(dtype.itemsize * int(np.prod(shape))), "offload.rows")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return pickle.dumps((self.dtype, self.shape))
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> RowsType:
+        return cls(*pickle.loads(serialized))
+
+
+class ObjectType(pa.ExtensionType):  # type: ignore[misc]
+    """Python objects, pickled."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.large_binary(), "offload.object")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> ObjectType:
+        return cls()
+
+
+for _kind in (RowsType(np.dtype(np.uint8), (1,)), ObjectType()):
+    with contextlib.suppress(pa.ArrowKeyError):  # registered already: this module was loaded again
+        pa.register_extension_type(_kind)

@@ -21,7 +21,7 @@ import torch
 
 from offload.errors import RunError
 from offload.pipeline.passes import PassKey
-from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns
+from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, common_dtype, torch_only
 from offload.train.config import BatchSplit
 from offload.train.feed_client import BlockLostError, FeedClient
 from offload.train.voice import Heard, Voice
@@ -30,6 +30,23 @@ PREFETCH_BATCHES = 2
 PREFETCH_BLOCKS = 2
 CLOSE_S = 10.0
 VIEWED_ROW_BYTES = 4096
+_TENSORS = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)  # numpy types that torch computes with; others stay arrays
 
 
 class Peers(Protocol):
@@ -260,17 +277,13 @@ class Batches:
                     f"{arrays[odd].shape[1:]} for sample {ids[1]}. Samples of a batch must agree: resize or crop them to "
                     "one size in the transform."
                 )
-            rows = sum(len(a) for a in arrays)
-            pin = self._stream is not None and arrays[0].dtype.kind in "iufb"
-            target = (
-                torch.empty(
-                    (rows, *arrays[0].shape[1:]),
-                    dtype=torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype,
-                    pin_memory=True,
-                ).numpy()
-                if pin
-                else np.empty((rows, *arrays[0].shape[1:]), arrays[0].dtype)
-            )
+            dtype = common_dtype(array.dtype for array in arrays)
+            if dtype is None:
+                joined[name] = [row for array in arrays for row in array]
+                continue
+            shape = (sum(len(a) for a in arrays), *arrays[0].shape[1:])
+            pin = self._stream is not None and _is_numeric(arrays[0])
+            target = _pinned(shape, dtype) if pin else np.empty(shape, dtype)
             joined[name] = np.concatenate(arrays, out=target)
         return joined
 
@@ -322,7 +335,7 @@ class Batches:
 
     def _move(self, columns: Columns) -> tuple[dict[str, Any], Any]:
         visible = {name: column for name, column in columns.items() if name not in HIDDEN}
-        tensors = {n: torch.from_numpy(c) if _is_numeric(c) else c for n, c in visible.items()}
+        tensors = {name: _as_tensor(column) for name, column in visible.items()}
         if self._stream is None:
             return self._finish(tensors), None
         with torch.cuda.stream(self._stream):
@@ -391,7 +404,21 @@ def writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _is_numeric(column: object) -> bool:
-    return isinstance(column, np.ndarray) and column.dtype.kind in "iufb" and column.dtype != np.uint64
+    return isinstance(column, np.ndarray) and column.dtype.name in _TENSORS
+
+
+def _as_tensor(column: Any) -> Any:
+    """A tensor of an array, where torch has its type; anything else as it is."""
+    if not isinstance(column, np.ndarray):
+        return column
+    if (name := torch_only(column.dtype)) is not None:
+        return torch.from_numpy(column.view(f"i{column.dtype.itemsize}")).view(getattr(torch, name))
+    return torch.from_numpy(column) if _is_numeric(column) else column
+
+
+def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    return np.asarray(torch.empty(shape, dtype=kind, pin_memory=True).numpy())
 
 
 def _without_errors(columns: Columns, rows: int, skipped: list[Skipped]) -> tuple[Columns, int]:

@@ -7,9 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from offload.adapt.decide import Objective
 from offload.adapt.rules import RULES, Rule
 from offload.errors import ConfigError
+from offload.model.checks import (
+    MOST,
+    check_choice,
+    check_count,
+    check_flag,
+    check_mapping,
+    check_number,
+    check_range,
+    check_text,
+)
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -24,15 +36,13 @@ class BatchSize:
     local: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.initial < 1:
-            raise ConfigError(f"the batch size must be ≥ 1, found {self.initial}; pass batch_size=64, say.")
-        if self.max is not None and self.max < self.initial:
-            raise ConfigError(
-                f"the largest batch size must be ≥ the initial one ({self.initial}), found max={self.max}."
-            )
-        if self.local is not None and not 1 <= self.local[0] <= self.local[1]:
-            raise ConfigError(f"local batch sizes must be a range ≥ 1, found {self.local}; pass local=(1, 256), say.")
-
+        initial = check_count("BatchSize: initial", self.initial, least=1, sane="such as initial=64")
+        _set(self, initial=initial)
+        if self.max is not None:
+            sane = f"the largest global batch; initial is {initial}"
+            _set(self, max=check_count("BatchSize: max", self.max, least=initial, sane=sane))
+        if self.local is not None:
+            _set(self, local=check_range("BatchSize: local", self.local, sane="such as local=(1, 256)"))
         if self.local is not None and self.initial < self.local[0]:
             raise ConfigError(
                 f"the initial batch size {self.initial} is below the least local batch of one worker, {self.local[0]}: pass "
@@ -96,15 +106,15 @@ class Checkpoints:
     mode: Literal["max", "min"] = "max"
 
     def __post_init__(self) -> None:
-        if self.every_epochs < 1:
-            raise ConfigError(f"every_epochs must be ≥ 1, found {self.every_epochs}.")
-        every_s: Any = self.every_s
-        if not (every_s in (None, "auto") or (isinstance(every_s, int | float) and every_s >= 0)):
-            raise ConfigError(f'every_s must be "auto", a number of seconds ≥ 0, or None, found {every_s!r}.')
-        if self.keep < 1:
-            raise ConfigError(f"at least one checkpoint must be kept, found keep={self.keep}.")
-        if self.mode not in ("max", "min"):
-            raise ConfigError(f'mode must be "max" or "min", found {self.mode!r}.')
+        every_epochs = check_count("Checkpoints: every_epochs", self.every_epochs, least=1, sane="such as 1")
+        keep = check_count("Checkpoints: keep", self.keep, least=1, sane="such as 2")
+        _set(self, every_epochs=every_epochs, keep=keep)
+        if self.every_s is not None and not (isinstance(self.every_s, str) and self.every_s == "auto"):
+            sane = 'seconds, "auto", or None for no commits between epochs'
+            _set(self, every_s=check_number("Checkpoints: every_s", self.every_s, sane=sane))
+        if self.best is not None:
+            check_text("Checkpoints: best", self.best, sane='the name of a reported metric, such as "accuracy"')
+        check_choice("Checkpoints: mode", self.mode, ("max", "min"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,31 +156,25 @@ class Adaptation:
     usd_per_hour: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        if self.learning_rate not in ("auto", *RULES):
-            raise ConfigError(f"learning_rate must be auto or one of {', '.join(RULES)}, found {self.learning_rate!r}.")
-        if not self.warmup_epochs >= 0:
-            raise ConfigError(f"warmup_epochs must be ≥ 0, found {self.warmup_epochs}.")
-        if not self.interval_s > 0:
-            raise ConfigError(f"interval_s must be > 0 seconds, found {self.interval_s}.")
-        if self.objective not in ("time", "cost"):
-            raise ConfigError(f'objective must be "time" or "cost", found {self.objective!r}.')
-        if not self.nodes_deadline_s > 0:
-            raise ConfigError(f"nodes_deadline_s must be > 0 seconds, found {self.nodes_deadline_s}.")
+        check_choice("Adaptation: learning_rate", self.learning_rate, ("auto", *RULES))
+        check_choice("Adaptation: objective", self.objective, ("time", "cost"))
+        _set(
+            self,
+            warmup_epochs=check_number("Adaptation: warmup_epochs", self.warmup_epochs, sane="such as 5"),
+            interval_s=check_number("Adaptation: interval_s", self.interval_s, above=0.0, sane="seconds, such as 30"),
+            nodes_deadline_s=check_number(
+                "Adaptation: nodes_deadline_s", self.nodes_deadline_s, above=0.0, sane="seconds, such as 900"
+            ),
+            autoscale_workers=check_flag("Adaptation: autoscale_workers", self.autoscale_workers),
+            mixed_gpus=check_flag("Adaptation: mixed_gpus", self.mixed_gpus),
+        )
         if self.preprocessing_cores is not None:
-            least, most = self.preprocessing_cores
-            if not 1 <= least <= most:
-                raise ConfigError(
-                    f"preprocessing_cores must be (least, most) with 1 ≤ least ≤ most, found {self.preprocessing_cores}."
-                )
-        for name, usd in (self.usd_per_hour or {}).items():
-            if not usd > 0:
-                raise ConfigError(f"usd_per_hour[{name!r}] must be a price > 0 in dollars, found {usd}.")
-        for at, workers in (self.schedule or {}).items():
-            if not (at >= 0 and (at <= 1 or isinstance(at, int)) and workers >= 1):
-                raise ConfigError(
-                    f"schedule maps epochs ≥ 0, or shares of the training from 0.0 to 1.0, to worker counts ≥ 1, found "
-                    f"{{{at}: {workers}}}; pass {{0: 2, 30: 4}} or {{0.0: 2, 0.5: 4}}, say."
-                )
+            cores = check_range("Adaptation: preprocessing_cores", self.preprocessing_cores, sane="such as (4, 64)")
+            _set(self, preprocessing_cores=cores)
+        if self.usd_per_hour is not None:
+            _set(self, usd_per_hour=_prices(self.usd_per_hour))
+        if self.schedule is not None:
+            _set(self, schedule=_schedule(self.schedule))
         if self.by_progress and any(isinstance(at, int) and at > 0 for at in self.schedule or {}):
             raise ConfigError(
                 f"schedule has epochs and shares of the training: {dict(self.schedule or {})}. Pass one or the other."
@@ -191,12 +195,44 @@ class Adaptation:
         return max(begun)[1] if begun else None
 
 
+def _prices(given: Any) -> dict[str, float]:
+    sane = "dollars by instance type, such as {'ml.g5.xlarge': 1.4}"
+    prices = check_mapping("Adaptation: usd_per_hour", given, sane=sane)
+    return {
+        check_text("Adaptation: the keys of usd_per_hour", name, sane=sane): check_number(
+            f"Adaptation: usd_per_hour[{name!r}]", usd, above=0.0, sane="dollars, such as 1.4"
+        )
+        for name, usd in prices.items()
+    }
+
+
+def _schedule(given: Any) -> dict[int, int] | dict[float, int]:
+    """Worker counts by epoch (ints) or by share of the training (floats)."""
+    sane = "epochs, such as {0: 2, 30: 4}, or shares of the training, such as {0.0: 2, 0.5: 4}"
+    schedule: dict[Any, int] = {}
+    for at, workers in check_mapping("Adaptation: schedule", given, sane=sane).items():
+        name = "Adaptation: the keys of schedule"
+        if isinstance(at, float | np.floating):
+            key: float = check_number(name, at, most=1.0, sane=sane)
+        else:
+            key = check_count(name, at, sane=sane)
+        schedule[key] = check_count(f"Adaptation: schedule[{key}]", workers, least=1, sane="a number of workers")
+    return schedule
+
+
 def workers_range(workers: Any) -> tuple[int, int]:
     """``workers=4`` or ``workers=(1, 8)`` as (least, most)."""
-    pair = (workers, workers) if isinstance(workers, int) else tuple(workers)
-    if len(pair) != 2 or not all(isinstance(w, int) for w in pair) or not 1 <= pair[0] <= pair[1]:
-        raise ConfigError(f"workers must be a number ≥ 1 or a range (least, most), found {workers!r}.")
-    return pair[0], pair[1]
+    sane = "such as workers=4 or workers=(1, 8)"
+    if isinstance(workers, tuple | list):
+        return check_range("workers", workers, sane=sane)
+    count = check_count("workers", workers, least=1, sane=sane)
+    return count, count
+
+
+def _set(config: Any, **values: Any) -> None:
+    """Set fields of a frozen dataclass while it is made."""
+    for name, value in values.items():
+        object.__setattr__(config, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +252,19 @@ class WorkerOverrides:
     gpus_per_worker: float | None = None
 
     def __post_init__(self) -> None:
-        most, cpus, gpus = self.max_workers, self.cpus_per_worker, self.gpus_per_worker
-        if most is not None and most < 1:
-            raise ConfigError(f"--max-workers must be ≥ 1, found {most}.")
-        if cpus is not None and not (math.isfinite(cpus) and cpus >= 0):
-            raise ConfigError(f"--cpus-per-worker must be ≥ 0, found {cpus:g}.")
-        if gpus is not None and not (0 <= gpus < 1 or (math.isfinite(gpus) and gpus == int(gpus) > 0)):
-            raise ConfigError(f"--gpus-per-worker must be a whole number, or a share of one GPU, found {gpus:g}.")
+        if self.max_workers is not None:
+            _set(self, max_workers=check_count("--max-workers", self.max_workers, least=1, sane="such as 4"))
+        if self.cpus_per_worker is not None:
+            _set(
+                self,
+                cpus_per_worker=check_number("--cpus-per-worker", self.cpus_per_worker, most=MOST, sane="such as 2"),
+            )
+        if self.gpus_per_worker is not None:
+            sane = "a whole number, or a share of one GPU such as 0.5"
+            gpus = check_number("--gpus-per-worker", self.gpus_per_worker, most=MOST, sane=sane)
+            if gpus >= 1 and gpus != int(gpus):
+                raise ConfigError(f"--gpus-per-worker must be {sane}, found {gpus:g}.")
+            _set(self, gpus_per_worker=gpus)
 
     def bounds(self, workers: tuple[int, int] | None) -> tuple[int, int] | None:
         """(least, most) in place of the script's: the least stays, where it is not more; without a range of the script's it is

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ import torch.distributed as dist
 
 from offload.errors import RunError
 from offload.measure.steps import Clock, CudaClock, StepMeter
+from offload.model.checks import check_count, check_number, shown
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.spec import OnDevice
@@ -42,6 +44,7 @@ from offload.train.watchdog import Watchdog
 
 TRAIN = "train"
 ROUNDING = 1e-9  # of an epoch
+MOST_EPOCHS = 10**9  # more is a mistake
 RESIZE_DEADLINE_S = 600.0
 WAIT_S = 0.2
 
@@ -169,7 +172,15 @@ class Context:
 
     def epochs(self, n: int) -> Iterator[int]:
         """The numbers of the epochs still to train, of ``n`` in all. After a restart it goes on with the epoch that was
-        under way. At the end of each a checkpoint is committed."""
+        under way. At the end of each a checkpoint is committed.
+
+        Raises ConfigError where ``n`` is no whole number of at least 0.
+        """
+        return self._epochs(
+            check_count("the number of epochs in ctx.epochs(n)", n, most=MOST_EPOCHS, sane="such as 10")
+        )
+
+    def _epochs(self, n: int) -> Iterator[int]:
         self._epochs_total = n
         self._tell_progress()
         epoch = self._state.progress.epoch
@@ -410,8 +421,10 @@ class Context:
     def step(self, *, clip_norm: float | None = None) -> bool:
         """Step the prepared optimizers and clear their gradients, if the global batch is complete; returns whether.
 
-        ``clip_norm`` clips the norm of the whole gradient first.
+        ``clip_norm`` clips the norm of the whole gradient first. Raises ConfigError where it is not above 0.
         """
+        if clip_norm is not None:
+            clip_norm = check_number("ctx.step(clip_norm=...)", clip_norm, above=0.0, infinite=True, sane="such as 1.0")
         samples = self._setup.sized[TRAIN]
         passes = self._state.progress.samples / samples if samples else float(self.epoch)
         rows = self._stepper.step(clip_norm=clip_norm, passes=passes)
@@ -429,8 +442,7 @@ class Context:
 
     def sum(self, value: Any) -> float:
         """The sum of a number over all workers. All workers must call it."""
-        number = float(value.item() if isinstance(value, torch.Tensor) else value)
-        return self._sum_over_ranks([number])[0]
+        return self._sum_over_ranks([_number("ctx.sum(value)", value)])[0]
 
     def _sum_over_ranks(self, values: list[float]) -> list[float]:
         with self._watchdog.waiting():
@@ -439,7 +451,7 @@ class Context:
     def accumulate(self, **values: Any) -> None:
         """Add numbers or tensors to this epoch's sums, for a batch of ``ctx.batches("train")`` behind its ``ctx.step()``:
         ``ctx.accumulate(loss=loss.detach() * rows, rows=rows)``."""
-        self._state.accumulate({name: float(value) for name, value in values.items()})
+        self._state.accumulate({name: _number(f"ctx.accumulate({name}=...)", value) for name, value in values.items()})
 
     def accumulated(self) -> dict[str, float]:
         """This epoch's sums over all workers. They count each sample once, however often workers were restarted or their
@@ -450,9 +462,7 @@ class Context:
     def report(self, **metrics: Any) -> None:
         """Record metrics (numbers or tensors; the mean over the workers). All workers must call it equally often."""
         names = sorted(metrics)
-        values = [
-            float(metrics[n].detach().item() if isinstance(metrics[n], torch.Tensor) else metrics[n]) for n in names
-        ]
+        values = [_number(f"ctx.report({name}=...)", metrics[name]) for name in names]
         values = [v / self.world_size for v in self._sum_over_ranks(values)]
         self._reported.update(zip(names, values, strict=True))
         self._reporter.metrics(self._reported)
@@ -572,6 +582,16 @@ class Context:
         self._reporter.close()
 
 
+def _number(name: str, value: Any) -> float:
+    """A number, or a tensor or array of one element, as a float; NaN and infinity, too: a loss may be either. Raises RunError
+    for anything else."""
+    try:
+        return float(value.detach().item() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
+        raise RunError(f"{name} takes a number, or a tensor of one element, found {found}.") from None
+
+
 def tuple_of(batch: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
     """Some columns of a batch, in their order. Raises RunError for one that it does not have."""
     missing = [name for name in columns if name not in batch]
@@ -598,7 +618,10 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
     context = Context(setup)
     try:
         with contextlib.redirect_stdout(context.printing()):
-            user_function(context)
+            try:
+                user_function(context)
+            except (SystemExit, KeyboardInterrupt) as error:  # by itself it would end this process, and no one knew why
+                raise RunError(_exit_of(user_function, error, context.rank)) from error
         context.commit_rest()
     except torch.OutOfMemoryError as error:
         context.out_of_memory(error)
@@ -607,6 +630,16 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
         pass
     finally:
         context.finish()
+
+
+def _exit_of(user_function: Any, error: BaseException, rank: int) -> str:
+    name = getattr(user_function, "__name__", "the training function")
+    did = "raised KeyboardInterrupt"
+    if isinstance(error, SystemExit):
+        did = f"called sys.exit({'' if error.code is None else shown(error.code)})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{name}() {did} on rank {rank}{where}. Return from it to end the training, or raise an exception that says what is wrong."
 
 
 __all__ = ["Context", "Peers", "StopRun", "WorkerSetup", "run_worker"]

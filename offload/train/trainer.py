@@ -11,12 +11,24 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import ray.train
 
 from offload.errors import ConfigError
+from offload.model.checks import (
+    MOST,
+    check_callable,
+    check_choice,
+    check_count,
+    check_flag,
+    check_mapping,
+    check_number,
+    check_path,
+    check_text,
+    shown,
+)
 from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.report.live import LiveLine
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
@@ -27,6 +39,8 @@ from offload.train.context import TRAIN, Context
 from offload.train.run import Listed, Run
 from offload.train.snapshot import mend_snapshot
 from offload.train.storage import check_storage, holds_checkpoints, remove_checkpoints, storage_of
+
+_Config = TypeVar("_Config", Adaptation, Checkpoints)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,35 +116,36 @@ class Trainer:
         run_config: ray.train.RunConfig | None = None,
         storage_path: str | None = None,
     ) -> None:
-        if not callable(train):
-            raise ConfigError(f"train must be a function of a Context, found {type(train).__name__}.")
-        if TRAIN not in datasets:
-            raise ConfigError(f'datasets must name a "train" data set, found {", ".join(datasets) or "none"}.')
-        if precision not in ("fp32", "bf16", "fp16"):
-            raise ConfigError(f'precision must be "fp32", "bf16" or "fp16", found {precision!r}.')
-        self.train = train
-        self.datasets: dict[str, Pipeline] = {name: as_pipeline(name, value) for name, value in datasets.items()}
-        self.batch_size = batch_size if isinstance(batch_size, BatchSize) else BatchSize(initial=batch_size)
+        self.train = check_callable("train", train, sane="a function of an offload.Context")
+        given = check_mapping(
+            "datasets", datasets, sane="data sets by name, such as {'train': offload.image_folder(...)}"
+        )
+        for each in given:
+            check_text("the names in datasets", each, sane='such as "train"')
+        if TRAIN not in given:
+            raise ConfigError(f'datasets must name a "train" data set, found {", ".join(given) or "none"}.')
+        self.datasets: dict[str, Pipeline] = {each: as_pipeline(each, value) for each, value in given.items()}
+        self.batch_size = _batch_size(batch_size)
         self.workers = None if workers is None else workers_range(workers)
-        self.adaptation = adaptation or Adaptation()
+        self.adaptation = _made("adaptation", adaptation, Adaptation)
         self._check_schedule()
+        check_choice("precision", precision, ("fp32", "bf16", "fp16"))
         self.precision: Precision = precision
-        self.checkpoints = checkpoints or Checkpoints()
-        self.seed = seed
-        self.deterministic = deterministic
+        self.checkpoints = _made("checkpoints", checkpoints, Checkpoints)
+        self.seed = check_count("seed", seed, least=-MOST, sane="such as 0")
+        self.deterministic = check_flag("deterministic", deterministic)
         if deterministic and self.batch_size.adaptive:
             raise ConfigError(
                 "deterministic=True fixes which samples each global batch holds, and batch_size has a range to choose from: pass "
                 f"batch_size={self.batch_size.initial}, or leave deterministic away."
             )
-        if not hang_s > 0:
-            raise ConfigError(f"hang_s must be > 0 seconds, found {hang_s}.")
-        self.hang_s = hang_s
-        self.train_loop_config = dict(train_loop_config or {})
-        self.scaling_config = scaling_config
+        self.hang_s = check_number("hang_s", hang_s, above=0.0, sane="seconds, such as 1800")
+        config = {} if train_loop_config is None else train_loop_config
+        self.train_loop_config = check_mapping("train_loop_config", config, sane="settings by name")
+        self.scaling_config, self.run_config = scaling_config, run_config
+        _check_ray_trains(scaling_config, run_config)
         self.overrides = WorkerOverrides()
-        self.run_config = run_config
-        self.storage_path = storage_path or _given(run_config, "storage_path")
+        self.storage_path = _storage_path(storage_path) or _given(run_config, "storage_path")
 
     def _check_schedule(self) -> None:
         least, most = self.workers or (1, 1)
@@ -188,9 +203,13 @@ class Trainer:
             ConfigError: for what is found before the first step.
             RunError: for what fails later.
         """
-        directory = RunDirectory(Path(run_dir or f"runs/{Path(sys.argv[0]).stem or 'run'}"), overwrite=overwrite)
+        run_dir = f"runs/{Path(sys.argv[0]).stem or 'run'}" if run_dir is None else run_dir
+        directory = RunDirectory(
+            Path(check_path("run_dir", run_dir, sane="a folder, such as runs/a")),
+            overwrite=check_flag("overwrite", overwrite),
+        )
         # In the run directory the folder says what it holds; elsewhere, whose it is.
-        storage_path = storage_path or self.storage_path
+        storage_path = _storage_path(storage_path) or self.storage_path
         name = _given(self.run_config, "name") or (directory.path.name if storage_path else CHECKPOINTS)
         storage = storage_of(
             storage_path, self.run_config.storage_filesystem if self.run_config else None, directory.path
@@ -228,6 +247,43 @@ class Trainer:
             )
         shuffle = pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
         return Listed(pipeline=pipeline, index=index, shuffle=shuffle)
+
+
+def _batch_size(given: Any) -> BatchSize:
+    if isinstance(given, BatchSize):
+        return given
+    return BatchSize(initial=check_count("batch_size", given, least=1, sane="such as 64, or an offload.BatchSize"))
+
+
+def _made(name: str, given: Any, kind: type[_Config]) -> _Config:
+    """What the user gave, or the default of its kind."""
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} must be an offload.{kind.__name__}, found {shown(given)}.")
+    return given
+
+
+def _storage_path(given: Any) -> str | None:
+    return (
+        None if given is None else check_path("storage_path", given, sane="a folder, or a URI such as s3://bucket/runs")
+    )
+
+
+def _check_ray_trains(scaling_config: Any, run_config: Any) -> None:
+    """Raise ConfigError for what is none of Ray Train's configurations, and for amounts of resources that cannot be."""
+    for name, given, field in (
+        ("scaling_config", scaling_config, "resources_per_worker"),
+        ("run_config", run_config, "storage_filesystem"),
+    ):
+        kind = name.title().replace("_", "")
+        if given is not None and (isinstance(given, type) or not hasattr(given, field)):
+            raise ConfigError(f"{name} must be a ray.train.{kind}, found {shown(given)}.")
+    amounts = None if scaling_config is None else scaling_config.resources_per_worker
+    if amounts is not None:
+        name = "scaling_config: resources_per_worker"
+        for resource, amount in check_mapping(name, amounts, sane="such as {'CPU': 2}").items():
+            check_number(f"{name}[{resource!r}]", amount, most=MOST, sane="an amount, such as 2")
 
 
 def _given(run_config: ray.train.RunConfig | None, field: str) -> str | None:

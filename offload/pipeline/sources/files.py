@@ -23,6 +23,8 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
     if filesystem is not None:
         if isinstance(filesystem, pafs.FileSystem):
             return filesystem, text.split("://", 1)[-1]
+        if not hasattr(filesystem, "_strip_protocol"):
+            raise ConfigError(f"filesystem must be a pyarrow or fsspec file system, found {type(filesystem).__name__}.")
         return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), str(filesystem._strip_protocol(text))
     if "://" not in text:
         return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from offload.errors import ConfigError
+from offload.errors import ConfigError, RunError
 from offload.pipeline.sources.base import Index, Samples
-from offload.pipeline.wire import Column, as_array
+from offload.pipeline.wire import Column, UnsendableError, as_array, torch_only
 
 DEFAULT_COLUMNS = ("image", "label")
+MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest data sets of images hold a tenth of it
 
 
 def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS) -> Index:
@@ -25,10 +26,29 @@ def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS) -
             "iterable one use offload.webdataset, offload.parquet or a ray.data.Dataset."
         )
     name = f"from_torch({type(dataset).__name__})"
-    if len(dataset) == 0:
-        raise ConfigError(f"{name} is empty: len() is 0.")
-    table = pa.table({"item": np.arange(len(dataset), dtype=np.int64)})
+    table = pa.table({"item": np.arange(_length(name, dataset), dtype=np.int64)})
     return Index(name=name, table=table, reader=TorchReader(dataset, tuple(columns)), classes=_classes(dataset))
+
+
+def _length(name: str, dataset: Any) -> int:
+    if isinstance(dataset, type):
+        raise ConfigError(f"from_torch takes a data set, found the class {dataset.__name__}: construct one.")
+    try:
+        samples = len(dataset)
+    except OverflowError:
+        samples = MOST_SAMPLES + 1
+    except (Exception, SystemExit) as error:  # the user's code, and what Python says of a length that is none
+        raise ConfigError(
+            f"the length of {name} cannot be had: {type(error).__name__}: {error}. Correct its __len__."
+        ) from None
+    if samples == 0:
+        raise ConfigError(f"{name} is empty: len() is 0.")
+    if samples > MOST_SAMPLES:
+        raise ConfigError(
+            f"{name} says that it has more than {MOST_SAMPLES:,} samples, and the order of an epoch is held in memory. "
+            "Correct its __len__."
+        )
+    return samples
 
 
 def _classes(dataset: Any) -> tuple[str, ...]:
@@ -45,10 +65,23 @@ class TorchReader:
     def read(self, rows: pa.Table) -> Samples:
         items = rows.column("item").to_pylist()
         if hasattr(self.dataset, "__getitems__"):
-            samples = [self._name(s) for s in self.dataset.__getitems__(items)]
+            found = self.dataset.__getitems__(items)
+            if not isinstance(found, Sequence) or len(found) != len(items):
+                got = len(found) if isinstance(found, Sequence) else type(found).__name__
+                raise ValueError(
+                    f"__getitems__ was asked for {len(items)} samples and returned {got}: return a list of as many"
+                )
+            samples = [self._name(s) for s in found]
         else:
             samples = [self._name(self.dataset[i]) for i in items]
-        columns: dict[str, Column] = {key: [_plain(s[key]) for s in samples] for key in samples[0]}
+        names = list(samples[0])
+        for item, sample in zip(items, samples, strict=True):
+            if sample.keys() != samples[0].keys():
+                raise RunError(
+                    f"item {items[0]} of {type(self.dataset).__name__} has the columns {_listed(names)}, and item {item} has "
+                    f"{_listed(sample)}. Return the same columns for every item; a value may be None."
+                )
+        columns: dict[str, Column] = {name: [_plain(s[name]) for s in samples] for name in names}
         return Samples(columns)
 
     def describe(self, rows: pa.Table, row: int) -> str:
@@ -57,6 +90,9 @@ class TorchReader:
     def _name(self, sample: Any) -> Mapping[str, Any]:
         if isinstance(sample, Mapping):
             return sample
+        if sample is None or isinstance(sample, Iterator | type):
+            found = "None" if sample is None else f"a {type(sample).__name__}"
+            raise ValueError(f"__getitem__ returned {found}: return a dict, a tuple or an array")
         parts = sample if isinstance(sample, tuple | list) else (sample,)
         if len(parts) > len(self.columns):
             raise ValueError(
@@ -66,8 +102,16 @@ class TorchReader:
         return dict(zip(self.columns, parts, strict=False))
 
 
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names)) or "none"
+
+
 def _plain(value: Any) -> Any:
-    module = type(value).__module__
-    if module.startswith(("torch", "torchvision", "PIL")):
-        return as_array(value)
+    """Tensors and images as arrays. What cannot be one is left: a transform may take it, or an error names it later."""
+    if type(value).__module__.startswith(("torch", "torchvision", "PIL")):
+        try:
+            array = as_array(value)
+        except UnsendableError:
+            return value
+        return value if torch_only(array.dtype) else array
     return value

@@ -22,6 +22,7 @@ from offload.pipeline.sources.base import Index, Samples
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
 from offload.pipeline.wire import Column, stack, stack_lists
 
+MOST_SHARDS = 1_000_000
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -55,6 +56,8 @@ def _expand(shards: Path | Sequence[Path], filesystem: Any) -> list[str]:
     braces = _BRACES.search(text)
     if braces:
         first, last = braces.groups()
+        if int(last) - int(first) >= MOST_SHARDS:
+            raise ConfigError(f"{text!r} names more than {MOST_SHARDS:,} shards. Correct the range.")
         filled = [
             text[: braces.start()] + str(i).zfill(len(first)) + text[braces.end() :]
             for i in range(int(first), int(last) + 1)
