@@ -18,6 +18,7 @@ from pathlib import Path
 
 from launchers.files import bytes_of, check_size, files_of, largest, links_left
 from offload.errors import ConfigError
+from offload.files import read_text
 
 READ_BYTES = 200 << 20
 """Of files, at most: they are packed in memory."""
@@ -84,11 +85,7 @@ def pack(script: Path, working_dir: Path | None = None) -> Bundle:
 def read_requirements(path: Path) -> list[str]:
     """The lines of a pip requirements file, without comments. Raises ConfigError where it cannot be read, or names files: those
     are here, and pip runs on the nodes."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"--requirements {path} cannot be read: {reason}.") from None
+    text = read_text(path, "--requirements")
     lines = [re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.replace("\\\n", " ").splitlines()]
     for line in filter(None, lines):
         if _leads_here(line):

@@ -12,6 +12,7 @@ import click
 
 from offload.cli.given import given
 from offload.errors import ConfigError
+from offload.files import read_text
 from offload.model.catalog import Catalog
 from offload.model.plans import Spot
 
@@ -129,10 +130,4 @@ def emission(
 def _hosts(path: Path) -> tuple[str, ...]:
     from launchers.ray.cluster_files.hosts import parse_hosts
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the hosts file {path} cannot be read: {getattr(error, 'strerror', None) or error}."
-        ) from None
-    return parse_hosts(text, str(path))
+    return parse_hosts(read_text(path, "the hosts file"), str(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ import click
 
 from offload.cli.output import INTERRUPTED, Emit, stdout_for_json
 from offload.errors import ConfigError
+from offload.files import read_json
 from offload.prices import load_catalog
 from offload.report.job_text import format_job, format_request
 
@@ -260,7 +260,7 @@ def _ordered(
     if bool(gpu or cpus) == bool(plan_path):
         raise ConfigError("say which instances: either --gpu TYPE:COUNT (and --cpu TYPE:COUNT), or --plan plan.json.")
     if plan_path is not None:
-        choices = groups_of_plan(_read_plan(plan_path), str(plan_path))
+        choices = groups_of_plan(read_json(plan_path, "the plan", "Make it with offload plan -o."), str(plan_path))
     elif gpu:
         choices = (groups_of(gpu, cpus),)
     else:
@@ -307,10 +307,3 @@ def _region(image_uri: str | None, dry_run: bool) -> str:
             click.echo(f"no AWS region is known: the request is for {FALLBACK_REGION}; pass --region.", err=True)
             return FALLBACK_REGION
         raise
-
-
-def _read_plan(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the plan {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options
 from offload.cli.given import given
 from offload.cli.output import stdout_for_json
 from offload.errors import ConfigError
+from offload.files import read_json
 from offload.model.catalog import Catalog
 from offload.model.planner import plan as make_plan
 from offload.model.profile import Profile
@@ -163,7 +163,7 @@ def plan(
             raise click.UsageError("Missing option '--gpu-type'.", ctx)
         if chart is not None and chart.suffix not in CHARTS:
             raise ConfigError(f"--chart {chart} must end in {', '.join(CHARTS)}.")
-        document = _read_json(profile_path, "profile", "Was offload probe interrupted?")
+        document = read_json(profile_path, "the profile", "Was offload probe interrupted?")
         profile = Profile.from_document(document, source=str(profile_path))
         catalog = load_catalog(catalog_path)
         if refresh_prices:
@@ -202,7 +202,7 @@ def _emit_of_plan(ctx: click.Context, path: Path, to_emit: Emission | None, cata
             raise ConfigError(
                 f"--plan {path} is a plan already, and {param.opts[-1]} is for making one: leave one of the two away."
             )
-    made = _read_json(path, "plan", "Make it with offload plan -o.")
+    made = read_json(path, "the plan", "Make it with offload plan -o.")
     click.echo(to_emit.of(made, catalog, str(path)), nl=False)
 
 
@@ -212,16 +212,9 @@ def _stale(profile: Profile) -> list[str]:
     return [f"the profile may be stale: {'; '.join(said)}. offload probe measures anew."] if said else []
 
 
-def _read_json(path: Path, what: str, remedy: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the {what} {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"the {what} {path} is not JSON: {error}. {remedy}") from None
-
-
 def _write(path: Path, write: Callable[[], Any]) -> None:
+    if path.is_fifo():  # without a reader, writing waits for ever
+        raise ConfigError(f"{path} cannot be written: it is a named pipe. Name an ordinary file.")
     try:
         write()
     except OSError as error:

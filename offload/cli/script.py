@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import ConfigError, OffloadError
+from offload.model.checks import shown
 
 if TYPE_CHECKING:
     from offload.train.trainer import Trainer
+
+
+USAGE = 2  # the exit code by which argparse, click and others refuse arguments
 
 
 def load_script(script: Path, args: tuple[str, ...]) -> Any:
@@ -20,7 +25,7 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
     script by value: they need not be able to import it."""
     from ray import cloudpickle
 
-    if not script.is_file():
+    if not script.is_file():  # nor is a named pipe, which nothing may ever be written to
         raise ConfigError(f"{script} is not a file. Give a Python file that defines build() -> offload.Trainer.")
     sys.argv = [str(script), *args]
     sys.path.insert(0, str(script.resolve().parent))
@@ -34,6 +39,8 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
         spec.loader.exec_module(module)
     except OffloadError:
         raise
+    except SystemExit as error:
+        raise _exited(error, str(script), script, args) from None
     except Exception as error:
         raise ConfigError(f"{script} cannot be loaded: {_say(error, script)}.") from None
     if not callable(getattr(module, "build", None)):
@@ -57,6 +64,8 @@ def build_trainer(script: Path, args: tuple[str, ...], address: str | None = Non
         trainer = build()
     except OffloadError:
         raise
+    except SystemExit as error:
+        raise _exited(error, f"build() in {script}", script, args) from None
     except Exception as error:
         raise ConfigError(f"build() in {script} raised {_say(error, script)}.") from None
     if not isinstance(trainer, offload.Trainer):
@@ -64,6 +73,26 @@ def build_trainer(script: Path, args: tuple[str, ...], address: str | None = Non
     return trainer
 
 
+def _exited(error: SystemExit, who: str, script: Path, args: tuple[str, ...]) -> BaseException:
+    """What to raise where the script exited: a parser of arguments does, once it has printed help or what is wrong with them."""
+    if error.code in (None, 0) and {"-h", "--help"} & set(args):
+        return SystemExit(0)
+    if error.code == USAGE:
+        given = shlex.join(args) if args else "none"
+        return ConfigError(
+            f"{who} refused its arguments{_line(error, script)}, as it says above. It got {given}; they follow -- on the command line."
+        )
+    code = "" if error.code is None else shown(error.code)
+    return ConfigError(
+        f"{who} called sys.exit({code}){_line(error, script)}. Let build() return an offload.Trainer, or raise an exception that says "
+        "what is wrong."
+    )
+
+
 def _say(error: Exception, script: Path) -> str:
+    return f"{type(error).__name__}: {error}{_line(error, script)}"
+
+
+def _line(error: BaseException, script: Path) -> str:
     own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(script.resolve())]
-    return f"{type(error).__name__}: {error}" + (f" (line {own[-1].lineno})" if own else "")
+    return f" (line {own[-1].lineno})" if own else ""

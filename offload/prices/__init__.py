@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import ConfigError
+from offload.files import read_text
 from offload.model.catalog import Catalog
 
 BUILT_IN = "sagemaker.toml"
@@ -27,11 +28,7 @@ def load_catalog(path: Path | None) -> Catalog:
     """
     if path is None:
         return built_in()
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the catalog {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-    return built_in().extended_by(Catalog.from_toml(text, source=str(path)))
+    return built_in().extended_by(Catalog.from_toml(read_text(path, "the catalog"), source=str(path)))
 
 
 def refreshed(catalog: Catalog, region: str, *, names: list[str], client: Any = None) -> Catalog:

@@ -64,7 +64,7 @@ class ProbeContext(Context):
         self.gradients.clear()
         self._group, self._sum, self._comparing = [], None, False
 
-    def epochs(self, n: int) -> Iterator[int]:
+    def _epochs(self, n: int) -> Iterator[int]:
         """One epoch, in which everything is measured."""
         yield 0
         raise StopRun

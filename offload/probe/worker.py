@@ -23,7 +23,7 @@ from offload.probe.context import Kept, ProbeContext
 from offload.probe.processes import cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, measure_stages
 from offload.train.batches import Batches, NoPeers
-from offload.train.context import TRAIN, StopRun, WorkerSetup, first_pass
+from offload.train.context import TRAIN, StopRun, WorkerSetup, first_pass, run_user_function
 from offload.train.feed_client import ActorFeed, open_pass
 from offload.train.voice import Silent
 
@@ -94,7 +94,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
 def _replay(user_function: Any, context: ProbeContext) -> None:
     """The script's own loop. Where the smaller depth is what it fails of, it runs once more on the whole model."""
     try:
-        user_function(context)
+        run_user_function(user_function, context)
     except StopRun:
         return
     except Exception:
@@ -102,7 +102,7 @@ def _replay(user_function: Any, context: ProbeContext) -> None:
             raise
         context.begin_anew()
         with contextlib.suppress(StopRun):
-            user_function(context)
+            run_user_function(user_function, context)
 
 
 class _Teller:

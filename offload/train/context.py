@@ -618,10 +618,7 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
     context = Context(setup)
     try:
         with contextlib.redirect_stdout(context.printing()):
-            try:
-                user_function(context)
-            except (SystemExit, KeyboardInterrupt) as error:  # by itself it would end this process, and no one knew why
-                raise RunError(_exit_of(user_function, error, context.rank)) from error
+            run_user_function(user_function, context)
         context.commit_rest()
     except torch.OutOfMemoryError as error:
         context.out_of_memory(error)
@@ -630,6 +627,14 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
         pass
     finally:
         context.finish()
+
+
+def run_user_function(user_function: Any, context: Context) -> None:
+    """Call the user's training function. Raises RunError where it exits: that would end this process without a word."""
+    try:
+        user_function(context)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RunError(_exit_of(user_function, error, context.rank)) from error
 
 
 def _exit_of(user_function: Any, error: BaseException, rank: int) -> str:
@@ -642,4 +647,4 @@ def _exit_of(user_function: Any, error: BaseException, rank: int) -> str:
     return f"{name}() {did} on rank {rank}{where}. Return from it to end the training, or raise an exception that says what is wrong."
 
 
-__all__ = ["Context", "Peers", "StopRun", "WorkerSetup", "run_worker"]
+__all__ = ["Context", "Peers", "StopRun", "WorkerSetup", "run_user_function", "run_worker"]
