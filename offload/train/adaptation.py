@@ -19,7 +19,7 @@ from offload.measure.steps import Totals
 from offload.model.noise import GradientNoise
 from offload.model.overlap import overlap_of_queue
 from offload.train.batches import PREFETCH_BLOCKS
-from offload.train.config import Adaptation, BatchSize
+from offload.train.config import Adaptation, BatchSize, BatchSplit
 from offload.train.context import TRAIN
 from offload.train.monitor import News, Orders, sum_of
 from offload.train.resizing import Workers
@@ -104,7 +104,9 @@ class Adaptor:
             return False
         if fitting == news.adapted.workers:
             return False
-        batch = self._batch_size.split(fitting)
+        local, accum = news.adapted.batch
+        now = BatchSplit(local_batch_size=local, accum_steps=accum, workers=news.adapted.workers)
+        batch = self._batch_size.carried_over(now, fitting)
         size = Size(
             nodes=options[fitting].nodes,
             workers=fitting,

@@ -44,15 +44,24 @@ class BatchSize:
         """Whether there is a range to choose from."""
         return self.max is not None and self.max > self.initial
 
-    def split(self, workers: int) -> BatchSplit:
-        """How the initial batch is cut for so many workers: ``M = K·m·(s + 1)``, rounded up to whole local batches."""
-        share = math.ceil(self.initial / workers)
+    def split(self, workers: int, global_batch_size: int | None = None) -> BatchSplit:
+        """How a global batch, the initial one by default, is cut for so many workers: ``M = K·m·(s + 1)``, rounded up to whole
+        local batches."""
+        share = math.ceil((global_batch_size or self.initial) / workers)
         accum_steps = 0
         if self.local is not None and share > self.local[1]:
             accum_steps = math.ceil(share / self.local[1]) - 1
         return BatchSplit(
             local_batch_size=math.ceil(share / (accum_steps + 1)), accum_steps=accum_steps, workers=workers
         )
+
+    def carried_over(self, before: BatchSplit, workers: int) -> BatchSplit:
+        """How the batch that was trained at last is cut for another number of workers: the adapted one, where batches adapt."""
+        if workers == before.workers:
+            return before
+        if not self.adaptive:
+            return self.split(workers)
+        return self.split(workers, min(max(before.global_batch_size, self.initial), self.max or self.initial))
 
 
 @dataclass(frozen=True, kw_only=True)

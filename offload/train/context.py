@@ -488,15 +488,16 @@ class Context:
 
     def _first_split(self, orders: Orders) -> BatchSplit:
         """How global batches are cut at first: as ordered, or as the checkpoint had it, or as the user said."""
-        stored = self._state.adapting
-        split = self._setup.batch_size.split(self.world_size)
-        workers, local, accum = 0, 0, 0
-        if orders.batch is not None:
-            workers, local, accum = orders.batch
-        elif stored:
-            workers, (local, accum) = stored["workers"], stored["batch"]
-        if workers == self.world_size:
-            split = BatchSplit(local_batch_size=local, accum_steps=accum, workers=workers)
+        stored, sizes = self._state.adapting, self._setup.batch_size
+        before: tuple[int, int, int] | None = orders.batch
+        if before is None and stored:
+            before = stored["workers"], *stored["batch"]
+        if before is None:
+            split = sizes.split(self.world_size)
+        else:
+            workers, local, accum = before
+            last = BatchSplit(local_batch_size=local, accum_steps=accum, workers=workers)
+            split = sizes.carried_over(last, self.world_size)
         return split.with_local_at_most(orders.most_local)
 
     def _resume(self) -> None:

@@ -269,7 +269,8 @@ class Monitor:
 
     def order(self, orders: Orders, wanted: int | None = None) -> None:
         """From now on tell the workers this; ``wanted``: how many are to take over. What was ordered to end a worker group
-        stays ordered until it has ended."""
+        stays ordered until it has ended. What was learned, and the batch, stay where the new orders say nothing of them: who
+        orders workers to leave a node knows of neither."""
         with self._board:
             before = self._orders
             self._orders = replace(
@@ -277,7 +278,8 @@ class Monitor:
                 stop=before.stop or orders.stop,
                 resize=before.resize or orders.resize,
                 most_local=before.most_local,
-                batch=_within(orders.batch, before.most_local),
+                batch=_within(orders.batch or before.batch, before.most_local),
+                learned=orders.learned or before.learned,
             )
             self._wanted = self._wanted if wanted is None else wanted
 
