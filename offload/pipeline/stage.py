@@ -103,6 +103,13 @@ def whole_chunks(positions: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any
     return whole[whole < n]
 
 
+def untrained(rows: pa.Table) -> np.ndarray[Any, Any]:
+    """The numbers of the index rows that are to leave a task: all but those marked as :data:`TRAINED`."""
+    if TRAINED not in rows.column_names:
+        return np.arange(rows.num_rows)
+    return np.flatnonzero(~rows.column(TRAINED).to_numpy())
+
+
 def process(stage: Stage, rows: pa.Table, *, epoch: int, scratch: Scratch | None = None) -> pa.Table:
     """Return the block of these index rows, which hold ``sample_id``, ``__position__`` and the reader's own columns. Rows
     that are marked as :data:`TRAINED` are left out of it. With ``scratch`` the block lies in it, and is gone with the next.
@@ -288,9 +295,7 @@ def _assemble(
         columns[ERROR] = [skipped.get(i) for i in range(rows.num_rows)]
     columns[SAMPLE_ID] = rows.column(SAMPLE_ID).to_numpy()
     columns[POSITION] = rows.column(POSITION).to_numpy()
-    if TRAINED in rows.column_names:
-        columns = take(columns, np.flatnonzero(~rows.column(TRAINED).to_numpy()))
-    return wire.encode(columns)
+    return wire.encode(take(columns, untrained(rows)) if TRAINED in rows.column_names else columns)
 
 
 def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[Any, Any], stage: Stage) -> Column:
