@@ -127,7 +127,7 @@ class Adaptation:
         warmup_epochs: of LEGW, at the initial batch.
         interval_s: seconds between two decisions.
         schedule: worker counts in place of decisions, by the epoch from which on they hold (``{0: 2, 30: 4}``) or by the share of
-            the training that is done (``{0.0: 2, 0.5: 4}``).
+            the training that is done (``{0.0: 2, 0.5: 4}``). Training waits there until the workers have changed.
         preprocessing_cores: least and most, on a cluster that adds and removes nodes as they are asked for (Ray's autoscaler):
             as many are asked for as the accelerators are worth at present, and whole nodes that are not needed are left, so
             that they go. None: all that the cluster has preprocess, and none is asked for.
@@ -192,12 +192,13 @@ class Adaptation:
 
     def scheduled(self, epoch: int, progress: float) -> int | None:
         """The worker count in an epoch, and at that share of the training; None where decisions are free."""
-        begun = [
-            (at, workers)
-            for at, workers in (self.schedule or {}).items()
-            if at <= (progress if self.by_progress else epoch)
-        ]
-        return max(begun)[1] if begun else None
+        entries = sorted((self.schedule or {}).items())
+        begun = self.entries_begun(epoch, progress)
+        return entries[begun - 1][1] if begun else None
+
+    def entries_begun(self, epoch: int, progress: float) -> int:
+        """How many entries of the schedule have begun in an epoch, at that share of the training. The last of them holds."""
+        return sum(at <= (progress if self.by_progress else epoch) for at in self.schedule or {})
 
 
 def workers_range(workers: Any) -> tuple[int, int]:
