@@ -206,8 +206,8 @@ def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_p
         fit_linear(ctx, stop_at_third_batch, recent)
         assert list(recent.values) == [18, 19, 20]
 
-    def run() -> offload.Result:
-        return trainer(train, epochs=3, config={"log": str(log)}).fit(run_dir=tmp_path / "run", quiet=True)
+    def run(**where: Any) -> offload.Result:
+        return trainer(train, epochs=3, config={"log": str(log)}).fit(run_dir=tmp_path / "run", quiet=True, **where)
 
     run()
     events = [e["event"] for e in read_lines(tmp_path / "run" / "events.jsonl")]
@@ -216,6 +216,9 @@ def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_p
     ]
     assert events[0] == "run_started"
     (tmp_path / "run" / "summary.json").unlink()  # as an interrupted run leaves it
+    elsewhere = f"committed a checkpoint at step \\d+, .* storage {tmp_path}/other/run holds none.* --storage-path"
+    with pytest.raises(offload.ConfigError, match=elsewhere):
+        run(storage_path=str(tmp_path / "other"))
     again = run()
     assert seen(log) == {epoch: Counter(range(SAMPLES)) for epoch in range(3)}
     assert again.document["steps"] == 3 * 7
