@@ -113,6 +113,26 @@ def test_a_function_that_raises(tmp_path: Path, jpeg_folder: Path) -> None:
     assert "raise KeyError" in (tmp_path / "run" / "error.txt").read_text()
 
 
+class Odd(torch.nn.Linear):
+    """A model with state that no checkpoint can hold."""
+
+    def get_extra_state(self) -> Any:
+        return {"hooks": [Odd]}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+def test_state_that_could_not_be_loaded_again_is_refused_before_training(tmp_path: Path, jpeg_folder: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        ctx.prepare(Odd(1, 1))
+
+    with pytest.raises(
+        offload.ConfigError,
+        match=r"state_dict\(\)\['_extra_state'\]\['hooks'\]\[0\] is of type type, .* Let its state_dict",
+    ):
+        fit(tmp_path, offload.image_folder(jpeg_folder), train)
+
+
 def test_an_unknown_data_set_name(tmp_path: Path, jpeg_folder: Path) -> None:
     def train(ctx: offload.Context) -> None:
         next(iter(ctx.batches("test")))

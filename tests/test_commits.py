@@ -14,6 +14,7 @@ from offload.adapt.commits import LEAST_S, MOST_SHARE, commit_interval_s, failur
 from offload.train.config import BatchSplit
 from offload.train.device_memory import USABLE, largest_local_batch
 from offload.train.monitor import Monitor, Orders
+from offload.train.plain_state import to_plain
 from offload.train.state import copied
 
 positive = st.floats(1e-6, 1e4)
@@ -77,6 +78,40 @@ def test_an_order_of_the_driver_does_not_bring_back_what_did_not_fit() -> None:
     assert not monitor.out_of_memory(0, BatchSplit(local_batch_size=1, accum_steps=0, workers=2))
 
 
+def test_what_was_learned_and_the_batch_outlive_orders_that_know_of_neither() -> None:
+    # A drain notice: the driver orders the workers to leave, and they commit what the newest orders hold.
+    monitor = Monitor(workers=2)
+    monitor.order(Orders(batch=(2, 128, 1), learned={"delivered": 0.5}))
+    monitor.order(Orders(resize=True), 1)
+    assert (monitor.orders().batch, monitor.orders().learned) == ((2, 128, 1), {"delivered": 0.5})
+    monitor.anew()
+    assert (monitor.orders().batch, monitor.orders().learned) == ((2, 128, 1), {"delivered": 0.5})
+    monitor.order(Orders(batch=(1, 64, 0), learned={"delivered": 0.7}))
+    assert (monitor.orders().batch, monitor.orders().learned) == ((1, 64, 0), {"delivered": 0.7})
+
+
+@given(
+    initial=st.integers(1, 512),
+    growth=st.integers(1, 8),
+    before=st.builds(
+        BatchSplit, local_batch_size=st.integers(1, 300), accum_steps=st.integers(0, 4), workers=st.integers(1, 8)
+    ),
+    workers=st.integers(1, 8),
+)
+def test_an_adapted_batch_outlives_a_change_of_the_worker_count(
+    initial: int, growth: int, before: BatchSplit, workers: int
+) -> None:
+    adapted = offload.BatchSize(initial=initial, max=initial * growth).carried_over(before, workers)
+    assert adapted.workers == workers
+    if workers == before.workers:
+        assert adapted == before
+    elif growth == 1:
+        assert adapted == offload.BatchSize(initial=initial).split(workers)
+    else:
+        asked = min(max(before.global_batch_size, initial), initial * growth)
+        assert asked <= adapted.global_batch_size < asked + workers * (adapted.accum_steps + 1)
+
+
 def test_workers_are_replaced_once_for_one_order() -> None:
     monitor = Monitor(workers=1)
     monitor.order(Orders(resize=True), 2)
@@ -124,7 +159,7 @@ def test_a_copied_state_does_not_change_with_training() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
     state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict()], "sizes": (1, 2)}
-    kept = copied(state)
+    kept = to_plain(state, "the state", copied)
     before = model.weight.detach().clone()
     with torch.no_grad():
         model.weight += 1.0

@@ -136,6 +136,24 @@ def test_an_unfinished_run_is_resumed(tmp_path: Path) -> None:
         assert len(read_lines(first.path / EVENTS)) == 2
 
 
+def test_the_newest_step_that_was_certainly_stored(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    expected: list[tuple[str, dict[str, Any], int | None]] = [
+        ("run_started", {}, None),
+        ("checkpoint", {"step": 3, "waited": False}, None),  # it may never have been whole
+        ("checkpoint", {"step": 5, "waited": False}, 3),  # the one before was, or this would not have been begun
+        ("worker_lost", {}, 3),
+        ("checkpoint", {"step": 4, "waited": False}, 3),
+        ("checkpoint", {"step": 6, "waited": True}, 6),
+        ("run_resumed", {}, 6),
+        ("resumed", {"step": 6}, 6),
+        ("checkpoint", {"step": 9, "waited": False}, 6),
+    ]
+    for kind, values, committed in expected:
+        directory.event(kind, **values)
+        assert directory.committed_step() == committed, (kind, values)
+
+
 def test_a_finished_run_is_refused(tmp_path: Path) -> None:
     finished(tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}

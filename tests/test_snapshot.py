@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import _CheckpointManagerState
 
+from offload.train import checkpoint
+from offload.train.checkpoint import Progress, Training
 from offload.train.snapshot import SNAPSHOT, mend_snapshot, mended_snapshot
 from offload.train.storage import Storage
 
@@ -49,17 +51,24 @@ def test_half_a_list_is_made_anew(tmp_path: Path, content: str) -> None:
         (tmp_path / "run" / name).mkdir(parents=True)
     path = tmp_path / "run" / SNAPSHOT
     path.write_text(content)
-    assert mend_snapshot(Storage(path=str(tmp_path)), "run")
-    assert json.loads(path.read_text()) == listed()
-    assert not mend_snapshot(Storage(path=str(tmp_path)), "run")
+    for _ in range(2):
+        assert mend_snapshot(Storage(path=str(tmp_path)), "run") == len(NAMES)
+        assert json.loads(path.read_text()) == listed()
 
 
-def test_without_a_list_nothing_was_ever_whole(tmp_path: Path) -> None:
-    (tmp_path / "run" / NAMES[0]).mkdir(parents=True)  # the disk was full as the first was written
-    assert not mend_snapshot(Storage(path=str(tmp_path)), "run")
-    assert not (tmp_path / "run" / SNAPSHOT).exists()
+def test_without_a_list_those_that_are_whole_are_listed(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / "run" / name).mkdir(parents=True)  # the disk was full as the first was written
+        assert mend_snapshot(Storage(path=str(tmp_path)), "run") == 0
+        assert not (tmp_path / "run" / SNAPSHOT).exists()
+    checkpoint.save(tmp_path / "run" / NAMES[1], {}, Training(progress=Progress()).to_state())
+    checkpoint.save(tmp_path / "run" / NAMES[2], {}, Training(progress=Progress()).to_state())
+    (tmp_path / "run" / NAMES[2] / checkpoint.MODEL_FILE).write_bytes(b"half")
+    assert mend_snapshot(Storage(path=str(tmp_path)), "run") == 1
+    state = json.loads((tmp_path / "run" / SNAPSHOT).read_text())
+    assert state["latest_checkpoint_result"]["checkpoint_dir_name"] == NAMES[1]
 
 
 def test_nothing_is_written_where_nothing_is(tmp_path: Path) -> None:
-    assert not mend_snapshot(Storage(path=str(tmp_path)), "run")
+    assert mend_snapshot(Storage(path=str(tmp_path)), "run") == 0
     assert not (tmp_path / "run").exists()

@@ -23,12 +23,15 @@ from torchvision import transforms as v1
 from offload.errors import RunError
 from offload.pipeline import stage as stages
 from offload.pipeline import wire
+from offload.pipeline.feed import Cores, Feed, Stream
+from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.sources.base import Samples
 from offload.pipeline.sources.from_torch import TorchReader
 from offload.pipeline.split import split_transform
 from offload.pipeline.stage import CHUNK, Stage, encode_foreign, process
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID
+from tests.test_feed import HandPool
 
 Batch = dict[str, Any]
 
@@ -157,8 +160,16 @@ class Augmenting(torch.utils.data.Dataset[Any]):
         return torch.rand(()).item() + random.random() + np.random.rand(), i
 
 
-def run_torch(epoch: int, rows: range) -> Any:
-    made = Stage(transform=None, kind="none", seed=7, reader=TorchReader(Augmenting(), ("draw", "label")))
+class AugmentingInBatches(Augmenting):
+    """One that fetches and augments several samples at once."""
+
+    def __getitems__(self, items: list[int]) -> list[tuple[float, int]]:
+        draws = torch.rand(len(items)).numpy() + np.random.rand(len(items)) + [random.random() for _ in items]
+        return list(zip(draws.tolist(), items, strict=True))
+
+
+def run_torch(epoch: int, rows: range, dataset: type[Augmenting] = Augmenting) -> Any:
+    made = Stage(transform=None, kind="none", seed=7, reader=TorchReader(dataset(), ("draw", "label")))
     positions = np.array(rows)
     return wire.decode(
         process(made, pa.table({"item": positions, SAMPLE_ID: positions, POSITION: positions}), epoch=epoch)
@@ -170,6 +181,41 @@ def test_a_data_set_that_augments_itself_is_reproducible_and_differs_between_epo
     assert len(set(first.tolist())) == 64
     assert np.array_equal(np.concatenate([run_torch(0, range(16))["draw"], run_torch(0, range(16, 64))["draw"]]), first)
     assert not np.intersect1d(run_torch(1, range(64))["draw"], first).size
+
+
+@pytest.mark.parametrize(
+    ("transform", "kind", "reader"),
+    [
+        *((transform, kind, Numbers()) for transform, kind, _ in RANDOM),
+        (None, "none", TorchReader(Augmenting(), ("draw", "label"))),
+        (None, "none", TorchReader(AugmentingInBatches(), ("draw", "label"))),
+    ],
+)
+@settings(deadline=None, max_examples=20)
+@given(done=st.sets(st.integers(0, 69), max_size=69), first_rows=st.integers(1, 40), epoch=st.integers(0, 5))
+def test_the_bytes_of_a_sample_are_the_same_wherever_a_resume_cuts(
+    transform: Any, kind: Any, reader: Any, done: set[int], first_rows: int, epoch: int
+) -> None:
+    made = stage(transform, kind, reader=reader)
+    stream = Stream(stage=None, table=pa.table({"item": np.arange(70)}), shuffle=True, seed=7)  # type: ignore[arg-type]
+
+    def blocks(trained: Ranges) -> Batch:
+        feed = Feed({"train": stream}, Cores(nodes=("here",) * 2, task_cpus=1.0, stores={"here": 1e9}), pool=HandPool)
+        request = PassRequest(world_size=1, first_rows=first_rows, epoch=epoch, done=trained.pairs)
+        feed.open(PassKey(attempt=0, name="train", number=epoch), request, rank=0)
+        found = []
+        while (each := feed.next_task("here")) is not None:
+            random.seed(), np.random.seed(), torch.seed()  # another process, another state
+            found.append(wire.decode(process(made, each[0].rows, epoch=epoch)))
+        return {name: np.concatenate([block[name] for block in found]) for name in found[0]}
+
+    whole = blocks(Ranges())
+    left = np.array([position not in done for position in whole[POSITION]])
+    assert left.any()
+    resumed = blocks(Ranges.of(done))
+    assert set(resumed) == set(whole)
+    for name in whole:
+        assert np.array_equal(resumed[name], whole[name][left]), name
 
 
 # --- what a transform gets and gives ----------------------------------------------------------------------------------
@@ -553,6 +599,18 @@ def test_its_mistakes_are_told_as_well() -> None:
     assert "x, label" in text
     for key in (np.array([0.5, 0.7]), ["a", "b"]):  # 0.5 and 0.7 would be one sample
         assert "'key' must hold integers" in call(foreign(), {"key": key})
+
+
+@pytest.mark.parametrize(("transform", "kind"), [(noisy_batch, "batch"), (noisy_sample, "sample")])
+@settings(deadline=None, max_examples=20)
+@given(done=st.sets(st.integers(0, 19)))
+def test_its_augmentation_is_the_same_wherever_a_resume_cuts(transform: Any, kind: Any, done: set[int]) -> None:
+    def draws(done: Ranges) -> Any:
+        made = foreign(transform=transform, kind=kind)
+        return block_of(made, {"label": np.arange(20)}, id_column="label", done=done).get("draws", [])
+
+    left = [i for i in range(20) if i not in done]
+    assert np.array_equal(draws(Ranges.of(done)), draws(Ranges())[left] if left else [])
 
 
 @pytest.mark.parametrize("id_column", [None, "label"])

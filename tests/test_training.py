@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import offload
 from offload.pipeline.ranges import Ranges
 from offload.report.run_dir import read_lines
 from offload.train import checkpoint
-from offload.train.checkpoint import MODEL_FILE, Progress
+from offload.train.checkpoint import MODEL_FILE, Progress, Training
 from offload.train.monitor import Orders
 from offload.train.state import TrainingState
 from tests.helpers import write_jpegs
@@ -50,10 +51,26 @@ def linear() -> torch.nn.Linear:
     return torch.nn.Linear(2, 1)
 
 
-def fit_linear(ctx: offload.Context, see: Callable[[offload.Context, Any], None] = lambda ctx, batch: None) -> Any:
+class Recent:
+    """What a user may keep beside the model: settings, and the newest few values."""
+
+    def __init__(self) -> None:
+        self.settings = argparse.Namespace(window=np.int64(3))
+        self.values: deque[np.float64] = deque(maxlen=int(self.settings.window))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"settings": self.settings, "values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.settings, self.values = state["settings"], state["values"]
+
+
+def fit_linear(
+    ctx: offload.Context, see: Callable[[offload.Context, Any], None] = lambda ctx, batch: None, *others: Any
+) -> Any:
     model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer = ctx.prepare(model, optimizer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=np.float64(0.1))
+    model, optimizer, *_ = ctx.prepare(model, optimizer, *others)
     for _ in ctx.epochs(ctx.config["epochs"]):
         for batch in ctx.batches("train"):
             see(ctx, batch)
@@ -175,17 +192,22 @@ def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_p
         see = log_ids(ctx.config["log"])
         marker = Path(ctx.config["log"]) / "stopped"
 
+        recent = Recent()
+
         def stop_at_third_batch(ctx: offload.Context, batch: Any) -> None:
             see(ctx, batch)
+            assert len(recent.values) == min(ctx._state.progress.step, recent.values.maxlen or 0)
+            recent.values.append(np.float64(ctx._state.progress.step))
             if ctx.epoch == 1 and ctx._state.progress.step == 9 and not marker.exists():
                 marker.touch()
                 ray.get(ctx._setup.hub.order.remote(Orders(stop=True)))
                 ctx._reporter.flush()
 
-        fit_linear(ctx, stop_at_third_batch)
+        fit_linear(ctx, stop_at_third_batch, recent)
+        assert list(recent.values) == [18, 19, 20]
 
-    def run() -> offload.Result:
-        return trainer(train, epochs=3, config={"log": str(log)}).fit(run_dir=tmp_path / "run", quiet=True)
+    def run(**where: Any) -> offload.Result:
+        return trainer(train, epochs=3, config={"log": str(log)}).fit(run_dir=tmp_path / "run", quiet=True, **where)
 
     run()
     events = [e["event"] for e in read_lines(tmp_path / "run" / "events.jsonl")]
@@ -194,6 +216,9 @@ def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_p
     ]
     assert events[0] == "run_started"
     (tmp_path / "run" / "summary.json").unlink()  # as an interrupted run leaves it
+    elsewhere = f"committed a checkpoint at step \\d+, .* storage {tmp_path}/other/run holds none.* --storage-path"
+    with pytest.raises(offload.ConfigError, match=elsewhere):
+        run(storage_path=str(tmp_path / "other"))
     again = run()
     assert seen(log) == {epoch: Counter(range(SAMPLES)) for epoch in range(3)}
     assert again.document["steps"] == 3 * 7
@@ -389,8 +414,7 @@ def test_checkpoints_within_an_epoch_lie_between_global_batches_and_change_nothi
 
 def test_an_epoch_whose_data_changed_meanwhile_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(epoch=3, trained=Ranges(((0, 5),)), step=7, samples=70)
-    state = {"progress": progress.to_state(), "seed": 1, "samples": 10, "rng": [], "optimizers": [], "others": []}
-    checkpoint.save(tmp_path, {}, state)
+    checkpoint.save(tmp_path, {}, Training(progress=progress, seed=1, samples=10).to_state())
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: ray.train.Checkpoint(str(tmp_path)))
 
     def resumed(seed: int, samples: int | None) -> TrainingState:

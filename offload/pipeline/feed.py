@@ -31,7 +31,7 @@ from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
 from offload.pipeline.pool import Block, PackedStage, Pool, Task
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.sizing import aligned, block_bytes, for_speed, plan_tasks
-from offload.pipeline.stage import CHUNK
+from offload.pipeline.stage import CHUNK, TRAINED, whole_chunks
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 if TYPE_CHECKING:
@@ -131,11 +131,18 @@ class _Tasks:
         number = self._issued
         self._issued += 1
         self._unfinished += 1
-        ids = self._order[places]
-        rows = self._table.take(pa.array(ids)).combine_chunks()
-        rows = rows.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(places))
-        task = Task(stage=self._packed, rows=rows, epoch=self._pass.request.epoch)
+        task = Task(stage=self._packed, rows=self._rows_of(places), epoch=self._pass.request.epoch)
         return task, lambda made: self._made(number, task, made)
+
+    def _rows_of(self, places: NDArray[np.int64]) -> pa.Table:
+        """The index rows at these positions of the pass, and the trained rest of their chunks: see :data:`TRAINED`."""
+        whole = whole_chunks(places, len(self._table))
+        ids = self._order[whole]
+        rows = self._table.take(pa.array(ids)).combine_chunks()
+        rows = rows.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(whole))
+        if len(whole) > len(places):
+            rows = rows.append_column(TRAINED, pa.array(~np.isin(whole, places)))
+        return rows
 
     def again(self, piece: Slice) -> tuple[Task, Callable[[Block], Slice]]:
         """The task that makes a lost slice's block once more, and how the slice is found in it."""

@@ -33,6 +33,10 @@ from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, R
 # do not depend on how rows were cut into tasks; small, so that a chunk of images stays in the core's cache.
 CHUNK = 16
 
+TRAINED = "__trained__"
+"""A column of index rows, where a resume cut a chunk: True for rows that were trained before. They are processed with the
+rest of their chunk, which draws the same random numbers only as a whole, and do not leave the task."""
+
 OnError = Literal["raise", "skip"]
 Kind = Literal["none", "batch", "sample", "image"]
 
@@ -105,9 +109,25 @@ def _hold_to_one_core() -> None:
         cv2.setNumThreads(0)
 
 
+def whole_chunks(positions: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
+    """Every position below ``n`` of the chunks that these ascending positions lie in."""
+    chunks = np.unique(positions // CHUNK)
+    whole = (chunks[:, None] * CHUNK + np.arange(CHUNK)).reshape(-1)
+    return whole[whole < n]
+
+
+def untrained(rows: pa.Table) -> np.ndarray[Any, Any]:
+    """The numbers of the index rows that are to leave a task: all but those marked as :data:`TRAINED`."""
+    if TRAINED not in rows.column_names:
+        return np.arange(rows.num_rows)
+    return np.flatnonzero(~rows.column(TRAINED).to_numpy())
+
+
 def process(stage: Stage, rows: pa.Table, *, epoch: int, scratch: Scratch | None = None) -> pa.Table:
-    """The block of these index rows: ``sample_id``, ``__position__`` and the reader's own columns in. With ``scratch``
-    the block lies in it, and is gone with the next.
+    """Return the block of these index rows, which hold ``sample_id``, ``__position__`` and the reader's own columns. Rows
+    that are marked as :data:`TRAINED` are left out of it. With ``scratch`` the block lies in it, and is gone with the next.
+
+    The bytes of a sample depend on the stage's seed, the epoch and the sample, as long as chunks are whole.
 
     Raises RunError, naming the sample, for one that cannot be read under ``on_error="raise"`` and for a transform that
     raises, returns another number of rows, or rows that differ in shape.
@@ -122,19 +142,33 @@ def process(stage: Stage, rows: pa.Table, *, epoch: int, scratch: Scratch | None
     cuts = np.flatnonzero(np.diff(positions // CHUNK)) + 1
     for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(positions)], strict=True):
         chunk = rows.slice(start, stop - start)
-        samples = _read(stage, chunk, epoch)
-        good = np.array([i for i in range(chunk.num_rows) if i not in samples.errors], dtype=np.int64)
-        for i, reason in samples.errors.items():
+        seeded = _generators()
+        good, made, errors = _process_chunk(stage, chunk, epoch)
+        if _generators() != seeded:
+            # The chunk itself imported what it draws random numbers from: these were not seeded.
+            _hold_to_one_core()
+            good, made, errors = _process_chunk(stage, chunk, epoch)
+        for i, reason in errors.items():
             skipped[start + i] = f"{stage.reader.describe(chunk, i)}: {reason}"
-        if not len(good):
-            continue
-        columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
-        chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
-        made = transform(stage, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch)
-        _check_names(stage, made, (SAMPLE_ID, POSITION, ERROR))
-        parts.append(gather.place(made))
-        kept.append(good + start)
+        if len(good):
+            _check_names(stage, made, (SAMPLE_ID, POSITION, ERROR))
+            parts.append(gather.place(made))
+            kept.append(good + start)
     return _assemble(rows, parts, kept, skipped, stage, gather)
+
+
+def _process_chunk(
+    stage: Stage, chunk: pa.Table, epoch: int
+) -> tuple[np.ndarray[Any, Any], Columns, Mapping[int, str]]:
+    """(rows that could be read, their transformed columns, why the other rows could not be read)."""
+    samples = _read(stage, chunk, epoch)
+    good = np.array([i for i in range(chunk.num_rows) if i not in samples.errors], dtype=np.int64)
+    if not len(good):
+        return good, {}, samples.errors
+    columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
+    chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
+    made = transform(stage, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch)
+    return good, made, samples.errors
 
 
 def _read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
@@ -157,18 +191,20 @@ def _attempt_read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
     except FAILURES as error:
         row = _find_row(lambda i: reader.read(chunk.slice(i, 1)), chunk.num_rows)
         if row is not None and stage.on_error == "skip":
-            return _read_one_by_one(reader, chunk)
+            return _read_one_by_one(stage, reader, chunk, epoch)
         raise RunError(f"reading {_name(stage, chunk, row)} raised {_say(error)}. {_REMEDY_SKIP}") from None
 
 
 _REMEDY_SKIP = 'Repair or remove it, or pass on_error="skip" to count it, list it in the run directory and go on.'
 
 
-def _read_one_by_one(reader: Reader, chunk: pa.Table) -> Samples:
+def _read_one_by_one(stage: Stage, reader: Reader, chunk: pa.Table, epoch: int) -> Samples:
     """Reads a chunk in which some row raises: those rows become errors."""
     merged: dict[str, list[Any]] = {}
     errors: dict[int, str] = {}
+    ids = chunk.column(SAMPLE_ID).to_pylist()
     for i in range(chunk.num_rows):
+        _seed(mix(stage.seed, epoch, ids[i], 1))
         try:
             one = reader.read(chunk.slice(i, 1))
             if one.errors:
@@ -192,7 +228,7 @@ def transform(
     if stage.kind == "image" and "image" not in columns:
         raise RunError(
             f"the transform {_transform_name(stage)} is one of images, and the source has no column 'image': it gives "
-            f"{', '.join(columns)}. Let the source call its images 'image', or pass a function of a batch that transforms "
+            f"{', '.join(map(str, columns))}. Let the source call its images 'image', or pass a function of a batch that transforms "
             "them."
         )
     try:
@@ -283,10 +319,12 @@ def _assemble(
         columns[ERROR] = [skipped.get(i) for i in range(rows.num_rows)]
     columns[SAMPLE_ID] = rows.column(SAMPLE_ID).to_numpy()
     columns[POSITION] = rows.column(POSITION).to_numpy()
+    sent = untrained(rows) if TRAINED in rows.column_names else None
     try:
-        return wire.encode(columns)
+        return wire.encode(columns if sent is None else take(columns, sent))
     except UnsendableError as error:
-        raise _unsendable(error, _name(stage, rows, error.row), stage) from None
+        row = error.row if sent is None else int(sent[error.row])
+        raise _unsendable(error, _name(stage, rows, row), stage) from None
 
 
 def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[Any, Any], stage: Stage) -> Column:
@@ -346,14 +384,19 @@ def _ragged(
 
 def encode_foreign(stage: Stage, columns: Columns, *, id_column: str | None, done: Ranges, epoch: int = 0) -> pa.Table:
     """The block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are ``done``. Without an
-    ``id_column`` the reading side numbers samples."""
+    ``id_column`` the reading side numbers samples.
+
+    A batch of which some samples are done is transformed whole, as it was before: a part of it would draw other random
+    numbers. Where Ray Data forms other batches, a per-batch transform draws others all the same.
+    """
     ids = np.arange(len(next(iter(columns.values()), ())), dtype=np.int64)
-    seeded = stage
+    seeded, fresh = stage, np.arange(len(ids))
     if id_column is not None:
         ids = _ids(columns, id_column) if len(ids) else ids
         fresh = np.flatnonzero(~done.holds(ids))
-        if len(fresh) < len(ids):
+        if not len(fresh) or stage.kind != "batch":
             columns, ids = take(columns, fresh), ids[fresh]
+            fresh = np.arange(len(ids))
     elif len(ids) and stage.kind != "none":
         # Rows are numbered per block: what tells blocks apart, so that they draw different random numbers, is content.
         first: bytes = cloudpickle.dumps({name: column[0] for name, column in columns.items()})  # type: ignore[no-untyped-call]
@@ -377,9 +420,9 @@ def encode_foreign(stage: Stage, columns: Columns, *, id_column: str | None, don
     if id_column is not None:
         encoded[SAMPLE_ID] = encoded[POSITION] = ids
     try:
-        return wire.encode(encoded)
+        return wire.encode(encoded if len(fresh) == len(ids) else take(encoded, fresh))
     except UnsendableError as error:
-        raise _unsendable(error, _name(stage, None, error.row, ids), stage) from None
+        raise _unsendable(error, _name(stage, None, int(fresh[error.row]), ids), stage) from None
 
 
 def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
@@ -397,11 +440,18 @@ def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
 
 
 def _seed(seed: int) -> None:
-    """Seed every generator that augmentation draws from. torch only where it is loaded: importing it costs seconds."""
+    """Seed every generator that augmentation draws from. Libraries only where they are loaded: importing torch costs seconds."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.manual_seed(seed)
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setRNGSeed(seed & 0x7FFFFFFF)
+
+
+def _generators() -> tuple[bool, bool]:
+    """Which libraries that :func:`_seed` seeds are loaded."""
+    return "torch" in sys.modules, "cv2" in sys.modules
 
 
 def _find_row(attempt: Callable[[int], object], rows: int) -> int | None:

@@ -81,6 +81,23 @@ class RunDirectory:
         except OSError as error:
             raise self._unwritable(error) from None
 
+    def committed_step(self) -> int | None:
+        """The step of the newest checkpoint that the directory's run certainly stored; None where it stored none.
+
+        A checkpoint that training did not wait for is certain once another one was begun, or a run resumed.
+        """
+        certain: int | None = None
+        under_way: int | None = None
+        for event in read_lines(self.path / EVENTS):
+            kind = event.get("event")
+            if kind in ("run_started", "run_resumed", "worker_lost"):
+                under_way = None
+            elif kind in ("checkpoint", "resumed"):
+                stored = kind == "resumed" or event.get("waited", True)
+                certain = event["step"] if stored else certain if under_way is None else under_way
+                under_way = None if stored else event["step"]
+        return certain
+
     def event(self, kind: str, *, at: float | None = None, **values: Any) -> None:
         """Append to ``events.jsonl``."""
         self._append(EVENTS, {"event": kind, "at": time.time() if at is None else at, **values})

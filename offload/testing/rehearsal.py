@@ -24,9 +24,10 @@ import torch
 
 from offload.pipeline.feed import Cores, Feed, Stream
 from offload.pipeline.passes import PassKey, PassRequest, Slice
-from offload.pipeline.pool import Block, Cost, Task
+from offload.pipeline.pool import Block, Cost
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.pipeline.stage import untrained
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.train.batches import Batches
 from offload.train.config import BatchSize
@@ -155,13 +156,13 @@ class _Nodes:
                     self._changed.notify_all()
                     return
                 ref = _Ref(next(self._numbers))
-                self._blocks[ref.hex()] = node, task.rows
+                block = task.rows.take(untrained(task.rows))
+                self._blocks[ref.hex()] = node, block
             with self._one_at_a_time:  # as the pool, whose one thread does all the telling
-                done(_block(ref, task))
+                done(_block(ref, block.num_rows))
 
 
-def _block(ref: Any, task: Task) -> Block:
-    rows = task.rows.num_rows
+def _block(ref: Any, rows: int) -> Block:
     return Block(ref=ref, cost=Cost(rows=rows, size_bytes=8 * rows, cpu_s=CORE_SECONDS * rows, wall_s=0.01))
 
 

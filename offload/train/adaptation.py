@@ -19,7 +19,7 @@ from offload.measure.steps import Totals
 from offload.model.noise import GradientNoise
 from offload.model.overlap import overlap_of_queue
 from offload.train.batches import PREFETCH_BLOCKS
-from offload.train.config import Adaptation, BatchSize
+from offload.train.config import Adaptation, BatchSize, BatchSplit
 from offload.train.context import TRAIN
 from offload.train.monitor import News, Orders, sum_of
 from offload.train.resizing import Workers
@@ -66,7 +66,10 @@ class Adaptor:
         if self._looked is None or _restarted(self._looked[1], news):
             self._looked = now_s, news
         since, before = self._looked
-        if self._follow_schedule(news) or now_s - since < self._adaptation.interval_s:
+        if self._follow_schedule(news):
+            return
+        self._tell_followed(news)
+        if now_s - since < self._adaptation.interval_s:
             return
         self._looked = now_s, news
         options = self._workers.options()
@@ -104,7 +107,9 @@ class Adaptor:
             return False
         if fitting == news.adapted.workers:
             return False
-        batch = self._batch_size.split(fitting)
+        local, accum = news.adapted.batch
+        now = BatchSplit(local_batch_size=local, accum_steps=accum, workers=news.adapted.workers)
+        batch = self._batch_size.carried_over(now, fitting)
         size = Size(
             nodes=options[fitting].nodes,
             workers=fitting,
@@ -120,6 +125,13 @@ class Adaptor:
         self._tell("decided", decision="resize", reason=reason, **dataclasses.asdict(size))
         self._workers.change(size, self.orders, news)
         return True
+
+    def _tell_followed(self, news: News) -> None:
+        """Let workers go on that wait for what the schedule asks for: they are as many, or there is no room for that."""
+        begun = self._adaptation.entries_begun(news.epoch, _progress(news))
+        if begun > self.orders.entries_followed:
+            self.orders = dataclasses.replace(self.orders, entries_followed=begun)
+            self._order(self.orders)
 
     def _scheduled(self, news: News) -> int | None:
         return self._adaptation.scheduled(news.epoch, _progress(news))

@@ -7,10 +7,13 @@ to be loaded; and ``training.pt``, all else that resuming takes. Both load under
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import random
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from offload.adapt.noise_average import NoiseAverage
+from offload.adapt.observe import Seen
 from offload.errors import RunError
 from offload.pipeline.ranges import Ranges
+from offload.train.plain_state import from_plain
 
 MODEL_FILE = "model.pt"
 TRAINING_FILE = "training.pt"
@@ -51,21 +57,101 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        """The inverse of :meth:`to_state`."""
-        return cls(
+        """The inverse of :meth:`to_state`. Raises ValueError for numbers that cannot be, KeyError for one that is missing."""
+        progress = cls(
             epoch=int(state["epoch"]),
             trained=Ranges.from_list(state["trained"]),
             step=int(state["step"]),
             samples=int(state["samples"]),
             useful=float(state.get("useful", state["samples"])),
         )
+        first = progress.trained.pairs[0][0] if progress.trained.pairs else 0
+        least = min(progress.epoch, progress.step, progress.samples, progress.useful, first)
+        if not (least >= 0 and math.isfinite(progress.useful)):
+            raise ValueError(f"numbers below 0, or not finite: {progress}")
+        return progress
 
 
-def save(folder: Path, model: dict[str, Any], training: dict[str, Any]) -> None:
-    """Write all files. Raises OSError for a full or read-only disk."""
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """All that a checkpoint holds beside the model.
+
+    Args:
+        progress: how far training is.
+        optimizers, others: their ``state_dict``, in the order in which ``ctx.prepare`` got them.
+        scaler: that of the gradients, for fp16.
+        rng: the generators of each rank.
+        adapting: what adaptation learned: ``noise``, ``learned``, and ``workers`` and ``batch`` of the newest step. Empty
+            where nothing adapts.
+        sums: the epoch's sums over all ranks.
+        seed, samples: what the order of an epoch follows from; None where that is not known.
+    """
+
+    progress: Progress
+    optimizers: Sequence[Any] = ()
+    others: Sequence[Any] = ()
+    scaler: Mapping[str, Any] | None = None
+    rng: Sequence[Mapping[str, Any]] = ()
+    adapting: Mapping[str, Any] = field(default_factory=dict)
+    sums: Mapping[str, float] = field(default_factory=dict)
+    seed: int | None = None
+    samples: int | None = None
+
+    def to_state(self) -> dict[str, Any]:
+        """Containers, numbers and tensors."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        lists = {"optimizers": list(self.optimizers), "others": list(self.others), "rng": list(self.rng)}
+        return {**fields, **lists, "progress": self.progress.to_state(), "schema": SCHEMA}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Training:
+        """The inverse of :meth:`to_state`. Raises ValueError that names the first part that cannot be."""
+        part = "progress"
+        try:
+            progress = Progress.from_state(state["progress"])
+            part = "optimizers"
+            optimizers = [_mapping(each) for each in _list(state["optimizers"])]
+            part = "others"
+            others = _list(state["others"])
+            part = "scaler"
+            scaler = None if state["scaler"] is None else _mapping(state["scaler"])
+            part = "rng"
+            rng = [_checked_rng(each) for each in _list(state["rng"])]
+            part = "adapting"
+            adapting = _checked_adapting(_mapping(state.get("adapting", {})))
+            part = "sums"
+            sums = {str(name): float(value) for name, value in _mapping(state.get("sums", {})).items()}
+            part = "seed"
+            seed, samples = (None if state.get(name) is None else int(state[name]) for name in ("seed", "samples"))
+            last = progress.trained.pairs[-1][1] if progress.trained.pairs else 0
+            if samples is not None and last > samples:
+                part = "progress"
+                raise ValueError(f"position {last - 1} is trained, of {samples} samples")
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+            what = "is missing" if isinstance(error, KeyError) and error.args == (part,) else f"is wrong: {error!r}"
+            raise ValueError(f"{part!r} {what}") from None
+        return cls(
+            progress=progress,
+            optimizers=optimizers,
+            others=others,
+            scaler=scaler,
+            rng=rng,
+            adapting=adapting,
+            sums=sums,
+            seed=seed,
+            samples=samples,
+        )
+
+
+def save(folder: Path, model: Mapping[str, Any], training: Mapping[str, Any]) -> None:
+    """Write all files: a model's state and :meth:`Training.to_state`, both as plain data
+    (:func:`offload.train.plain_state.to_plain`).
+
+    Raises OSError for a full or read-only disk.
+    """
     try:
         torch.save(model, folder / MODEL_FILE)
-        torch.save({"schema": SCHEMA, **training}, folder / TRAINING_FILE)
+        torch.save(training, folder / TRAINING_FILE)
     except RuntimeError as error:  # torch's zip writer hides the operating system's reason
         raise OSError(f"cannot write {folder}: {error}") from error
     sums = {name: checksum(folder / name) for name in (MODEL_FILE, TRAINING_FILE)}
@@ -92,24 +178,69 @@ def _verify(folder: Path) -> None:
             raise ValueError(f"{name} has other content than was written")
 
 
-def load(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(model state, training state), on the CPU. Raises RunError for a checkpoint that is none, or damaged."""
+def load(folder: Path, called: str | None = None) -> tuple[dict[str, Any], Training]:
+    """Return (model state, training state), on the CPU. ``called``: the checkpoint's name for messages.
+
+    Raises RunError for a checkpoint that is damaged: cut off, altered, or of other content than a checkpoint has.
+    """
+    name = called or str(folder)
     try:
         if (folder / CHECKSUMS_FILE).exists():
             _verify(folder)
-        model = torch.load(folder / MODEL_FILE, map_location="cpu", weights_only=True)
-        training = torch.load(folder / TRAINING_FILE, map_location="cpu", weights_only=True)
-    except Exception as error:
+        model, training = (_read(folder / file) for file in (MODEL_FILE, TRAINING_FILE))
+        schema = training.get("schema")
+        if isinstance(schema, str) and schema != SCHEMA:
+            raise RunError(
+                f"the checkpoint {name} has schema {schema!r}; this version reads {SCHEMA!r}. Resume with the version of "
+                "offload that wrote it, or start again with --overwrite."
+            )
+        if not all(isinstance(key, str) for key in model):
+            raise ValueError(f"{MODEL_FILE} is no state_dict: its keys are not all names")
+        return model, Training.from_state(training)
+    except (ValueError, OSError) as error:
+        what = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         raise RunError(
-            f"the checkpoint in {folder} cannot be loaded ({type(error).__name__}: {error}). Remove it to resume from the one "
-            "before it, or start again with --overwrite."
+            f"the checkpoint {name} is damaged: {what}. Remove it to resume from the one before it, or start again with "
+            "--overwrite."
         ) from None
-    if training.get("schema") != SCHEMA:
-        raise RunError(
-            f"the checkpoint in {folder} has schema {training.get('schema')!r}; this version reads {SCHEMA!r}. Resume with the "
-            "version of offload that wrote it, or start again with --overwrite."
-        )
-    return model, training
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A dict from a file. Raises ValueError, in words for users, for a file that holds none."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch raises whatever its unpickler came across
+        refused = re.search(r"GLOBAL ([\w.]+)", str(error))
+        why = f"it holds a {refused[1]}, which could run code" if refused else "torch cannot read it"
+        raise ValueError(f"{path.name} cannot be loaded: {why}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds a {type(found).__name__}, not a dict")
+    plain: dict[str, Any] = from_plain(found)
+    return plain
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a {type(value).__name__} where a dict belongs")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"a {type(value).__name__} where a list belongs")
+    return value
+
+
+def _checked_adapting(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    if state:
+        NoiseAverage.from_state(state["noise"], 1)
+        _, _ = (int(each) for each in state["batch"])
+        int(state["workers"])
+        if state["learned"] is not None:
+            Seen.from_state(state["learned"])
+    return state
 
 
 def rng_state() -> dict[str, Any]:
@@ -132,9 +263,24 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """The inverse of :func:`rng_state`."""
     torch.set_rng_state(state["torch"])
-    keys, rest = state["numpy"]["keys"].numpy().astype(np.uint32), state["numpy"]["rest"]
-    np.random.set_state(("MT19937", keys, rest[0], rest[1], rest[2]))
-    saved = state["python"]
-    random.setstate((saved["version"], tuple(saved["keys"]), saved["gauss"]))
+    np.random.set_state(_numpy_state(state["numpy"]))
+    random.setstate(_python_state(state["python"]))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def _numpy_state(saved: Mapping[str, Any]) -> tuple[str, Any, int, int, float]:
+    keys, (position, has_gauss, gauss) = saved["keys"].numpy().astype(np.uint32), saved["rest"]
+    return "MT19937", keys, position, has_gauss, gauss
+
+
+def _python_state(saved: Mapping[str, Any]) -> tuple[Any, ...]:
+    return saved["version"], tuple(saved["keys"]), saved["gauss"]
+
+
+def _checked_rng(state: Any) -> Mapping[str, Any]:
+    """The state, if generators take it."""
+    torch.Generator().set_state(_mapping(state)["torch"])
+    np.random.RandomState().set_state(_numpy_state(state["numpy"]))
+    random.Random().setstate(_python_state(state["python"]))
+    return _mapping(state)

@@ -57,7 +57,9 @@ class Committer:
         if self._rank == 0:
             progress = self._state.progress
             seconds = round(self._state.committed_at - began, 3)
-            self._reporter.event("checkpoint", reason=reason, epoch=progress.epoch, step=progress.step, seconds=seconds)
+            self._reporter.event(
+                "checkpoint", reason=reason, epoch=progress.epoch, step=progress.step, seconds=seconds, waited=not later
+            )
 
     def due(self) -> bool:
         """Whether the interval has passed since the last checkpoint, or since this said so. Asked ahead of training."""

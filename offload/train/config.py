@@ -54,15 +54,24 @@ class BatchSize:
         """Whether there is a range to choose from."""
         return self.max is not None and self.max > self.initial
 
-    def split(self, workers: int) -> BatchSplit:
-        """How the initial batch is cut for so many workers: ``M = K·m·(s + 1)``, rounded up to whole local batches."""
-        share = math.ceil(self.initial / workers)
+    def split(self, workers: int, global_batch_size: int | None = None) -> BatchSplit:
+        """How a global batch, the initial one by default, is cut for so many workers: ``M = K·m·(s + 1)``, rounded up to whole
+        local batches."""
+        share = math.ceil((global_batch_size or self.initial) / workers)
         accum_steps = 0
         if self.local is not None and share > self.local[1]:
             accum_steps = math.ceil(share / self.local[1]) - 1
         return BatchSplit(
             local_batch_size=math.ceil(share / (accum_steps + 1)), accum_steps=accum_steps, workers=workers
         )
+
+    def carried_over(self, before: BatchSplit, workers: int) -> BatchSplit:
+        """How the batch that was trained at last is cut for another number of workers: the adapted one, where batches adapt."""
+        if workers == before.workers:
+            return before
+        if not self.adaptive:
+            return self.split(workers)
+        return self.split(workers, min(max(before.global_batch_size, self.initial), self.max or self.initial))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +137,7 @@ class Adaptation:
         warmup_epochs: of LEGW, at the initial batch.
         interval_s: seconds between two decisions.
         schedule: worker counts in place of decisions, by the epoch from which on they hold (``{0: 2, 30: 4}``) or by the share of
-            the training that is done (``{0.0: 2, 0.5: 4}``).
+            the training that is done (``{0.0: 2, 0.5: 4}``). Training waits there until the workers have changed.
         preprocessing_cores: least and most, on a cluster that adds and removes nodes as they are asked for (Ray's autoscaler):
             as many are asked for as the accelerators are worth at present, and whole nodes that are not needed are left, so
             that they go. None: all that the cluster has preprocess, and none is asked for.
@@ -187,12 +196,13 @@ class Adaptation:
 
     def scheduled(self, epoch: int, progress: float) -> int | None:
         """The worker count in an epoch, and at that share of the training; None where decisions are free."""
-        begun = [
-            (at, workers)
-            for at, workers in (self.schedule or {}).items()
-            if at <= (progress if self.by_progress else epoch)
-        ]
-        return max(begun)[1] if begun else None
+        entries = sorted((self.schedule or {}).items())
+        begun = self.entries_begun(epoch, progress)
+        return entries[begun - 1][1] if begun else None
+
+    def entries_begun(self, epoch: int, progress: float) -> int:
+        """How many entries of the schedule have begun in an epoch, at that share of the training. The last of them holds."""
+        return sum(at <= (progress if self.by_progress else epoch) for at in self.schedule or {})
 
 
 def _prices(given: Any) -> dict[str, float]:

@@ -112,6 +112,7 @@ class Context:
         self._visits = dict.fromkeys(names, 0)
         self._visited_epoch = -1
         self._epochs_total = 1
+        self._scheduled: int | None = self.world_size
         self._reported: dict[str, float] = {}
         self._adapting = self._new_adapting()
         self._committer = Committer(
@@ -195,6 +196,7 @@ class Context:
             if epoch % self._setup.checkpoints.every_epochs == 0 or ended:
                 self._commit("epoch")
             if not ended:
+                self._await_schedule(epoch)
                 self._obey(self._agreed_end())
 
     def _trained_enough(self, epoch: int) -> bool:
@@ -204,6 +206,29 @@ class Context:
         if self._adapting is None or samples is None:
             return epoch >= self._epochs_total
         return self._state.progress.useful >= (self._epochs_total - ROUNDING) * samples
+
+    def _await_schedule(self, epoch: int) -> bool:
+        """Where the schedule asks for other workers from here on, let rank 0 wait until the driver orders them, or says that there
+        is no room. Returns whether it asks: the same on all ranks."""
+        adaptation, goal = self._setup.adaptation, self._goal()
+        if not adaptation.schedule:
+            return False
+        progress = min(self._state.progress.useful / goal, 1.0) if goal else 0.0
+        before, self._scheduled = self._scheduled, adaptation.scheduled(epoch, progress)
+        if self._scheduled is None or self._scheduled == before:
+            return False
+        if self.rank == 0:
+            begun = adaptation.entries_begun(epoch, progress)
+            self._reporter.epoch = epoch
+            until = time.monotonic() + RESIZE_DEADLINE_S
+            with self._watchdog.waiting():
+                while time.monotonic() < until:
+                    self._reporter.flush()
+                    orders = self._reporter.orders
+                    if orders.resize or orders.stop or orders.entries_followed >= begun:
+                        break
+                    time.sleep(WAIT_S)
+        return True
 
     def _obey(self, end: End) -> None:
         """Commit and end, where the driver says so: for good, or until there is another number of workers."""
@@ -302,6 +327,8 @@ class Context:
                 if self._adapting is not None and self._trained_enough(self.epoch):
                     self._tell_untrained(done)
                     break
+                if self._await_schedule(self.epoch):
+                    self._obey(self._agreed_end())
                 self._begin_global_batch(batch.split)
             self._stepper.take(batch)
             yield dict(batch.tensors)
@@ -498,15 +525,16 @@ class Context:
 
     def _first_split(self, orders: Orders) -> BatchSplit:
         """How global batches are cut at first: as ordered, or as the checkpoint had it, or as the user said."""
-        stored = self._state.adapting
-        split = self._setup.batch_size.split(self.world_size)
-        workers, local, accum = 0, 0, 0
-        if orders.batch is not None:
-            workers, local, accum = orders.batch
-        elif stored:
-            workers, (local, accum) = stored["workers"], stored["batch"]
-        if workers == self.world_size:
-            split = BatchSplit(local_batch_size=local, accum_steps=accum, workers=workers)
+        stored, sizes = self._state.adapting, self._setup.batch_size
+        before: tuple[int, int, int] | None = orders.batch
+        if before is None and stored:
+            before = stored["workers"], *stored["batch"]
+        if before is None:
+            split = sizes.split(self.world_size)
+        else:
+            workers, local, accum = before
+            last = BatchSplit(local_batch_size=local, accum_steps=accum, workers=workers)
+            split = sizes.carried_over(last, self.world_size)
         return split.with_local_at_most(orders.most_local)
 
     def _resume(self) -> None:
@@ -532,17 +560,21 @@ class Context:
         progress = self._state.progress
         self._reporter.step, self._reporter.samples = progress.step, progress.samples
         noise = None if self._adapting is None else self._adapting.noise.whole
-        samples = self._setup.sized[TRAIN]
         self._reporter.adapted = Adapted(
             workers=self.world_size,
             batch=(self._split.local_batch_size, self._split.accum_steps),
             changes=self._changes,
             useful=progress.useful,
             noise=None if noise is None else (noise.sqr, noise.var),
-            goal=None if samples is None else float(self._epochs_total * samples),
+            goal=self._goal(),
             learned=self._state.adapting.get("learned"),
             most_local=self._stepper.most_local,
         )
+
+    def _goal(self) -> float | None:
+        """The progress that training ends at, in samples; None where it is not known."""
+        samples = self._setup.sized[TRAIN]
+        return None if samples is None else float(self._epochs_total * samples)
 
     def _share_buffers(self) -> None:
         """Rank 0's buffers (running statistics) to all, where validation starts."""

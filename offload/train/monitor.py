@@ -32,13 +32,15 @@ class Orders:
     """What the driver tells the workers: to stop, to commit and wait for another number of workers, and ``batch``: for how
     many workers, with which local batch size and accumulation steps global batches are to be cut (None: as they are).
     ``learned``: what adaptation learned, to be kept with checkpoints; ``most_local``: the largest local batch that may be
-    tried again, after one that the device's memory did not hold."""
+    tried again, after one that the device's memory did not hold; ``entries_followed``: the entries of the schedule of worker
+    counts up to which the driver has done what it can."""
 
     stop: bool = False
     resize: bool = False
     batch: tuple[int, int, int] | None = None
     learned: dict[str, Any] | None = None
     most_local: int | None = None
+    entries_followed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +271,8 @@ class Monitor:
 
     def order(self, orders: Orders, wanted: int | None = None) -> None:
         """From now on tell the workers this; ``wanted``: how many are to take over. What was ordered to end a worker group
-        stays ordered until it has ended."""
+        stays ordered until it has ended. What was learned, and the batch, stay where the new orders say nothing of them: who
+        orders workers to leave a node knows of neither."""
         with self._board:
             before = self._orders
             self._orders = replace(
@@ -277,7 +280,9 @@ class Monitor:
                 stop=before.stop or orders.stop,
                 resize=before.resize or orders.resize,
                 most_local=before.most_local,
-                batch=_within(orders.batch, before.most_local),
+                batch=_within(orders.batch or before.batch, before.most_local),
+                learned=orders.learned or before.learned,
+                entries_followed=max(orders.entries_followed, before.entries_followed),
             )
             self._wanted = self._wanted if wanted is None else wanted
 

@@ -399,7 +399,8 @@ class Run:
         """What adapts batches and workers, where either may change."""
         least, most = self.bounds
         fixed = not self.trainer.batch_size.adaptive and (self.trainer.workers is None or least == most)
-        if fixed and self.trainer.adaptation.preprocessing_cores is None:
+        adaptation = self.trainer.adaptation
+        if fixed and adaptation.preprocessing_cores is None and not adaptation.schedule:
             return None
         return Adaptor(
             self.trainer.batch_size,

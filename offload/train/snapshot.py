@@ -13,29 +13,47 @@ import pyarrow.fs as pafs
 import ray
 
 from offload.pipeline.sources.files import open_filesystem
+from offload.train.checkpoint import CHECKSUMS_FILE
 from offload.train.storage import Storage
 
 SNAPSHOT = "checkpoint_manager_snapshot.json"
 PREFIX = "checkpoint_"
 
 
-def mend_snapshot(storage: Storage, name: str) -> bool:
-    """Make the list in the folder ``name`` of a storage name the checkpoints that are there. Returns whether it had to be."""
+def mend_snapshot(storage: Storage, name: str) -> int:
+    """Make the list in the folder ``name`` of a storage name the checkpoints that are there. Returns how many it names: with
+    none, training starts from the beginning.
+
+    Ray Train writes the list up to two seconds after a checkpoint. Where a run was killed in between and there is no list
+    yet, the checkpoints that are whole are listed.
+    """
     fs, root = open_filesystem(storage.path, storage.filesystem)
     folder = f"{root.rstrip('/')}/{name}"
     found = fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
     there = sorted(
         info.base_name for info in found if info.type == pafs.FileType.Directory and info.base_name.startswith(PREFIX)
     )
-    if not any(info.base_name == SNAPSHOT for info in found):
-        return False  # no checkpoint was ever whole, and training starts from the beginning
-    listed = _read(fs, f"{folder}/{SNAPSHOT}")
+    if any(info.base_name == SNAPSHOT for info in found):
+        listed = _read(fs, f"{folder}/{SNAPSHOT}")
+    else:
+        there, listed = [each for each in there if _is_whole(fs, f"{folder}/{each}")], None
+        if not there:
+            return 0
     mended = mended_snapshot(listed, there)
-    if mended == listed:
+    if mended != listed:
+        with fs.open_output_stream(f"{folder}/{SNAPSHOT}") as stream:
+            stream.write(json.dumps(mended).encode())
+    return len(mended["checkpoint_results"])
+
+
+def _is_whole(fs: pafs.FileSystem, folder: str) -> bool:
+    """Whether the files of a checkpoint have the lengths that they were written with."""
+    try:
+        with fs.open_input_stream(f"{folder}/{CHECKSUMS_FILE}") as stream:
+            written = json.loads(stream.read())
+        return all(fs.get_file_info(f"{folder}/{name}").size == each["bytes"] for name, each in written.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    with fs.open_output_stream(f"{folder}/{SNAPSHOT}") as stream:
-        stream.write(json.dumps(mended).encode())
-    return True
 
 
 def mended_snapshot(listed: dict[str, Any] | None, there: list[str]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ Where it stops: it does not know when to commit, nor what a batch is (:mod:`offl
 from __future__ import annotations
 
 import dataclasses
+import io
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 from offload.errors import ConfigError, RunError
 from offload.pipeline.ranges import Ranges
 from offload.train import checkpoint as checkpoints
-from offload.train.checkpoint import Progress
+from offload.train.checkpoint import Progress, Training
 from offload.train.peers import DistPeers
+from offload.train.plain_state import NotPlainError, to_plain
 from offload.train.storage import reason_of
 
 
@@ -62,7 +64,7 @@ class TrainingState:
         self._trained: list[np.ndarray[Any, Any]] = []  # positions since the last commit
         self._committed_step = 0
         self._stored_model: dict[str, Any] = {}
-        self._stored: dict[str, Any] | None = None
+        self._stored: Training | None = None
 
     @property
     def resumed(self) -> bool:
@@ -81,16 +83,16 @@ class TrainingState:
         if newest is None:
             return
         self._stored_model, self._stored = self._read_newest_good(newest)
-        self.progress = Progress.from_state(self._stored["progress"])
-        self.adapting = self._stored.get("adapting", {})
-        self._summed = dict(self._stored.get("sums", {}))
-        before = {name: self._stored.get(name, now) for name, now in self._order.items()}
+        self.progress = self._stored.progress
+        self.adapting = dict(self._stored.adapting)
+        self._summed = dict(self._stored.sums)
+        before = {"seed": self._stored.seed, "samples": self._stored.samples}
         if before != self._order and len(self.progress.trained):
             self.changed = ", ".join(f"{n} {before[n]} → {now}" for n, now in self._order.items() if before[n] != now)
             self.progress = dataclasses.replace(self.progress, trained=Ranges())
             self._summed = {}
 
-    def _read_newest_good(self, newest: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read_newest_good(self, newest: Any) -> tuple[dict[str, Any], Training]:
         """The content of the newest checkpoint that is whole, on every rank of the same one."""
         tried = [newest]
         at, content, errors = 0, None, []
@@ -116,7 +118,8 @@ class TrainingState:
     def adopt(self, model: torch.nn.Module, others: Sequence[Any]) -> None:
         """Take charge of a model, on its device, and of what belongs to it; give them the state of the checkpoint.
 
-        Raises RunError for what has no state, ConfigError where the checkpoint does not fit.
+        Raises RunError for what has no state, ConfigError where the checkpoint does not fit, and for state that no checkpoint
+        can hold: better now than after hours, when the run is to be resumed.
         """
         odd = next((o for o in others if not hasattr(o, "load_state_dict")), None)
         if odd is not None:
@@ -128,6 +131,7 @@ class TrainingState:
         self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
         if self._stored is not None:
             self._restore(model, self._stored)
+        self._try_commit()
 
     def stepped(self, positions: Sequence[np.ndarray[Any, Any]], rows: int, useful: float) -> None:
         """An optimizer step was made on these positions of the pass; ``rows`` are those of all ranks, ``useful`` what they
@@ -184,7 +188,11 @@ class TrainingState:
         self._trained.clear()
         position = {"epoch": self.progress.epoch, "step": self.progress.step}
         writes = (self._talk is None or self._talk.rank == 0) and self.model is not None
-        content = self._content(generators, adapting) if writes else None
+        try:
+            keep = {} if wait else {"tensor": copied}
+            content = self._content(generators, adapting, **keep) if writes else None
+        except NotPlainError as error:
+            raise RunError(f"a checkpoint could not be committed: {error} {_REMEDY_PLAIN}") from None
         if wait:
             _report({**metrics, **position}, content)
         else:
@@ -193,19 +201,19 @@ class TrainingState:
         self._committed_step, self.settled = self.progress.step, wait
 
     def _report_later(self, metrics: dict[str, Any], content: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
-        """Report a copy of the content from a thread of Ray Train's. It keeps reports in their order."""
+        """Report the content, which training must not change any more, from a thread of Ray Train's. It keeps reports in
+        their order."""
         later = ray.train.CheckpointUploadMode.ASYNC
         if content is None:
             ray.train.report(metrics, checkpoint_upload_mode=later)
             return
-        kept = copied(content)
         storage: Any = ray.train.get_context().get_storage()
         folder = Path(tempfile.mkdtemp(prefix="offload-"))
         self.storing = True
 
         def store(checkpoint: Any, name: str) -> Any:
             try:
-                checkpoints.save(folder, *kept)
+                checkpoints.save(folder, *content)
                 return storage.persist_current_checkpoint(checkpoint, name)
             except OSError as error:
                 raise _storage_error(error) from None
@@ -222,39 +230,64 @@ class TrainingState:
             checkpoint_upload_fn=store,
         )
 
-    def _content(self, generators: list[Any], adapting: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        assert self.model is not None
-        training = {
-            "progress": self.progress.to_state(),
-            "optimizers": [o.state_dict() for o in self.optimizers],
-            "others": [o.state_dict() for o in self._others],
-            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
-            "rng": generators,
-            "adapting": adapting,
-            "sums": self._summed,
-            **self._order,
-            "workers": len(generators),
-        }
-        return self.model.state_dict(), training
+    def _try_commit(self) -> None:
+        """Save and load everything in memory, with tensors of no size. Raises ConfigError for what cannot be loaded."""
+        try:
+            content = self._content([checkpoints.rng_state()], {}, tensor=lambda each: each.detach().new_empty(0))
+        except NotPlainError as error:
+            raise ConfigError(f"{error} {_REMEDY_PLAIN}") from None
+        for part in content:
+            buffer = io.BytesIO()
+            torch.save(part, buffer)
+            buffer.seek(0)
+            torch.load(buffer, map_location="cpu", weights_only=True)
 
-    def _restore(self, model: torch.nn.Module, stored: dict[str, Any]) -> None:
+    def _content(
+        self,
+        generators: list[Any],
+        adapting: Mapping[str, Any],
+        tensor: Callable[[torch.Tensor], torch.Tensor] = lambda each: each,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(model state, :class:`Training` state) as plain data, with ``tensor`` of each tensor. Raises NotPlainError."""
+        assert self.model is not None
+        model = to_plain(self.model.state_dict(), "the model's state_dict()", tensor)
+        training = Training(
+            progress=self.progress,
+            optimizers=[_state_of(each, tensor) for each in self.optimizers],
+            others=[_state_of(each, tensor) for each in self._others],
+            scaler=_state_of(self.scaler, tensor) if self.scaler is not None else None,
+            rng=generators,
+            adapting=to_plain(adapting, "what adaptation learned", tensor),
+            sums=self._summed,
+            **self._order,
+        )
+        return model, training.to_state()
+
+    def _restore(self, model: torch.nn.Module, stored: Training) -> None:
         try:
             model.load_state_dict(self._stored_model)
-            for group, states in ((self.optimizers, "optimizers"), (self._others, "others")):
-                for item, state in zip(group, stored[states], strict=True):
+            for group, states in ((self.optimizers, stored.optimizers), (self._others, stored.others)):
+                for item, state in zip(group, states, strict=True):
                     item.load_state_dict(state)
-        except (RuntimeError, ValueError, KeyError) as error:
-            first = str(error).strip().splitlines()[0]
+            if self.scaler is not None and stored.scaler is not None:
+                self.scaler.load_state_dict(dict(stored.scaler))
+        except Exception as error:  # whatever a load_state_dict comes across
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ConfigError(
                 f"the checkpoint of this run does not fit the model or optimizer of the script: {first} Restore the script "
                 "that began the run, or start again with --overwrite."
             ) from None
-        if self.scaler is not None and stored["scaler"] is not None:
-            self.scaler.load_state_dict(stored["scaler"])
         rank, ranks = (0, 1) if self._talk is None else (self._talk.rank, self._talk.world_size)
-        if len(stored["rng"]) == ranks:
-            checkpoints.set_rng_state(stored["rng"][rank])
+        if len(stored.rng) == ranks:
+            checkpoints.set_rng_state(stored.rng[rank])
         self._stored_model = {}  # as large as the model
+
+
+_REMEDY_PLAIN = "Let its state_dict() give such data, or do not pass it to ctx.prepare."
+
+
+def _state_of(item: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return to_plain(item.state_dict(), f"the state_dict() of {type(item).__name__}", tensor)
 
 
 def _report(metrics: dict[str, Any], content: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
@@ -269,20 +302,14 @@ def _report(metrics: dict[str, Any], content: tuple[dict[str, Any], dict[str, An
             raise _storage_error(error) from None
 
 
-def copied(value: Any) -> Any:
-    """A state as it is now, on the CPU, that training does not change any more."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: copied(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copied(each) for each in value)
-    return value
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as it is now, on the CPU, that training does not change any more."""
+    return tensor.detach().to("cpu", copy=True)
 
 
-def _read(stored: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read(stored: Any) -> tuple[dict[str, Any], Training]:
     with stored.as_directory() as folder:
-        return checkpoints.load(Path(folder))
+        return checkpoints.load(Path(folder), called=stored.path)
 
 
 def _storage_error(error: OSError) -> RunError:

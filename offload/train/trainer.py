@@ -38,7 +38,7 @@ from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision, 
 from offload.train.context import TRAIN, Context
 from offload.train.run import Listed, Run
 from offload.train.snapshot import mend_snapshot
-from offload.train.storage import check_storage, holds_checkpoints, remove_checkpoints, storage_of
+from offload.train.storage import Storage, check_storage, holds_checkpoints, remove_checkpoints, storage_of
 
 _Config = TypeVar("_Config", Adaptation, Checkpoints)
 
@@ -216,8 +216,8 @@ class Trainer:
         )
         check_storage(storage)
         outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
-        if directory.resuming:
-            mend_snapshot(storage, name)
+        if directory.resuming and not mend_snapshot(storage, name):
+            _check_nothing_was_committed(directory, storage, name)
         with LiveLine(quiet=quiet) as live:
             live.status("listing the data")
             listed = {name: self.listed(name) for name in self.datasets}
@@ -284,6 +284,18 @@ def _check_ray_trains(scaling_config: Any, run_config: Any) -> None:
         name = "scaling_config: resources_per_worker"
         for resource, amount in check_mapping(name, amounts, sane="such as {'CPU': 2}").items():
             check_number(f"{name}[{resource!r}]", amount, most=MOST, sane="an amount, such as 2")
+
+
+def _check_nothing_was_committed(directory: RunDirectory, storage: Storage, name: str) -> None:
+    """Raise ConfigError where an unfinished run has committed a checkpoint, and the storage holds none: to begin again would
+    silently discard it."""
+    step = directory.committed_step()
+    if step is not None:
+        raise ConfigError(
+            f"the run directory {directory.path} holds an unfinished run that committed a checkpoint at step {step:,}, and its "
+            f"checkpoint storage {storage.path}/{name} holds none. Pass the --storage-path that the run had "
+            "(fit(storage_path=...)), or --overwrite to begin again."
+        )
 
 
 def _given(run_config: ray.train.RunConfig | None, field: str) -> str | None:
