@@ -14,7 +14,7 @@ from offload.cli.launch import launch
 from offload.cli.output import INTERRUPTED, stdout_for_json
 from offload.cli.plan import plan
 from offload.cli.probe import probe
-from offload.cli.script import build_trainer
+from offload.cli.script import build_trainer, check_script
 from offload.errors import OffloadError
 
 
@@ -103,10 +103,16 @@ def run(
 
     An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once.
     """
+    from offload.train.cluster import check_address
+    from offload.train.config import WorkerOverrides
+
+    numbers = {"max_workers": max_workers, "cpus_per_worker": cpus_per_worker, "gpus_per_worker": gpus_per_worker}
     with stdout_for_json(as_json) as emit:
-        trainer = build_trainer(script, args, address).with_workers(
-            max_workers=max_workers, cpus_per_worker=cpus_per_worker, gpus_per_worker=gpus_per_worker
-        )
+        # Before the script runs, which may take long: what can be said without it.
+        WorkerOverrides(**numbers)  # type: ignore[arg-type]
+        check_script(script)
+        address = check_address(address)
+        trainer = build_trainer(script, args, address).with_workers(**numbers)  # type: ignore[arg-type]
         _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, storage_path, quiet, emit)
 
 
@@ -137,8 +143,10 @@ def demo(
     Makes the data set (once), trains, prints the summary and writes the run directory with a report.
     """
     from offload.cli.demo import build_demo
+    from offload.train.cluster import check_address
 
     with stdout_for_json(as_json) as emit:
+        address = check_address(address)
         trainer = build_demo(data, images=images, epochs=epochs)
         _fit(trainer, run_dir or Path("runs/demo"), overwrite, address, storage_path, quiet, emit)
 

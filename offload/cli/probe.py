@@ -15,6 +15,7 @@ from offload.cli.output import INTERRUPTED, stdout_for_json
 from offload.cli.script import build_trainer
 from offload.errors import ConfigError
 from offload.measure.findings import profile_document
+from offload.model.checks import check_number
 from offload.report.probe_text import format_probe
 from offload.report.run_dir import to_json
 
@@ -57,12 +58,13 @@ def probe(
     probe and writes nothing.
     """
     from offload.probe.driver import probe as measure
+    from offload.train.cluster import check_address
 
     with stdout_for_json(as_json) as emit:
-        if not core_speed > 0:
-            raise ConfigError(f"--core-speed must be greater than 0, found {core_speed:g}; 1 is an ml.c5 vCPU.")
+        check_number("--core-speed", core_speed, above=0.0, sane="1 is an ml.c5 vCPU")
         if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
             raise ConfigError(f"{output} cannot be written: {output.parent} is no folder that one may write to.")
+        address = check_address(address)
         trainer = build_trainer(script, args, address)
         found = measure(
             trainer,

@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 USAGE = 2  # the exit code by which argparse, click and others refuse arguments
 
 
+def check_script(script: Path) -> None:
+    """Raise ConfigError for what is no file; a named pipe, say, to which nothing may ever be written."""
+    if not script.is_file():
+        raise ConfigError(f"{script} is not a file. Give a Python file that defines build() -> offload.Trainer.")
+
+
 def load_script(script: Path, args: tuple[str, ...]) -> Any:
     """The ``build`` of a user's script, imported by its path with ``sys.argv`` set to what follows ``--``. Workers get the
     script by value: they need not be able to import it."""
     from ray import cloudpickle
 
-    if not script.is_file():  # nor is a named pipe, which nothing may ever be written to
-        raise ConfigError(f"{script} is not a file. Give a Python file that defines build() -> offload.Trainer.")
+    check_script(script)
     sys.argv = [str(script), *args]
     sys.path.insert(0, str(script.resolve().parent))
     name = script.stem if script.stem.isidentifier() and script.stem not in sys.modules else "offload_user_script"

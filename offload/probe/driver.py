@@ -23,7 +23,7 @@ from offload.probe.worker import Budget, run_probe
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
 from offload.train.batches import PREFETCH_BLOCKS
-from offload.train.cluster import Cluster, connected
+from offload.train.cluster import Cluster, check_address, connected
 from offload.train.context import TRAIN
 from offload.train.journal import Journal
 from offload.train.monitor import News
@@ -40,6 +40,7 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
     Raises ConfigError or RunError as ``Trainer.fit`` does.
     """
     began = time.monotonic()
+    address = check_address(address)
     single = copy.copy(trainer)  # on the training data alone
     single.datasets = {TRAIN: trainer.datasets[TRAIN]}
     with tempfile.TemporaryDirectory(prefix="offload-probe-") as folder, LiveLine(quiet=True) as silent:

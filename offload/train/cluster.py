@@ -14,6 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +24,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload import machine
 from offload.errors import ConfigError
+from offload.model.checks import check_text
 from offload.model.placement import NodeResources, beside
-from offload.train.ray_nodes import free_resources, is_node_of
+from offload.train.ray_nodes import addresses_here, free_resources, is_node_of
 from offload.versions import ray_version_warning
 
 REACH_TIMEOUT_S = 5.0
@@ -47,6 +49,9 @@ HEAD = "node:__internal_head__"  # the resource that the head node alone has
 GPU_TYPE = "accelerator_type:"  # begins the name of a resource that every node with a known kind of GPU has
 
 _BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
+
+
+_REFUSALS = (ray.exceptions.RayError, RuntimeError, ValueError, OSError)  # what Ray raises where it cannot join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,24 +129,11 @@ def _join(address: str) -> None:
         probe(address)
     _quiet()
     try:
-        if address != "auto" and not is_node_of(address, JOIN_S):
-            raise ConfigError(
-                f"this machine is no node of the Ray cluster at {address!r}, and a driver runs on one. {_as_a_job(address)}; or let "
-                f"this machine join (ray start --address={address})."
-            )
+        if address != "auto":
+            _check_is_node(address)
         ray.init(address=address, **_RAY_INIT)
-    except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
-        if len(versions := _VERSIONS.findall(str(error))) == 2:
-            (their_ray, their_python), (our_ray, our_python) = versions
-            raise ConfigError(
-                f"the Ray cluster at {address!r} runs Ray {their_ray} with Python {their_python}, and this is Ray {our_ray} with Python "
-                f"{our_python}: run it with the Python that Ray was started with there, or install the same versions here."
-            ) from None
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"cannot join the Ray cluster at {address!r}: {first} Check that it runs (ray status), that its Ray version is "
-            f"{ray.__version__}, and that RAY_AUTH_MODE and the token are those of the cluster."
-        ) from None
+    except _REFUSALS as error:
+        raise _cannot_join(address, error) from None
     try:
         ray.get(_answer.remote(), timeout=ANSWER_TIMEOUT_S)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
@@ -151,6 +143,75 @@ def _join(address: str) -> None:
             f"Its authentication mode may differ (here RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE', 'unset')}), or all its "
             "CPUs are taken."
         ) from None
+
+
+def _check_is_node(address: str) -> None:
+    if not is_node_of(address, JOIN_S):
+        raise ConfigError(
+            f"this machine is no node of the Ray cluster at {address!r}, and a driver runs on one. {_as_a_job(address)}; or let "
+            f"this machine join (ray start --address={address})."
+        )
+
+
+def _cannot_join(address: str, error: Exception) -> ConfigError:
+    if len(versions := _VERSIONS.findall(str(error))) == 2:
+        (their_ray, their_python), (our_ray, our_python) = versions
+        return ConfigError(
+            f"the Ray cluster at {address!r} runs Ray {their_ray} with Python {their_python}, and this is Ray {our_ray} with Python "
+            f"{our_python}: run it with the Python that Ray was started with there, or install the same versions here."
+        )
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ConfigError(
+        f"cannot join the Ray cluster at {address!r}: {first} Check that it runs (ray status), that its Ray version is "
+        f"{ray.__version__}, and that RAY_AUTH_MODE and the token are those of the cluster."
+    )
+
+
+def check_address(address: str | None) -> str | None:
+    """Return the address for :func:`connected`, with ``"auto"`` replaced by what it means; RAY_ADDRESS stands in for None.
+
+    Nothing is started or written for it, and a wrong address is found in seconds. Raises ConfigError for one that is none,
+    where nothing answers as Ray does, and where this machine is no node of the cluster.
+    """
+    if ray.is_initialized():
+        return address
+    named = os.environ.get("RAY_ADDRESS") or None
+    address = named if address is None or address == "" else address
+    if address is None or address == "local":
+        return address
+    check_text("the address of a Ray cluster", address, sane='"auto" or host:port')
+    if address == "auto" and named in (None, "auto", "local"):
+        return _cluster_here()
+    address = named if address == "auto" and named is not None else address  # as Ray takes it
+    probe(address)
+    try:
+        _check_is_node(address)
+    except _REFUSALS as error:
+        raise _cannot_join(address, error) from None
+    return address
+
+
+def _cluster_here() -> str:
+    """The address of a cluster that this machine is a node of. Its processes may be those of containers, which nobody can
+    reach from outside: all are asked at once."""
+    found = addresses_here()
+    with ThreadPoolExecutor(max_workers=max(len(found), 1)) as pool:
+        for address, usable in zip(found, pool.map(_may_be_joined, found), strict=True):
+            if usable:
+                return address
+    seen = f" (there are processes of Ray's, but none can be reached at {', '.join(found)})" if found else ""
+    raise ConfigError(
+        f"no Ray cluster runs on this machine{seen}. Start one (ray start --head), name another (--address host:port), or leave the "
+        "address away to run on this machine alone."
+    )
+
+
+def _may_be_joined(address: str) -> bool:
+    try:
+        probe(address)
+        return is_node_of(address, within_s=1.0)
+    except (ConfigError, *_REFUSALS):
+        return False
 
 
 def _quiet() -> None:

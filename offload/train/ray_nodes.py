@@ -33,6 +33,13 @@ def is_node_of(address: str, within_s: float) -> bool:
         time.sleep(LOOK_S)
 
 
+def addresses_here() -> tuple[str, ...]:
+    """The clusters that nodes on this machine belong to, ``host:port`` each; that of the last ``ray start`` comes first."""
+    last: str | None = services.find_bootstrap_address(None)
+    others = sorted(map(str, services.find_gcs_addresses()))  # type: ignore[no-untyped-call]
+    return tuple(dict.fromkeys([last, *others] if last else others))
+
+
 def free_resources() -> dict[str, dict[str, float]]:
     """By node id, the amount of each resource that nobody holds; what is held whole is left out. Some tenths of a second old."""
     free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.report.live import LiveLine
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
 from offload.report.summary import format_summary
-from offload.train.cluster import connected
+from offload.train.cluster import check_address, connected
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision, WorkerOverrides, workers_range
 from offload.train.context import TRAIN, Context
 from offload.train.run import Listed, Run
@@ -203,6 +203,7 @@ class Trainer:
             ConfigError: for what is found before the first step.
             RunError: for what fails later.
         """
+        address = check_address(address)
         run_dir = f"runs/{Path(sys.argv[0]).stem or 'run'}" if run_dir is None else run_dir
         directory = RunDirectory(
             Path(check_path("run_dir", run_dir, sane="a folder, such as runs/a")),
