@@ -14,6 +14,7 @@ import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,11 +25,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from offload.errors import ConfigError
+from offload.model.checks import check_count
 
 WIDTH, HEIGHT = 500, 375
 QUALITY = 90
 VAL_SHARE = 0.2
 MIN_IMAGES = 20  # one of each digit in each split
+IMAGE_BYTES = 85_000  # on disk, the mean
 
 _MARKER = ".demo-data.json"
 _FORMAT = 1  # raise it when the images change, so that an older data set is made again
@@ -73,8 +76,7 @@ def make_demo_data(
     Raises ConfigError for too few images, for a folder that holds something else, one that cannot be written, and
     where scikit-learn is missing.
     """
-    if images < MIN_IMAGES:
-        raise ConfigError(f"the demo data set needs at least {MIN_IMAGES} images, found {images}; pass images=3000")
+    images = check_count("--images", images, least=MIN_IMAGES, most=sys.maxsize**2, sane="such as 3000")
     key = {"format": _FORMAT, "images": images, "seed": seed}
     found = _read_marker(out)
     if found is not None and found.get("made_with") == key:
@@ -82,6 +84,7 @@ def make_demo_data(
     if found is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not a demo data set; name another folder, or remove this one")
 
+    _check_room(out, images)
     material = _load_material(seed)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
@@ -99,6 +102,17 @@ def make_demo_data(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return data
+
+
+def _check_room(out: Path, images: int) -> None:
+    """Raise ConfigError where the disk does not hold so many images."""
+    try:
+        there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+        free = shutil.disk_usage(there).free
+    except OSError:  # writing there will say it better
+        return
+    sane = f"the {free / 1e9:,.1f} GB that are free at {there} hold no more"
+    check_count("--images", images, most=max(free // IMAGE_BYTES, MIN_IMAGES), sane=sane)
 
 
 def _read_marker(out: Path) -> dict[str, Any] | None:

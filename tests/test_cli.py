@@ -19,6 +19,7 @@ from typing import Any
 import click
 import pytest
 
+import offload as offload_package
 from offload.cli.main import main
 from offload.cli.output import INTERRUPTED
 from offload.errors import ConfigError
@@ -269,6 +270,53 @@ def test_scripts_that_are_none(tmp_path: Path, ray_folder: Path, code: str, says
     assert not (tmp_path / "run").exists()
 
 
+EXITS = """
+import argparse, sys
+
+def build():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, help="how long")
+    epochs = parser.parse_args().epochs
+    sys.exit({1: None, 2: "no data today"}.get(epochs, epochs))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--epochs", "3"], "build() in SCRIPT called sys.exit(3) (line 8). Let build() return an offload.Trainer"),
+        (["--epochs", "0"], "build() in SCRIPT called sys.exit(0)"),
+        (["--epochs", "1"], "build() in SCRIPT called sys.exit() (line 8)"),
+        (["--epochs", "2"], "build() in SCRIPT called sys.exit('no data today')"),
+        (
+            ["--epocs", "3"],
+            "build() in SCRIPT refused its arguments (line 7), as it says above. It got --epocs 3; they follow --",
+        ),
+    ],
+)
+def test_a_script_that_exits_while_it_is_built(tmp_path: Path, arguments: list[str], says: str) -> None:
+    script = tmp_path / "exits.py"
+    script.write_text(EXITS)
+    done = offload("run", script, "--run-dir", tmp_path / "run", "--json", "--", *arguments)
+    assert says.replace("SCRIPT", str(script)) in refusal(done)
+    assert ("unrecognized arguments: --epocs 3" in done.stderr) == ("--epocs" in arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_scripts_own_help(tmp_path: Path) -> None:
+    script = tmp_path / "exits.py"
+    script.write_text(EXITS)
+    done = offload("run", script, "--", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "how long" in done.stdout
+
+
+def test_a_script_that_exits_while_it_is_loaded(tmp_path: Path) -> None:
+    script = tmp_path / "exits.py"
+    script.write_text("import sys\nsys.exit('not like this')")
+    assert f"{script} called sys.exit('not like this') (line 2)" in refusal(offload("run", script))
+
+
 def test_a_script_that_is_missing_or_no_python(tmp_path: Path) -> None:
     assert "nowhere.py is not a file" in refusal(offload("run", tmp_path / "nowhere.py"))
     assert "is not a file" in refusal(offload("run", tmp_path))
@@ -288,6 +336,58 @@ def test_addresses_that_lead_nowhere(tmp_path: Path, script: Path, ray_folder: P
     assert "'127.0.0.1:1'" in run("--address", "127.0.0.1:1", RAY_ADDRESS="127.0.0.1:2")
     assert "\"auto\" or host:port, found 'head'" in run("--address", "head")
     assert not any(ray_folder.iterdir())
+
+
+@pytest.mark.parametrize("command", ["run", "probe", "demo"])
+def test_a_wrong_address_is_found_before_anything_else(tmp_path: Path, script: Path, command: str) -> None:
+    (tmp_path / "empty").mkdir()
+    where = {"run": [script, "--run-dir", tmp_path / "run"], "probe": [script], "demo": ["--data", tmp_path / "data"]}[
+        command
+    ]
+    arguments = [command, *where, "--address", "127.0.0.1:1", *([] if command == "demo" else ["--", "--epochs", "1"])]
+    done = offload(*arguments, RAY_TMPDIR=str(tmp_path / "empty"), TMPDIR=str(tmp_path / "empty"))
+    assert "no Ray cluster can be reached at '127.0.0.1:1'" in refusal(done)
+    assert "printed" not in done.stderr  # by the script
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", script.name]
+    assert not any((tmp_path / "empty").iterdir())
+
+
+def test_fit_looks_at_the_address_before_it_lists_the_data(tmp_path: Path) -> None:
+    class Unlisted:
+        def __len__(self) -> int:
+            raise AssertionError("listed")
+
+        def __getitem__(self, i: int) -> Any: ...
+
+    with socket.socket() as free, pytest.MonkeyPatch.context() as patch:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        patch.setattr(cluster.ray, "is_initialized", lambda: False)
+        patch.setenv("RAY_ADDRESS", address)
+        trainer = offload_package.Trainer(print, datasets={"train": Unlisted()}, batch_size=1)
+        with pytest.raises(ConfigError, match=f"no Ray cluster can be reached at '{address}'"):
+            trainer.fit(run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_auto_where_the_only_processes_of_rays_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself tries such an address for minutes."""
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "addresses_here", lambda: ("127.0.0.1:1", "a..b:6379"))
+    with pytest.raises(
+        ConfigError, match=r"no Ray cluster runs on this machine .*127\.0\.0\.1:1, a\.\.b:6379.*ray start --head"
+    ):
+        cluster.check_address("auto")
+    monkeypatch.setattr(cluster, "addresses_here", tuple)
+    with pytest.raises(ConfigError, match=r"no Ray cluster runs on this machine\. Start one"):
+        cluster.check_address("auto")
+
+
+@pytest.mark.parametrize("address", [None, "local", ""])
+def test_no_address_is_none(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert cluster.check_address(address) == (address or None)
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:port", "head:0", "head:65536", "head:²"])

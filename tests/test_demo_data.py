@@ -100,8 +100,18 @@ def test_interrupted_call_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_too_few_images(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at least 20 images, found 3"):
+    with pytest.raises(ConfigError, match=r"--images must be at least 20 .*found 3"):
         make_demo_data(tmp_path / "data", images=3)
+
+
+@pytest.mark.parametrize("images", [10**9, 99999999999999999999])
+def test_more_images_than_the_disk_holds(tmp_path: Path, images: int) -> None:
+    says = (
+        rf"--images must be at most [\d,]+ \(the [\d,.]+ GB that are free at {tmp_path} hold no more\), found {images}"
+    )
+    with pytest.raises(ConfigError, match=says):
+        make_demo_data(tmp_path / "data", images=images)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_a_bigger_host_is_named_where_it_is_the_better_buy() -> None:
         ({"deadline_hours": 10.0}, r"a deadline needs the amount of work"),
         ({"samples": 0}, r"samples must be at least 1"),
         ({"objective": "fun"}, r"objective must be one of cost, time"),
-        ({"gpu_speed": -1}, r"gpu_speed must be greater than 0"),
+        ({"gpu_speed": -1}, r"gpu_speed must be at least 0.0001"),
         (
             {"gpu_types": ["ml.p4d.24xlarge"]},
             r"measured on NVIDIA A10G, and ml.p4d.24xlarge has NVIDIA A100: give its speed",

@@ -259,4 +259,4 @@ def test_where_the_profile_goes_is_checked_first(script: Path) -> None:
     assert "no/such/profile.json cannot be written" in done.stderr
     done = probe(script.name, "--core-speed", "0", cwd=script.parent)
     assert done.returncode == 2
-    assert "--core-speed must be greater than 0" in done.stderr
+    assert "--core-speed must be at least 0.0001" in done.stderr

@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 import offload
 from offload.demo_data import make_demo_data
+from offload.model.checks import check_count
 
 EPOCHS = 5
 PIXELS = 80
@@ -21,6 +22,7 @@ BATCH_SIZE = 32
 
 def build_demo(data: Path, *, images: int, epochs: int) -> offload.Trainer:
     """Make the data set, unless it is there, and the Trainer for it. Raises ConfigError where it cannot be written."""
+    epochs = check_count("--epochs", epochs, least=1, sane="such as 5")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"drawing {images:,} JPEG files", total=images)

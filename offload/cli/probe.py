@@ -61,7 +61,7 @@ def probe(
     from offload.train.cluster import check_address
 
     with stdout_for_json(as_json) as emit:
-        check_number("--core-speed", core_speed, above=0.0, sane="1 is an ml.c5 vCPU")
+        check_number("--core-speed", core_speed, least=1e-4, most=1e4, sane="1 is an ml.c5 vCPU")
         if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
             raise ConfigError(f"{output} cannot be written: {output.parent} is no folder that one may write to.")
         address = check_address(address)

@@ -76,7 +76,9 @@ def plan(
         budget_usd=_limit("budget", budget_usd, samples),
         deadline_hours=_limit("deadline", deadline_hours, samples),
         spot=_one_of("spot", spot, ("none", "cpu", "all")),
-        gpu_speed=None if gpu_speed is None else check_number("gpu_speed", gpu_speed, above=0.0),
+        gpu_speed=None
+        if gpu_speed is None
+        else check_number("gpu_speed", gpu_speed, least=1e-4, most=1e4, sane="such as 1.5"),
         step=step,
     )
     hosts = [catalog.gpu_type(name) for name in dict.fromkeys(gpu_types)]

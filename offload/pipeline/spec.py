@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from offload.errors import ConfigError
 from offload.model.checks import check_callable, check_choice, check_flag, check_names, check_path, check_text, shown
-from offload.pipeline.sources.base import Index, Lister
+from offload.pipeline.sources.base import Index, Lister, silent
 from offload.pipeline.sources.files import Path
 from offload.pipeline.sources.from_torch import DEFAULT_COLUMNS, list_torch_dataset
 from offload.pipeline.sources.image_folder import list_image_folder
@@ -39,6 +39,8 @@ class Pipeline:
     on_error: OnError = "raise"
     shuffle: bool | None = None
     notes: tuple[str, ...] = ()
+    aside: bool = True
+    """Whether ``list`` may be called on another thread: code of the user's may be bound to the one that made it."""
 
     @property
     def has_setup(self) -> bool:
@@ -89,7 +91,7 @@ def image_folder(
     check_path("image_folder: path", path, sane="a folder, or a URI such as s3://bucket/train")
     return _pipeline(
         f"image_folder({path})",
-        lambda: list_image_folder(path, filesystem=filesystem),
+        lambda tell=silent: list_image_folder(path, filesystem=filesystem, tell=tell),
         transform,
         per_sample=per_sample,
         on_device=on_device,
@@ -114,15 +116,16 @@ def from_torch(
     :func:`image_folder`.
     """
     names = check_names("from_torch: columns", columns, sane="such as ('image', 'label')")
-    return _pipeline(
+    pipeline = _pipeline(
         f"from_torch({type(dataset).__name__})",
-        lambda: list_torch_dataset(dataset, names),
+        lambda tell=silent: list_torch_dataset(dataset, names),
         transform,
         per_sample=per_sample,
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
     )
+    return _replace(pipeline, aside=False)
 
 
 def parquet(
@@ -145,7 +148,7 @@ def parquet(
     encoded = check_names("parquet: images", images, sane=sane)
     return _pipeline(
         f"parquet({path})",
-        lambda: list_parquet(path, columns=names, images=encoded, filesystem=filesystem),
+        lambda tell=silent: list_parquet(path, columns=names, images=encoded, filesystem=filesystem, tell=tell),
         transform,
         per_sample=per_sample,
         on_device=on_device,
@@ -173,7 +176,7 @@ def webdataset(
         check_path("webdataset: shards", shards, sane=sane)
     return _pipeline(
         f"webdataset({shards})",
-        lambda: list_webdataset(shards, filesystem=filesystem),
+        lambda tell=silent: list_webdataset(shards, filesystem=filesystem, tell=tell),
         transform,
         per_sample=per_sample,
         on_device=on_device,

@@ -45,7 +45,8 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
     single.datasets = {TRAIN: trainer.datasets[TRAIN]}
     with tempfile.TemporaryDirectory(prefix="offload-probe-") as folder, LiveLine(quiet=True) as silent:
         directory = RunDirectory(Path(folder) / "probe")
-        listed = {TRAIN: single.listed(TRAIN)}
+        with LiveLine(quiet=quiet) as live:
+            listed = {TRAIN: single.listed(TRAIN, live.waiting)}
         with connected(address) as cluster:
             workers = _workers(trainer, cluster)
             single.workers = (workers, workers)

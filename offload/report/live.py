@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 PLAIN_INTERVAL_S = 10.0
+WAITING_INTERVAL_S = 30.0
 
 
 def format_line(values: dict[str, Any]) -> str:
@@ -44,7 +45,7 @@ class LiveLine:
             if self._console.is_terminal and not quiet
             else None
         )
-        self._shown_at = 0.0
+        self._shown_at = self._waited_at = 0.0
 
     def __enter__(self) -> LiveLine:
         if self._live is not None:
@@ -66,9 +67,18 @@ class LiveLine:
 
     def status(self, text: str) -> None:
         """What happens before there is anything to measure."""
+        self._waited_at = time.monotonic()
         if self._live is not None:
             self._live.update(Text(text, style="dim"))
         else:
+            self._console.print(text, soft_wrap=True, markup=False)
+
+    def waiting(self, text: str) -> None:
+        """What is waited for, with how far it is: a line that changes on a terminal, elsewhere one every half minute."""
+        if self._live is not None:
+            self._live.update(Text(text, style="dim"))
+        elif time.monotonic() - self._waited_at >= WAITING_INTERVAL_S:
+            self._waited_at = time.monotonic()
             self._console.print(text, soft_wrap=True, markup=False)
 
     def printed(self, text: str, *, rank: int) -> None:

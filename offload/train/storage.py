@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
+from offload.pipeline.aside import DeadlineError, call_aside
 from offload.pipeline.sources.files import open_filesystem
+
+DEADLINE_S = 30.0
+
+_Made = TypeVar("_Made")
 
 # What Ray Train writes into a run's folder; all else is somebody's.
 _RAY_TRAINS = ("checkpoint_", ".validate_storage_marker")
@@ -39,6 +46,18 @@ def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Stor
     return Storage(path=root, filesystem=fs)
 
 
+def in_time(call: Callable[[], _Made], where: str) -> _Made:
+    """Return what a call on the storage ``where`` returns. Raises ConfigError where that takes longer than 30 s: the clients of
+    some storages try for minutes."""
+    try:
+        return call_aside(call, deadline_s=DEADLINE_S)
+    except DeadlineError:
+        raise ConfigError(
+            f"the checkpoint storage {where!r} did not answer within {DEADLINE_S:.0f} s. Check the bucket's name, its endpoint, the "
+            "credentials and this machine's network, or choose another storage_path (--storage-path)."
+        ) from None
+
+
 def check_storage(storage: Storage) -> None:
     """Write and remove a small file there. Raises ConfigError where that fails: better now than after the first epoch."""
     fs, root = open_filesystem(storage.path, storage.filesystem)
@@ -49,11 +68,11 @@ def check_storage(storage: Storage) -> None:
         with fs.open_output_stream(name) as stream:
             stream.write(b"\0" * (256 << 10))
         fs.delete_file(name)
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
         # A file that could not be filled stays empty behind.
         try:
             fs.delete_file(name)
-        except OSError:
+        except (OSError, pa.ArrowException):
             pass
         local = isinstance(fs, pafs.LocalFileSystem)
         remedy = (
@@ -103,11 +122,12 @@ class Marker:
             )
 
 
-def reason_of(error: OSError) -> str:
+def reason_of(error: Exception) -> str:
     """The operating system's words, or what a file system said, without the prefixes of the libraries between."""
-    if error.errno:
+    if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
-    return re.sub(r"^\[errno \d+\]", "", str(error).split("Detail:")[-1].strip(), flags=re.IGNORECASE).strip(" .")
+    text = str(error).split("Detail:")[-1].strip().split("\n")[0]
+    return re.sub(r"^\[errno \d+\]", "", text, flags=re.IGNORECASE).strip(" .")
 
 
 def holds_checkpoints(storage: Storage, name: str, *, resuming: bool, overwrite: bool) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from offload.model.checks import (
     check_text,
     shown,
 )
+from offload.pipeline.aside import call_aside
+from offload.pipeline.sources.base import Index
 from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.report.live import LiveLine
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
@@ -38,7 +41,9 @@ from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision, 
 from offload.train.context import TRAIN, Context
 from offload.train.run import Listed, Run
 from offload.train.snapshot import mend_snapshot
-from offload.train.storage import Storage, check_storage, holds_checkpoints, remove_checkpoints, storage_of
+from offload.train.storage import Storage, check_storage, holds_checkpoints, in_time, remove_checkpoints, storage_of
+
+PATIENCE_S = 3.0  # before a listing counts as one that takes long
 
 _Config = TypeVar("_Config", Adaptation, Checkpoints)
 
@@ -212,16 +217,21 @@ class Trainer:
         # In the run directory the folder says what it holds; elsewhere, whose it is.
         storage_path = _storage_path(storage_path) or self.storage_path
         name = _given(self.run_config, "name") or (directory.path.name if storage_path else CHECKPOINTS)
-        storage = storage_of(
-            storage_path, self.run_config.storage_filesystem if self.run_config else None, directory.path
-        )
-        check_storage(storage)
-        outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
-        if directory.resuming and not mend_snapshot(storage, name):
-            _check_nothing_was_committed(directory, storage, name)
+        filesystem = self.run_config.storage_filesystem if self.run_config else None
+
+        def storage_checked() -> tuple[Storage, bool]:
+            storage = storage_of(storage_path, filesystem, directory.path)
+            check_storage(storage)
+            return storage, holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
+
         with LiveLine(quiet=quiet) as live:
+            if storage_path is not None:
+                live.status(f"checking the checkpoint storage {storage_path}")
+            storage, outdated = in_time(storage_checked, storage_path or str(directory.path))
+            if directory.resuming and not mend_snapshot(storage, name):
+                _check_nothing_was_committed(directory, storage, name)
             live.status("listing the data")
-            listed = {name: self.listed(name) for name in self.datasets}
+            listed = {name: self.listed(name, live.waiting) for name in self.datasets}
             live.status("starting Ray")
             with connected(address) as cluster:
                 run = Run(self, directory, live, listed, cluster)
@@ -231,10 +241,11 @@ class Trainer:
                 directory.begin()
                 return Result(document=run.go(name, storage), run_dir=directory.path)
 
-    def listed(self, name: str) -> Listed:
-        """A data set whose source was listed. Raises ConfigError for one that cannot be, or is smaller than a batch."""
+    def listed(self, name: str, waiting: Callable[[str], None]) -> Listed:
+        """A data set whose source was listed; ``waiting`` is called with how far that is, where it takes long. Raises ConfigError
+        for one that cannot be, or is smaller than a batch."""
         pipeline = self.datasets[name]
-        index = pipeline.list() if pipeline.list is not None else None
+        index = _index_of(name, pipeline, waiting)
         wanted = self.batch_size.initial
         if name == TRAIN and index is not None and len(index) < wanted:
             raise ConfigError(
@@ -248,6 +259,20 @@ class Trainer:
             )
         shuffle = pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
         return Listed(pipeline=pipeline, index=index, shuffle=shuffle)
+
+
+def _index_of(name: str, pipeline: Pipeline, waiting: Callable[[str], None]) -> Index | None:
+    if pipeline.list is None:
+        return None
+    if not pipeline.aside:
+        return pipeline.list()
+    lister, told, began = pipeline.list, [""], time.monotonic()
+
+    def show() -> None:
+        if time.monotonic() - began > PATIENCE_S:
+            waiting(f"listing {name}: {pipeline.name}{f', {told[0]} so far' if told[0] else ''}")
+
+    return call_aside(lambda: lister(lambda text: told.__setitem__(0, text)), meanwhile=show)
 
 
 def _batch_size(given: Any) -> BatchSize:

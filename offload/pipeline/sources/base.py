@@ -49,4 +49,16 @@ class Index:
         return int(self.table.num_rows)
 
 
-Lister = Callable[[], Index]
+Tell = Callable[[str], None]
+"""How far a listing is, in words: ``12,000 files``."""
+
+
+def silent(text: str) -> None:
+    """Tell nobody."""
+
+
+class Lister(Protocol):
+    """Lists a source. ``tell`` is called now and then; from another thread, where ``aside``."""
+
+    def __call__(self, tell: Tell = silent) -> Index:
+        """The index. Raises ConfigError where there is none."""

@@ -6,9 +6,15 @@ import errno
 import os
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
+from offload.pipeline.aside import each_aside
+from offload.pipeline.sources.base import Tell, silent
+
+SEVERAL = 16  # folders, from which on it is worth listing them side by side
+LISTING_THREADS = 8
 
 Path = str | os.PathLike[str]
 
@@ -35,15 +41,16 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
         import fsspec
 
         handler, inner = fsspec.core.url_to_fs(text)
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, pa.ArrowException) as error:
+        first = str(error).split("\n")[0]
         raise ConfigError(
-            f"cannot open {text!r}: {error}. Use a local path, s3://, gs://, a scheme that fsspec knows (its package may "
+            f"cannot open {text!r}: {first}. Use a local path, s3://, gs://, a scheme that fsspec knows (its package may "
             "be missing), or pass filesystem=."
         ) from None
     return pafs.PyFileSystem(pafs.FSSpecHandler(handler)), inner
 
 
-def list_files(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, str, list[str]]:
+def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple[pafs.FileSystem, str, list[str]]:
     """All files below a folder, sorted by path: (file system, the folder on it, paths on it).
 
     Raises ConfigError where the folder is missing, is a file, or may not be read.
@@ -51,18 +58,43 @@ def list_files(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, str
     fs, root = open_filesystem(path, filesystem)
     root = root.rstrip("/")
     if isinstance(fs, pafs.LocalFileSystem):
-        return fs, root, _list_local(root)
+        return fs, root, _list_local(root, tell)
     try:
         info = fs.get_file_info(root)
         if info.type == pafs.FileType.NotFound:
             raise ConfigError(f"{os.fspath(path)!r} does not exist. Check the path and the bucket's name.")
-        found = fs.get_file_info(pafs.FileSelector(root, recursive=True))
-    except OSError as error:
+        files = _list_remote(fs, root, tell)
+    except (OSError, pa.ArrowException) as error:
         raise ConfigError(
             f"cannot list {os.fspath(path)!r}: {error}. Check the credentials, the region and the path."
         ) from None
-    files = [f.path for f in found if f.type == pafs.FileType.File]
     return fs, root, sorted(f for f in files if not _is_hidden(f[len(root) + 1 :]))
+
+
+def _list_remote(fs: pafs.FileSystem, root: str, tell: Tell) -> list[str]:
+    """All files below a folder. A storage lists a folder page by page, so several folders are listed at once."""
+    files: list[str] = []
+    folders = [root]
+    while 0 < len(folders) < SEVERAL:
+        for info in fs.get_file_info(pafs.FileSelector(folders.pop(0))):
+            if info.type == pafs.FileType.Directory:
+                folders.append(info.path)
+            elif info.type == pafs.FileType.File:
+                files.append(info.path)
+        tell(f"{len(files):,} files")
+
+    def below(folder: str) -> list[str]:
+        found = fs.get_file_info(pafs.FileSelector(folder, recursive=True))
+        return [info.path for info in found if info.type == pafs.FileType.File]
+
+    def add(found: list[str]) -> None:
+        files.extend(found)
+        tell(f"{len(files):,} files")
+
+    folders = [folder for folder in folders if not _is_hidden(folder[len(root) + 1 :])]
+    # fsspec's file systems hold locks of their own, and some are not made for threads.
+    each_aside(below, folders, threads=1 if isinstance(fs, pafs.PyFileSystem) else LISTING_THREADS, done=add)
+    return files
 
 
 def _is_hidden(path: str) -> bool:
@@ -70,7 +102,7 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split("/"))
 
 
-def _list_local(root: str) -> list[str]:
+def _list_local(root: str, tell: Tell) -> list[str]:
     try:
         os.stat(root)
     except FileNotFoundError:
@@ -90,6 +122,7 @@ def _list_local(root: str) -> list[str]:
     for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
         folders[:] = [n for n in folders if not n.startswith(".") and not _leads_back(os.path.join(folder, n))]
         found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
+        tell(f"{len(found):,} files")
     return sorted(found)
 
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from offload.errors import ConfigError
 from offload.pipeline.images import EXTENSIONS, DecodeError, decode_image
-from offload.pipeline.sources.base import Index, Samples
+from offload.pipeline.sources.base import Index, Samples, Tell, silent
 from offload.pipeline.sources.files import Path, list_files, read_file
 
 
-def list_image_folder(path: Path, *, filesystem: Any = None) -> Index:
+def list_image_folder(path: Path, *, filesystem: Any = None, tell: Tell = silent) -> Index:
     """The index of a folder's images: their paths, and their classes' numbers in the classes' sorted order."""
-    fs, root, files = list_files(path, filesystem)
+    fs, root, files = list_files(path, filesystem, tell)
     images = [f for f in files if f.lower().endswith(EXTENSIONS)]
     if not images:
         raise ConfigError(

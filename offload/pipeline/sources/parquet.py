@@ -12,25 +12,31 @@ import pyarrow.parquet as pq
 
 from offload.errors import ConfigError
 from offload.pipeline.images import DecodeError, decode_image
-from offload.pipeline.sources.base import Index, Samples
+from offload.pipeline.sources.base import Index, Samples, Tell, silent
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
 from offload.pipeline.wire import Column, decode, stack_lists
 
 
 def list_parquet(
-    path: Path, *, columns: Sequence[str] | None = None, images: Sequence[str] = (), filesystem: Any = None
+    path: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    images: Sequence[str] = (),
+    filesystem: Any = None,
+    tell: Tell = silent,
 ) -> Index:
     """The index of one file or of all ``*.parquet`` below a folder, from the files' footers."""
     fs, inner = open_filesystem(path, filesystem)
     files = [inner]
     # Spark and Ray write folders that are named like files.
     if not inner.endswith(".parquet") or fs.get_file_info(inner).type == pafs.FileType.Directory:
-        files = [f for f in list_files(path, filesystem)[2] if f.endswith(".parquet")]
+        files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet")]
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
     parts: list[dict[str, Any]] = []
     group = 0
-    for file in files:
+    for done, file in enumerate(files):
+        tell(f"{done:,} of {len(files):,} files")
         try:
             with fs.open_input_file(file) as stream:
                 footer = pq.ParquetFile(stream)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from offload.errors import ConfigError
 from offload.pipeline.images import EXTENSIONS, DecodeError, decode_image
-from offload.pipeline.sources.base import Index, Samples
+from offload.pipeline.sources.base import Index, Samples, Tell, silent
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
 from offload.pipeline.wire import Column, stack, stack_lists
 
@@ -26,15 +26,16 @@ MOST_SHARDS = 1_000_000
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-def list_webdataset(shards: Path | Sequence[Path], *, filesystem: Any = None) -> Index:
+def list_webdataset(shards: Path | Sequence[Path], *, filesystem: Any = None, tell: Tell = silent) -> Index:
     """The index of shards: a path, a folder of ``*.tar``, a local glob, a pattern with ``{000..019}``, or a list."""
-    paths = _expand(shards, filesystem)
+    paths = _expand(shards, filesystem, tell)
     if not paths:
         raise ConfigError(f"no *.tar shards under {shards!r}.")
     fs = open_filesystem(paths[0], filesystem)[0]
     columns: dict[str, list[Any]] = {"shard": [], "key": [], "members": []}
     groups: list[int] = []
     for number, path in enumerate(paths):
+        tell(f"{number:,} of {len(paths):,} shards, {len(groups):,} samples")
         inner = open_filesystem(path, filesystem)[1]
         for key, members in _scan(fs, inner):
             columns["shard"].append(inner)
@@ -49,9 +50,9 @@ def list_webdataset(shards: Path | Sequence[Path], *, filesystem: Any = None) ->
     )
 
 
-def _expand(shards: Path | Sequence[Path], filesystem: Any) -> list[str]:
+def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[str]:
     if not isinstance(shards, str | os.PathLike):
-        return [path for shard in shards for path in _expand(shard, filesystem)]
+        return [path for shard in shards for path in _expand(shard, filesystem, tell)]
     text = os.fspath(shards)
     braces = _BRACES.search(text)
     if braces:
@@ -62,13 +63,13 @@ def _expand(shards: Path | Sequence[Path], filesystem: Any) -> list[str]:
             text[: braces.start()] + str(i).zfill(len(first)) + text[braces.end() :]
             for i in range(int(first), int(last) + 1)
         ]
-        return [path for part in filled for path in _expand(part, filesystem)]
+        return [path for part in filled for path in _expand(part, filesystem, tell)]
     if "://" not in text and any(c in text for c in "*?["):
         return sorted(glob.glob(os.path.expanduser(text)))
     if text.endswith(".tar"):
         return [text]
     scheme = text.split("://", 1)[0] + "://" if "://" in text and filesystem is None else ""
-    return [scheme + f for f in list_files(shards, filesystem)[2] if f.endswith(".tar")]
+    return [scheme + f for f in list_files(shards, filesystem, tell)[2] if f.endswith(".tar")]
 
 
 def _scan(fs: Any, path: str) -> list[tuple[str, dict[str, tuple[int, int]]]]:
