@@ -5,16 +5,20 @@ Found before the first step: exit 2. Later: exit 1. Never a traceback, never a h
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray.data
 import ray.train
 import torch
 
 import offload
+from offload.report.run_dir import EVENTS, read_lines
 from tests.helpers import write_jpegs
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -131,6 +135,139 @@ def test_state_that_could_not_be_loaded_again_is_refused_before_training(tmp_pat
         match=r"state_dict\(\)\['_extra_state'\]\['hooks'\]\[0\] is of type type, .* Let its state_dict",
     ):
         fit(tmp_path, offload.image_folder(jpeg_folder), train)
+
+
+@pytest.mark.parametrize(
+    ("leave", "says"),
+    [
+        (lambda: sys.exit(3), r"called sys\.exit\(3\) on rank 0 \(.*test_bad_input.*Return from it"),
+        (sys.exit, r"called sys\.exit\(\) on rank 0"),
+        (lambda: _raise(KeyboardInterrupt), "raised KeyboardInterrupt on rank 0"),
+    ],
+    ids=["3", "none", "KeyboardInterrupt"],
+)
+def test_a_function_that_exits(tmp_path: Path, leave: Any, says: str) -> None:
+    def train(ctx: offload.Context) -> None:
+        leave()
+
+    with pytest.raises(offload.RunError, match=rf"^train\(\) {says}"):
+        fit(tmp_path, offload.from_torch([{"x": 1.0}] * 8), train)
+
+
+def _raise(kind: type[BaseException]) -> None:
+    raise kind
+
+
+NO_NUMBERS_OF_EPOCHS = [math.nan, math.inf, "x", True, -1, 2.5, 2.0, None, 10**30]
+NO_METRICS = ["x", None, torch.ones(2), {}, 1j]
+
+
+def test_numbers_that_the_context_does_not_take(tmp_path: Path) -> None:
+    """All in one run: each is caught in the function, and told to the driver."""
+
+    def train(ctx: offload.Context) -> None:
+        said = []
+        for n in NO_NUMBERS_OF_EPOCHS:
+            with pytest.raises(offload.ConfigError) as refused:
+                ctx.epochs(n)  # not even iterated
+            said.append(str(refused.value))
+        for value in NO_METRICS:
+            for call in (lambda v: ctx.report(loss=v), lambda v: ctx.accumulate(loss=v), ctx.sum):
+                with pytest.raises(offload.RunError, match=r"takes a number, or a tensor of one element, found"):
+                    call(value)
+        for clip in (math.nan, -1, "x"):
+            with pytest.raises(offload.ConfigError, match=r"clip_norm"):
+                ctx.step(clip_norm=clip)
+        ctx.report(loss=math.nan)  # which a loss may be
+        print("\n".join(said))
+        assert list(ctx.epochs(np.int64(2))) == [0, 1]
+        ctx.epochs(math.nan)
+
+    with pytest.raises(
+        offload.ConfigError, match=r"number of epochs in ctx\.epochs\(n\) must be a number .*10.*, found NaN"
+    ):
+        fit(tmp_path, offload.from_torch([{"x": 1.0}] * 8), train)
+    prints = [e["text"] for e in read_lines(tmp_path / "run" / EVENTS) if e["event"] == "print"]
+    said = "\n".join(prints).splitlines()
+    assert len(said) == len(NO_NUMBERS_OF_EPOCHS)
+    assert all("number of epochs in ctx.epochs(n)" in line for line in said)
+
+
+def test_columns_of_unusual_types_reach_the_loop(tmp_path: Path) -> None:
+    def train(ctx: offload.Context) -> None:
+        ctx.prepare(torch.nn.Linear(1, 1))
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                for row, i in enumerate(batch["sample_id"].tolist()):
+                    half = (torch.arange(3) / 7 + i).bfloat16()
+                    assert batch["half"].dtype == torch.bfloat16
+                    assert torch.equal(batch["half"][row], half)
+                    assert batch["wave"][row].tolist() == [complex(i, 1)] * 2
+                    assert batch["when"][row] == np.datetime64("2024-01-01") + i
+                    assert batch["target"][row]["boxes"].tolist() == [[i] * 4] * (i % 3)
+                    assert batch["some"][row] == (i if i % 2 else None)
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+
+    class Unusual:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, i: int) -> dict[str, Any]:
+            return {
+                "half": (torch.arange(3) / 7 + i).bfloat16(),
+                "wave": np.full(2, complex(i, 1), np.complex64),
+                "when": np.datetime64("2024-01-01") + i,
+                "target": {"boxes": torch.full((i % 3, 4), i)},
+                "some": i if i % 2 else None,
+            }
+
+    assert fit(tmp_path, Unusual(), train).document["samples"] == 40
+
+
+def test_a_column_that_cannot_travel(tmp_path: Path) -> None:
+    broken = offload.from_torch([{"x": 1.0}] * 8, lambda batch: {"x": [(i for i in "ab") for _ in batch["x"]]})
+    with pytest.raises(
+        offload.RunError,
+        match=r"column 'x' of sample \d \(item \d of list\), returned by the transform .* holds an object of type generator",
+    ) as told:
+        fit(tmp_path, broken)
+    assert "Ray" not in str(told.value)
+    assert "Arrow" not in str(told.value)
+
+
+def test_a_ray_data_set_with_columns_of_unusual_types(tmp_path: Path) -> None:
+    def unusual(batch: dict[str, Any]) -> dict[str, Any]:
+        ids = batch["id"].tolist()
+        return {"x": [None if i % 3 else {"n": i} for i in ids], "z": np.array(ids) * 1j, "t": [str(i) for i in ids]}
+
+    def train(ctx: offload.Context) -> None:
+        ctx.prepare(torch.nn.Linear(1, 1))
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                for row, i in enumerate(batch["sample_id"].tolist()):
+                    assert batch["x"][row] == (None if i % 3 else {"n": i})
+                    assert batch["z"][row] == i * 1j
+                    assert batch["t"][row] == str(i)
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+
+    source = offload.from_ray(ray.data.range(64, override_num_blocks=8), unusual, id_column="id")
+    assert fit(tmp_path, source, train).document["samples"] == 64
+
+
+def test_a_transform_class_that_cannot_be_constructed(tmp_path: Path) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise FileNotFoundError("no weights at /models/x.pt")
+
+        def __call__(self, batch: Any) -> Any: ...
+
+    with pytest.raises(
+        offload.RunError,
+        match=r"transform class .*Broken raised FileNotFoundError: no weights at /models/x\.pt \(__init__, .* preprocessing process",
+    ):
+        fit(tmp_path, offload.from_torch([{"x": 1.0}] * 8, Broken))
 
 
 def test_an_unknown_data_set_name(tmp_path: Path, jpeg_folder: Path) -> None:
