@@ -18,7 +18,6 @@ import ray.train
 import torch
 
 import offload
-from offload.report.run_dir import EVENTS, read_lines
 from tests.helpers import write_jpegs
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -163,14 +162,12 @@ NO_METRICS = ["x", None, torch.ones(2), {}, 1j]
 
 
 def test_numbers_that_the_context_does_not_take(tmp_path: Path) -> None:
-    """All in one run: each is caught in the function, and told to the driver."""
+    """All in one run: each is caught in the function, but for the last."""
 
     def train(ctx: offload.Context) -> None:
-        said = []
         for n in NO_NUMBERS_OF_EPOCHS:
-            with pytest.raises(offload.ConfigError) as refused:
+            with pytest.raises(offload.ConfigError, match=r"the number of epochs in ctx\.epochs\(n\)"):
                 ctx.epochs(n)  # not even iterated
-            said.append(str(refused.value))
         for value in NO_METRICS:
             for call in (lambda v: ctx.report(loss=v), lambda v: ctx.accumulate(loss=v), ctx.sum):
                 with pytest.raises(offload.RunError, match=r"takes a number, or a tensor of one element, found"):
@@ -179,7 +176,6 @@ def test_numbers_that_the_context_does_not_take(tmp_path: Path) -> None:
             with pytest.raises(offload.ConfigError, match=r"clip_norm"):
                 ctx.step(clip_norm=clip)
         ctx.report(loss=math.nan)  # which a loss may be
-        print("\n".join(said))
         assert list(ctx.epochs(np.int64(2))) == [0, 1]
         ctx.epochs(math.nan)
 
@@ -187,10 +183,6 @@ def test_numbers_that_the_context_does_not_take(tmp_path: Path) -> None:
         offload.ConfigError, match=r"number of epochs in ctx\.epochs\(n\) must be a number .*10.*, found NaN"
     ):
         fit(tmp_path, offload.from_torch([{"x": 1.0}] * 8), train)
-    prints = [e["text"] for e in read_lines(tmp_path / "run" / EVENTS) if e["event"] == "print"]
-    said = "\n".join(prints).splitlines()
-    assert len(said) == len(NO_NUMBERS_OF_EPOCHS)
-    assert all("number of epochs in ctx.epochs(n)" in line for line in said)
 
 
 def test_columns_of_unusual_types_reach_the_loop(tmp_path: Path) -> None:

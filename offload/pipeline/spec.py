@@ -112,8 +112,8 @@ def from_torch(
 ) -> Pipeline:
     """Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` (or ``__getitems__``) runs on every CPU.
 
-    ``columns`` names the parts of the tuple it returns; a dict is taken as it is. Other arguments as in
-    :func:`image_folder`.
+    ``columns`` names the parts of the tuple it returns; a dict is taken as it is, with the same keys for every item. Other
+    arguments as in :func:`image_folder`.
     """
     names = check_names("from_torch: columns", columns, sane="such as ('image', 'label')")
     pipeline = _pipeline(

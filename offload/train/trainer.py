@@ -200,7 +200,8 @@ class Trainer:
         Args:
             run_dir: where the run's files go; ``runs/<name of the script>`` by default.
             overwrite: whether to replace a run that the directory holds, and its checkpoints in ``storage_path``.
-            address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine.
+            address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine. A wrong
+                one is refused before anything is listed or started.
             storage_path: where checkpoints go, instead of what the Trainer says.
             quiet: whether to leave the live line away.
 
