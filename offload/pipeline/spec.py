@@ -35,6 +35,7 @@ class Pipeline:
     on_device: tuple[OnDevice, ...] = ()
     on_error: OnError = "raise"
     shuffle: bool | None = None
+    sample_timeout_s: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -42,14 +43,16 @@ class Pipeline:
         """Whether the transform is a class, constructed once per preprocessing actor."""
         return isinstance(self.transform, type)
 
-    def stage(self, index: Index | None, *, seed: int) -> Stage:
-        """What the tasks of this pipeline run."""
+    def stage(self, index: Index | None, *, seed: int, dataset: str = "") -> Stage:
+        """What the tasks of this pipeline run. ``dataset``: its name, for messages."""
         return Stage(
             transform=self.transform,
             kind=self.kind,
             seed=seed,
             on_error=self.on_error,
             reader=index.reader if index is not None else None,
+            dataset=dataset,
+            sample_timeout_s=self.sample_timeout_s,
         )
 
 
@@ -61,6 +64,7 @@ def image_folder(
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
+    sample_timeout_s: float | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
     """Images in class folders, ``PATH/<class>/<name>.jpg``.
@@ -78,6 +82,8 @@ def image_folder(
         on_error: ``"raise"`` ends the run at a file that cannot be decoded; ``"skip"`` counts it, lists it in the run
             directory and goes on.
         shuffle: whether an epoch's order is random (a function of the seed and the epoch). None: only for ``"train"``.
+        sample_timeout_s: the longest that reading or transforming one sample may take, to about a second. One that takes
+            longer is interrupted and treated as ``on_error`` says. None: it is waited for, and told of after a minute.
         filesystem: a pyarrow or fsspec file system to use instead of the path's own.
 
     Raises:
@@ -91,6 +97,7 @@ def image_folder(
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
     )
 
 
@@ -103,6 +110,7 @@ def from_torch(
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
+    sample_timeout_s: float | None = None,
 ) -> Pipeline:
     """Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` (or ``__getitems__``) runs on every CPU.
 
@@ -117,6 +125,7 @@ def from_torch(
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
     )
 
 
@@ -130,6 +139,7 @@ def parquet(
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
+    sample_timeout_s: float | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
     """Parquet files: a file, or all below a folder. ``columns`` limits what is read; ``images`` are columns of encoded
@@ -142,6 +152,7 @@ def parquet(
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
     )
 
 
@@ -153,6 +164,7 @@ def webdataset(
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
+    sample_timeout_s: float | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
     """WebDataset tar shards: a folder, a glob, ``name-{000..019}.tar``, or a list. Images become ``image``, ``.cls`` becomes
@@ -165,6 +177,7 @@ def webdataset(
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
     )
 
 
@@ -225,9 +238,12 @@ def _pipeline(
     on_device: OnDevice | None,
     on_error: OnError,
     shuffle: bool | None,
+    sample_timeout_s: float | None = None,
 ) -> Pipeline:
     if on_error not in ("raise", "skip"):
         raise ConfigError(f'on_error must be "raise" or "skip", found {on_error!r}.')
+    if sample_timeout_s is not None and not sample_timeout_s > 0:
+        raise ConfigError(f"sample_timeout_s must be > 0 seconds, found {sample_timeout_s}.")
     if transform is not None and not callable(transform):
         raise ConfigError(f"transform must be callable, found {type(transform).__name__}.")
     finish: tuple[OnDevice, ...] = (on_device,) if on_device is not None else ()
@@ -249,5 +265,6 @@ def _pipeline(
         on_device=finish,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
         notes=notes,
     )

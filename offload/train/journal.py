@@ -179,6 +179,8 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         )
     if kind == "preprocessing_lost":
         return f"a preprocessing process was lost ({event['reason']}): its tasks are run again"
+    if kind == "preprocessing_slow":
+        return f"{event['what']} has taken {event['seconds']} s on {event['node']} and still does: sample_timeout_s=... would end it"
     if kind == "node_excluded":
         return f"the run goes on without {', '.join(event['nodes'])}: {event['reason']}"
     if kind == "cluster_changed":

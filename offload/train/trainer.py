@@ -227,7 +227,7 @@ class Trainer:
                 "torch data set or Parquet (offload.image_folder, from_torch, parquet), or leave deterministic away."
             )
         shuffle = pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
-        return Listed(pipeline=pipeline, index=index, shuffle=shuffle)
+        return Listed(name=name, pipeline=pipeline, index=index, shuffle=shuffle)
 
 
 def _check_nothing_was_committed(directory: RunDirectory, storage: Storage, name: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from offload.errors import ConfigError
-from offload.pipeline.sources.base import Index, Samples
+from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.wire import Column, as_array
 
 DEFAULT_COLUMNS = ("image", "label")
@@ -42,12 +42,15 @@ class TorchReader:
     def __init__(self, dataset: Any, columns: tuple[str, ...]) -> None:
         self.dataset, self.columns = dataset, columns
 
-    def read(self, rows: pa.Table) -> Samples:
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         items = rows.column("item").to_pylist()
         if hasattr(self.dataset, "__getitems__"):
             samples = [self._name(s) for s in self.dataset.__getitems__(items)]
         else:
-            samples = [self._name(self.dataset[i]) for i in items]
+            samples = []
+            for row, item in enumerate(items):
+                at(row)
+                samples.append(self._name(self.dataset[item]))
         columns: dict[str, Column] = {key: [_plain(s[key]) for s in samples] for key in samples[0]}
         return Samples(columns)
 
