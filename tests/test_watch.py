@@ -107,4 +107,4 @@ def test_what_is_said_of_it() -> None:
     event = {"what": "reading sample 3 (item 3 of Slow) of 'train'", "seconds": 60, "node": "10.0.0.2"}
     said = sentence("preprocessing_slow", event)
     assert said is not None
-    assert said.startswith("reading sample 3 (item 3 of Slow) of 'train' has taken 60 s on 10.0.0.2")
+    assert said.startswith("reading sample 3 (item 3 of Slow) of 'train' has taken 60 s so far on 10.0.0.2")

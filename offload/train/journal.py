@@ -180,7 +180,10 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "preprocessing_lost":
         return f"a preprocessing process was lost ({event['reason']}): its tasks are run again"
     if kind == "preprocessing_slow":
-        return f"{event['what']} has taken {event['seconds']} s on {event['node']} and still does: sample_timeout_s=... would end it"
+        return (
+            f"{event['what']} has taken {event['seconds']} s so far on {event['node']}: training waits for it. Pass "
+            "sample_timeout_s to give up samples that take too long"
+        )
     if kind == "node_excluded":
         return f"the run goes on without {', '.join(event['nodes'])}: {event['reason']}"
     if kind == "cluster_changed":
