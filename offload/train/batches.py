@@ -8,6 +8,7 @@ waits for it unless it waits for data. What else the ranks agree on comes with i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import queue
 import threading
@@ -166,13 +167,12 @@ class Batches:
     def _next_piece(self) -> tuple[Columns, int] | BaseException | None:
         waiting_since = time.monotonic()
         while not self._closed.is_set():
-            try:
+            # A sample may never come. Where training is to end it is not waited for: nobody has trained it yet.
+            if self._voice.ending() and time.monotonic() - waiting_since > BREAK_OFF_S and self._pieces.empty():
+                self._broken_off = True
+                return None
+            with contextlib.suppress(queue.Empty):
                 return self._pieces.get(timeout=0.2)
-            except queue.Empty:
-                # A sample may never come. Where training is to end it is not waited for: nobody has trained it yet.
-                if self._voice.ending() and time.monotonic() - waiting_since > BREAK_OFF_S:
-                    self._broken_off = True
-                    return None
         return None
 
     def _fetch(self) -> None:
