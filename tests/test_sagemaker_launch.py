@@ -23,6 +23,7 @@ from launchers.sagemaker.groups import groups_of
 from launchers.sagemaker.launch import launch, prepare
 from launchers.sagemaker.order import Order, channel_of, job_name
 from launchers.sagemaker.service import Service
+from launchers.sagemaker.settings import read_settings
 from offload.cli.main import main
 from offload.prices import built_in
 from offload.testing.aws_json import aws_json_server
@@ -33,6 +34,10 @@ ROLE = "arn:aws:iam::123456789012:role/training"
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.8-gpu-py312"
 USUAL = ["--gpu", "ml.g5.xlarge:1", "--cpu", "ml.c5.4xlarge:1", "--role", ROLE, "--bucket", "my-bucket"]
 WITH_IMAGE = [*USUAL, "--image-uri", IMAGE]
+AS_TYPED = {
+    "lr": "1e-4", "version": "1.10", "quoted": '"hello"', "commit": "7e12345", "flag": "true", "sizes": "[1, 2]", "empty": "",
+    "name": "Zoë 好", "n": "-1", "lines": "a\nb", "path": "C:\\n", "half": '"',
+}  # fmt: skip
 NO_AWS = {
     "AWS_ACCESS_KEY_ID": None,
     "AWS_SECRET_ACCESS_KEY": None,
@@ -106,7 +111,7 @@ def test_every_option_reaches_the_request(script: Path) -> None:
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 14400}
     assert request["EnableManagedSpotTraining"] is True
     assert request["CheckpointConfig"] == {"S3Uri": "s3://d/ck", "LocalPath": "/opt/ml/checkpoints"}
-    assert request["HyperParameters"]["lr"] == "0.1"
+    assert request["HyperParameters"]["lr"] == '"0.1"'
     assert json.loads(request["HyperParameters"]["offload_job"])["hosts_deadline_s"] == 90
     assert json.loads(request["HyperParameters"]["sagemaker_region"]) == "eu-west-1"
     assert request["Environment"] == {"A": "b=c"}
@@ -179,6 +184,8 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--framework-version", "2.8"], "say which image: either --image-uri URI, or --framework-version"),
         (["--plan", "plan.json"], "say which instances: either --gpu TYPE:COUNT"),
         (["--hyperparameter", "note=" + "x" * 2500], r"HyperParameters.note: \d+ characters"),
+        (["--hyperparameter", "sagemaker_program=x.py"], "the hyperparameter 'sagemaker_program' cannot be set"),
+        (["--hyperparameter", "--lr=1"], "the hyperparameter '--lr' would reach the script as ----lr: give its name"),
         (["--catalog", "nowhere.toml"], "nowhere.toml"),
     ],
 )
@@ -316,7 +323,7 @@ def full_order() -> Order:
         image=IMAGE,
         region="us-east-1",
         channels=(channel_of("train@gpu,cpu=s3://d/train"), channel_of("val@gpu,cpu=s3://d/val")),
-        hyperparameters={"lr": 0.1, "name": "x"},
+        hyperparameters=AS_TYPED,
         environment={"A": "b"},
         tags={"team": "vision"},
         spot=True,
@@ -345,6 +352,11 @@ def test_both_ways_send_the_request_that_was_checked(
     [sent] = service.requests
     job = prepared.attempts[0].job
     assert sent == job.request()
+    # What the container reads of it is what was typed.
+    stored = script.parent.parent / "input" / "config" / "hyperparameters.json"
+    stored.parent.mkdir(parents=True)
+    stored.write_text(json.dumps(sent["HyperParameters"]))
+    assert read_settings(script.parent.parent)[1] == AS_TYPED
     uploaded = s3.get_object(Bucket="my-bucket", Key=job.source.removeprefix("s3://my-bucket/"))["Body"].read()
     assert uploaded[:2] == b"\x1f\x8b"
 

@@ -98,6 +98,27 @@ def test_what_the_launcher_tells_arrives(tmp_path: Path) -> None:
     assert arguments(given_) == ["--lr", "0.1", "-n", "3", "--name", "x", "--sizes", "[1, 2]"]
 
 
+def test_values_that_the_console_or_version_3_of_the_sdk_stored_arrive_as_typed(tmp_path: Path) -> None:
+    """Neither writes JSON: a text is stored as it is."""
+    stored = {
+        "a": "1.10",
+        "b": "1e-4",
+        "c": "True",
+        "d": "",
+        "e": "[1, 2",
+        "f": '"',
+        "g": "7e12345",
+        "h": "x y",
+        "i": "NaN",
+    }
+    path = tmp_path / "input" / "config" / "hyperparameters.json"
+    path.parent.mkdir(parents=True)
+    told = json.dumps(Settings(script="train.py").hyperparameter()["offload_job"])
+    path.write_text(json.dumps({**stored, "offload_job": told, "_tuning_objective_metric": "loss"}))
+    _, given_ = read_settings(tmp_path)
+    assert given_ == stored
+
+
 @pytest.mark.parametrize(
     "content", [None, "{", "[]", "{}", '{"offload_job": "{\\"odd\\": 1}"}', '{"offload_job": "7"}']
 )

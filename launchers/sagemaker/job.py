@@ -17,7 +17,7 @@ from typing import Any
 from launchers.asked import names_a_secret, options_in
 from launchers.sagemaker import limits
 from launchers.sagemaker.groups import Group, has_gpus, has_local_storage
-from launchers.sagemaker.settings import GPU_GROUP, Settings
+from launchers.sagemaker.settings import GPU_GROUP, Settings, is_reserved
 from offload.errors import ConfigError
 
 CHECKPOINTS = "/opt/ml/checkpoints"
@@ -92,6 +92,7 @@ class Job:
     def __post_init__(self) -> None:
         """Raises ConfigError that lists everything that the service would refuse, and for what must not be visible."""
         self._check_secrets()
+        self._check_hyperparameters()
         wrong = [*self._contradictions(), *limits.violations(self.request(), limits.create_training_job().input_shape)]
         if wrong:
             more = f"\n  and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
@@ -165,6 +166,20 @@ class Job:
                 raise ConfigError(
                     f"{name} looks like a secret, and whoever may describe the job, or read its log, could read it: let the script "
                     "fetch it from AWS Secrets Manager under the job's role."
+                )
+
+    def _check_hyperparameters(self) -> None:
+        """Their names become options of the script."""
+        for name in self.hyperparameters:
+            if is_reserved(name):
+                raise ConfigError(
+                    f"the hyperparameter {name!r} cannot be set: the name is reserved, and the script would not get it. Choose another, "
+                    f"or pass --{name} behind -- among the script's arguments."
+                )
+            if name.startswith("-"):
+                raise ConfigError(
+                    f"the hyperparameter {name!r} would reach the script as --{name}: give its name without dashes, "
+                    f"{name.lstrip('-') or 'lr'}=VALUE."
                 )
 
     def _contradictions(self) -> Iterator[str]:

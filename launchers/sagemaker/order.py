@@ -5,13 +5,11 @@ A job may have to be made several times: where there is no capacity for one set 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from launchers.sagemaker.groups import Groups, seconds_for
 from launchers.sagemaker.job import Channel, Job
@@ -37,6 +35,7 @@ class Order:
         max_usd: no more than that is spent on instances: the service stops the job when it would be.
         max_run_s: the job may run for so long at most.
         checkpoints: S3 URI; None: a folder of the job's own.
+        hyperparameters: texts that the script gets as they are.
     """
 
     script: str
@@ -47,7 +46,7 @@ class Order:
     region: str
     channels: tuple[Channel, ...] = ()
     checkpoints: str | None = None
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     volume_gib: int = 50
@@ -122,15 +121,3 @@ def channel_of(text: str) -> Channel:
         raise ConfigError(f"an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found {text!r}.")
     groups = tuple(filter(None, (match["groups"] or "").split(",")))
     return Channel(name=match["name"], uri=match["uri"], groups=groups)
-
-
-def decoded(values: Mapping[str, str]) -> dict[str, Any]:
-    """Numbers, lists and so on for those that are JSON, the text for others."""
-    return {name: _decoded(text) for name, text in values.items()}
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

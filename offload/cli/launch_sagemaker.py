@@ -90,7 +90,7 @@ POSITIVE = Positive()
     "hyperparameters",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Given to the script as --NAME VALUE.",
+    help="Given to the script as --NAME VALUE, exactly as typed.",
 )
 @click.option(
     "--env",
@@ -254,7 +254,7 @@ def _ordered(
 ) -> tuple[Order, tuple[Groups, ...], str]:
     from launchers.asked import pairs_of
     from launchers.sagemaker.groups import groups_of, groups_of_plan
-    from launchers.sagemaker.order import Order, channel_of, decoded, job_name
+    from launchers.sagemaker.order import Order, channel_of, job_name
     from launchers.sagemaker.submit import image_for
 
     if bool(gpu or cpus) == bool(plan_path):
@@ -284,7 +284,7 @@ def _ordered(
         region=region,
         channels=tuple(channel_of(text) for text in inputs),
         checkpoints=checkpoints,
-        hyperparameters=decoded(pairs_of(hyperparameters, "--hyperparameter")),
+        hyperparameters=pairs_of(hyperparameters, "--hyperparameter"),
         environment=pairs_of(environment, "--env"),
         tags=pairs_of(tags, "--tag"),
         max_run_s=int(max_hours * 3600),
