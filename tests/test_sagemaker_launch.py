@@ -18,8 +18,9 @@ import pytest
 from botocore.validate import ParamValidator
 from click.testing import CliRunner, Result
 
-from launchers.sagemaker import bundle, limits, watch
+from launchers.sagemaker import bundle, limits, submit, watch
 from launchers.sagemaker.groups import groups_of
+from launchers.sagemaker.images import Contents
 from launchers.sagemaker.launch import launch, prepare
 from launchers.sagemaker.order import Order, channel_of, job_name
 from launchers.sagemaker.service import Service
@@ -186,6 +187,15 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--hyperparameter", "note=" + "x" * 2500], r"HyperParameters.note: \d+ characters"),
         (["--hyperparameter", "sagemaker_program=x.py"], "the hyperparameter 'sagemaker_program' cannot be set"),
         (["--hyperparameter", "--lr=1"], "the hyperparameter '--lr' would reach the script as ----lr: give its name"),
+        (
+            ["--image-uri", IMAGE.replace("2.8-gpu-py312", "2.2-gpu-py310")],
+            "has Python 3.10 and torch 2.2: offload needs Python >=3.11",
+        ),
+        (["--image-uri", IMAGE.replace("2.8", "2.6.0")], "has Python 3.12 and torch 2.6.0: offload needs"),
+        (
+            ["--image-uri", "account.dkr.ecr.us-east-1.amazonaws.com/mine:7-python3.10-x"],
+            "has Python 3.10: offload needs",
+        ),
         (["--catalog", "nowhere.toml"], "nowhere.toml"),
     ],
 )
@@ -205,9 +215,14 @@ def test_bad_input_is_refused_before_any_call(script: Path, args: list[str], tex
         (["--gpu", "ml.g5.xlarge:1", "--bucket", "b-b", "--image-uri", IMAGE], "--role is missing"),
         (["--gpu", "ml.g5.xlarge:1", "--role", ROLE, "--image-uri", IMAGE], "--bucket is missing"),
         (USUAL, "say which image"),
-        (
-            [*USUAL, "--framework-version", "1.99"],
-            "the SageMaker SDK knows no image for PyTorch 1.99; the newest it knows",
+        *(
+            ([*USUAL, "--framework-version", version], text)
+            for version, text in {
+                "1.99": "the SageMaker SDK knows no image for PyTorch 1.99. AWS's images that work: 2.8",
+                "1.13": "AWS's image for PyTorch 1.13 has Python 3.9 and torch 1.13.1: offload needs Python >=3.11,<3.14 and torch>=2.8.",
+                "2.2": "has Python 3.10 and torch 2.2.0",
+                "2.7": "has Python 3.12 and torch 2.7.1",
+            }.items()
         ),
     ],
 )
@@ -254,6 +269,59 @@ def test_a_plan_that_is_none_is_refused(script: Path, tmp_path: Path, content: s
     done = run(str(script), "--plan", str(path), "--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE)
     assert done.exit_code == 2, done.output
     assert text in done.output
+
+
+@pytest.mark.parametrize(("there", "said"), [(False, "it is not installed"), (True, "version 3.27.0 is installed")])
+def test_an_estimator_that_is_not_there_is_missed_before_anything_is_uploaded(
+    script: Path,
+    aws: tuple[dict[str, str | None], SageMaker, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    there: bool,
+    said: str,
+) -> None:
+    """Without the SDK, and with version 3, boto3 submits unless the estimator is asked for."""
+    environment, service, s3 = aws
+    submit._sdk.cache_clear()
+    monkeypatch.setitem(sys.modules, "sagemaker.pytorch", None)  # as version 3 answers
+    monkeypatch.setattr(submit, "_installed", lambda package: "3.27.0" if there else None)
+    for more in ([], ["--dry-run"]):
+        done = run(str(script), *WITH_IMAGE, "--submitter", "estimator", *more, env=environment)
+        assert done.exit_code == 2, done.output
+        assert "--submitter estimator needs version 2 of the SageMaker SDK, and " + said in done.output
+        assert "--submitter boto3" in done.output
+    assert "Contents" not in s3.list_objects_v2(Bucket="my-bucket")
+    done = run(str(script), *WITH_IMAGE, "--name", "mine", env=environment)
+    assert done.exit_code == 0, done.output
+    assert [request["TrainingJobName"] for request in service.requests] == ["mine"]
+
+
+def test_without_an_sdk_no_image_is_looked_up(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sagemaker.image_uris", "sagemaker.core.image_uris"):
+        monkeypatch.setitem(sys.modules, name, None)
+    done = run(str(script), *USUAL, "--framework-version", "2.8", "--dry-run")
+    assert done.exit_code == 2, done.output
+    assert "--framework-version needs the SageMaker SDK" in done.output
+    assert "--image-uri" in done.output
+    done = run(str(script), *USUAL, "--image-uri", IMAGE.replace("312", "310"), "--dry-run")
+    assert done.exit_code == 2, done.output
+    assert "has Python 3.10 and torch 2.8: offload needs Python" in done.output
+
+
+def test_requirements_are_checked_against_the_image_before_anything_is_sent(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def check(own: Path, image: Contents) -> str:
+        asked.append((own.name, image.python, image.torch))
+        return "a note on them."
+
+    script.with_name("requirements.txt").write_text("einops\n")
+    monkeypatch.setattr("launchers.sagemaker.launch.check_requirements", check)
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert asked == [("requirements.txt", "3.12", "2.8")]
+    assert "a note on them." in done.output
 
 
 def test_too_large_a_bundle_is_refused(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +402,7 @@ def full_order() -> Order:
     )
 
 
-@pytest.mark.parametrize("submitter", ["estimator", "boto3"])
+@pytest.mark.parametrize("submitter", ["auto", "estimator", "boto3"])
 def test_both_ways_send_the_request_that_was_checked(
     script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], monkeypatch: pytest.MonkeyPatch, submitter: Any
 ) -> None:

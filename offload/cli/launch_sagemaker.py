@@ -113,8 +113,8 @@ POSITIVE = Positive()
 )  # fmt: skip
 @click.option("--catalog", "catalog_path", type=FILE, help="TOML file of more instance types, or of other prices.")
 @click.option(
-    "--submitter", type=click.Choice(["estimator", "boto3"]), default="estimator", show_default=True,
-    help="The SageMaker SDK's estimator, or boto3 alone (no SDK needed). Both send the same request.",
+    "--submitter", type=click.Choice(["auto", "estimator", "boto3"]), default="auto", show_default=True,
+    help="The estimator of the SageMaker SDK's version 2, or boto3; auto: the estimator if it is installed. Both send the same request.",
 )  # fmt: skip
 @click.option(
     "--wait", is_flag=True, help="Show what the instances print until the job ends, then its cost and throughput."
@@ -184,11 +184,14 @@ def _launch(
     from launchers.sagemaker.launch import launch as start
     from launchers.sagemaker.launch import prepare
     from launchers.sagemaker.service import Service
+    from launchers.sagemaker.submit import starter
 
     prepared = prepare(order, name, choices, script, catalog, plan_path)
     for note in prepared.notes:
         _say(note)
     if dry_run:
+        if submitter == "estimator":
+            starter(submitter)
         _show_request(prepared, emit)
         return
     started: list[str] = []
@@ -213,7 +216,7 @@ def _check_installed() -> None:
     try:
         import boto3  # noqa: F401
     except ImportError:
-        raise ConfigError("launching on SageMaker needs boto3 and the SDK: pip install 'offload[sagemaker]'.") from None
+        raise ConfigError("launching on SageMaker needs boto3: pip install 'offload[sagemaker]'.") from None
 
 
 def _show_request(prepared: Prepared, emit: Emit) -> None:
@@ -254,8 +257,8 @@ def _ordered(
 ) -> tuple[Order, tuple[Groups, ...], str]:
     from launchers.asked import pairs_of
     from launchers.sagemaker.groups import groups_of, groups_of_plan
+    from launchers.sagemaker.images import image_for
     from launchers.sagemaker.order import Order, channel_of, job_name
-    from launchers.sagemaker.submit import image_for
 
     if bool(gpu or cpus) == bool(plan_path):
         raise ConfigError("say which instances: either --gpu TYPE:COUNT (and --cpu TYPE:COUNT), or --plan plan.json.")
