@@ -100,7 +100,9 @@ def test_a_dry_run_says_what_it_costs_first(script: Path) -> None:
 def test_every_option_reaches_the_request(script: Path) -> None:
     done = run(
         str(script), *WITH_IMAGE, "--cpu", "ml.m5.large:2", "--name", "mine", "--input", "train@gpu,cpu,cpu-2=s3://d/train",
-        "--max-hours", "2", "--spot", "--checkpoints", "s3://d/ck", "--hyperparameter", "lr=0.1", "--env", "A=b=c",
+        "--input-mode", "FastFile",
+        "--max-hours", "2", "--spot",
+        "--checkpoints", "s3://d/ck", "--hyperparameter", "lr=0.1", "--env", "A=b=c",
         "--tag", "team=vision", "--subnet", "subnet-1", "--security-group", "sg-1", "--kms-key", "1234abcd",
         "--encrypt-traffic", "--volume-gib", "100", "--hosts-deadline", "90", "--region", "eu-west-1", "--dry-run",
     )  # fmt: skip
@@ -109,6 +111,7 @@ def test_every_option_reaches_the_request(script: Path) -> None:
     assert request["TrainingJobName"] == "mine"
     assert request["ResourceConfig"]["InstanceGroups"][2]["InstanceGroupName"] == "cpu-2"
     assert request["InputDataConfig"][0]["DataSource"]["S3DataSource"]["InstanceGroupNames"] == ["gpu", "cpu", "cpu-2"]
+    assert request["InputDataConfig"][0]["InputMode"] == "FastFile"
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 14400}
     assert request["EnableManagedSpotTraining"] is True
     assert request["CheckpointConfig"] == {"S3Uri": "s3://d/ck", "LocalPath": "/opt/ml/checkpoints"}
@@ -170,6 +173,12 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--input", "train"], "an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found 'train'"),
         (["--input", "train=/data"], "an input is NAME=s3://"),
         (["--input", "a@gpu=s3://b/a", "--input", "b=s3://b/b"], "either all channels name their groups or none does"),
+        (
+            ["--input", "a@cpu=s3://b/a"],
+            "channel 'a' leaves out the group 'gpu', whose hosts list the data and preprocess, too: --input a@gpu,cpu=",
+        ),
+        (["--input", "a=s3://b/a", "--input-mode", "Pipe"], "'Pipe' is not one of 'File', 'FastFile'"),
+        (["--input-mode", "FastFile"], "--input-mode FastFile says how --input is read, and there is no --input"),
         (["--env", "A"], "--env is NAME=VALUE, found 'A'"),
         (["--tag", "A=1", "--tag", "A=2"], "--tag A is given twice"),
         (["--env", "MY_PASSWORD=hunter2"], "MY_PASSWORD looks like a secret"),
@@ -390,7 +399,7 @@ def full_order() -> Order:
         bucket="my-bucket",
         image=IMAGE,
         region="us-east-1",
-        channels=(channel_of("train@gpu,cpu=s3://d/train"), channel_of("val@gpu,cpu=s3://d/val")),
+        channels=(channel_of("train@gpu,cpu=s3://d/train", "FastFile"), channel_of("val@gpu,cpu=s3://d/val")),
         hyperparameters=AS_TYPED,
         environment={"A": "b"},
         tags={"team": "vision"},

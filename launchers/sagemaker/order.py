@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from launchers.sagemaker.groups import Groups, seconds_for
-from launchers.sagemaker.job import Channel, Job
+from launchers.sagemaker.job import FILE, Channel, Job
 from launchers.sagemaker.settings import GPU_GROUP, HOSTS_DEADLINE_S, Settings
 from offload.errors import ConfigError
 from offload.model import Catalog
@@ -111,7 +111,7 @@ def job_name(script: Path, now: datetime) -> str:
     return f"{stem}-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03d}"
 
 
-def channel_of(text: str) -> Channel:
+def channel_of(text: str, mode: str = FILE) -> Channel:
     """``train=s3://bucket/train``, or ``train@gpu,cpu=s3://bucket/train`` for some groups alone.
 
     Raises ConfigError for a text of another form.
@@ -120,4 +120,4 @@ def channel_of(text: str) -> Channel:
     if match is None or not match["uri"].startswith("s3://"):
         raise ConfigError(f"an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found {text!r}.")
     groups = tuple(filter(None, (match["groups"] or "").split(",")))
-    return Channel(name=match["name"], uri=match["uri"], groups=groups)
+    return Channel(name=match["name"], uri=match["uri"], groups=groups, mode=mode)

@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 import botocore.exceptions
 
 from launchers.sagemaker.images import quiet_sdk
-from launchers.sagemaker.job import CHECKPOINTS, ENTRY, Job, metric_definitions
+from launchers.sagemaker.job import CHECKPOINTS, ENTRY, FILE, Job, metric_definitions
 from launchers.sagemaker.service import Service, asking
 from offload.errors import ConfigError
 
@@ -109,7 +109,14 @@ def _by_estimator(job: Job, service: Service) -> None:
         debugger_hook_config=False,
         sagemaker_session=session,
     )
-    inputs = {c.name: sdk.TrainingInput(c.uri, instance_groups=[*c.groups] or None) for c in job.channels}
+    inputs = {
+        channel.name: sdk.TrainingInput(
+            channel.uri,
+            instance_groups=[*channel.groups] or None,
+            input_mode=channel.mode if channel.mode != FILE else None,
+        )
+        for channel in job.channels
+    }
     estimator.fit(inputs=inputs or None, job_name=job.name, wait=False)
 
 

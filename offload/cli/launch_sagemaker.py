@@ -67,6 +67,10 @@ POSITIVE = Positive()
     help="Data that the instances get below /opt/ml/input/data/NAME; may be repeated.",
 )  # fmt: skip
 @click.option(
+    "--input-mode", type=click.Choice(["File", "FastFile"]), default="File", show_default=True,
+    help="File: each instance copies its data before training. FastFile: it reads them from S3 as it needs them.",
+)  # fmt: skip
+@click.option(
     "--max-usd",
     type=POSITIVE,
     metavar="USD",
@@ -247,6 +251,7 @@ def _ordered(
     framework_version: str | None,
     name: str | None,
     inputs: tuple[str, ...],
+    input_mode: str,
     max_hours: float,
     hosts_deadline: float,
     hyperparameters: tuple[str, ...],
@@ -278,6 +283,8 @@ def _ordered(
         )
     if bool(image_uri) == bool(framework_version):
         raise ConfigError("say which image: either --image-uri URI, or --framework-version 2.8 for AWS's own.")
+    if input_mode != "File" and not inputs:
+        raise ConfigError(f"--input-mode {input_mode} says how --input is read, and there is no --input.")
     order = Order(
         script=script.name,
         args=args,
@@ -285,7 +292,7 @@ def _ordered(
         bucket=bucket.removeprefix("s3://").rstrip("/"),
         image=image_uri or image_for(str(framework_version), region, choices[0][0].instance_type),
         region=region,
-        channels=tuple(channel_of(text) for text in inputs),
+        channels=tuple(channel_of(text, input_mode) for text in inputs),
         checkpoints=checkpoints,
         hyperparameters=pairs_of(hyperparameters, "--hyperparameter"),
         environment=pairs_of(environment, "--env"),
