@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import runpy
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ from click.testing import CliRunner, Result
 from launchers.sagemaker import bundle, limits, submit, watch
 from launchers.sagemaker.groups import groups_of
 from launchers.sagemaker.images import Contents
+from launchers.sagemaker.job import ENTRY, Job
 from launchers.sagemaker.launch import launch, prepare
 from launchers.sagemaker.order import Order, channel_of, job_name
 from launchers.sagemaker.service import Service
@@ -441,9 +445,6 @@ def test_both_ways_send_the_request_that_was_checked(
 def test_the_token_is_in_the_bundle_alone_and_another_each_time(
     script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]
 ) -> None:
-    import io
-    import tarfile
-
     environment, service, s3 = aws
     tokens = []
     for name in ("one", "two"):
@@ -671,6 +672,33 @@ def test_status_from_a_real_server(script: Path) -> None:
         missing = run("--status", "other", env=given)
         assert missing.exit_code == 2
         assert "there is no training job 'other' in us-east-1" in missing.output
+
+
+def test_the_example_for_version_3_of_the_sdk_runs_the_launchers_bundle(
+    script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That version cannot be installed beside the one tested here: the request that it made of this was compared by hand."""
+    environment, _, s3 = aws
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    example = runpy.run_path(str(ROOT / "examples" / "sagemaker_model_trainer.py"))
+    jobs = []
+
+    class Trainer:
+        def __init__(self, job: Job, session: Any) -> None:
+            jobs.append(job)
+
+        def train(self) -> None:
+            pass
+
+    monkeypatch.setitem(example["main"].__globals__, "model_trainer", Trainer)
+    monkeypatch.setattr(sys, "argv", ["x", str(script), *WITH_IMAGE, "--input", "a=s3://b/a", "--", "--epochs", "3"])
+    example["main"]()
+    [job] = jobs
+    assert job.settings.args == ("--epochs", "3")
+    uploaded = s3.get_object(Bucket="my-bucket", Key=job.source.removeprefix("s3://my-bucket/"))["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(uploaded)) as archive:
+        assert {ENTRY, bundle.TOKEN, "requirements.txt", script.name} <= set(archive.getnames())
 
 
 def test_a_job_is_stopped(script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]) -> None:
