@@ -125,7 +125,9 @@ POSITIVE = Positive()
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and print the request. No credentials are needed.")
 @click.option(
-    "--requirements", is_flag=True, help="Print what the instances install, for an image that holds it already."
+    "--requirements",
+    is_flag=True,
+    help="Print what offload needs on the instances, for an image that holds it already.",
 )
 @click.option("--status", "status_of", metavar="NAME", help="Show how a job is doing, and what it has cost.")
 @click.option("--stop", "stop_job", metavar="NAME", help="Stop a job; its last checkpoint stays.")
@@ -185,11 +187,14 @@ def _launch(
     order: Order, choices: tuple[Groups, ...], name: str, script: Path, plan_path: Path | None, catalog: Any, submitter: Any,
     wait: bool, dry_run: bool, emit: Emit,
 ) -> None:  # fmt: skip
+    from launchers.sagemaker.bundle import REQUIREMENTS
     from launchers.sagemaker.launch import launch as start
     from launchers.sagemaker.launch import prepare
     from launchers.sagemaker.service import Service
     from launchers.sagemaker.submit import starter
 
+    if (script.parent / REQUIREMENTS).is_file():
+        _say(f"checking whether {REQUIREMENTS} can be installed beside offload")  # takes some seconds
     prepared = prepare(order, name, choices, script, catalog, plan_path)
     for note in prepared.notes:
         _say(note)
