@@ -206,8 +206,12 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         ),
         (["--image-uri", IMAGE.replace("2.8", "2.6.0")], "has Python 3.12 and torch 2.6.0: offload needs"),
         (
-            ["--image-uri", "account.dkr.ecr.us-east-1.amazonaws.com/mine:7-python3.10-x"],
+            ["--image-uri", "account.dkr.ecr.us-east-1.amazonaws.com/mine:7-python3.10.4-x"],
             "has Python 3.10: offload needs",
+        ),
+        (
+            ["--image-uri", "account.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.2.0-cuda12.1"],
+            "has torch 2.2.0: offload needs",
         ),
         (["--catalog", "nowhere.toml"], "nowhere.toml"),
     ],

@@ -22,8 +22,10 @@ from packaging.version import InvalidVersion, Version
 
 from offload.errors import ConfigError
 
-_AWS_TAG = re.compile(r"(?P<torch>\d+\.\d+(\.\d+)?)-(transformers[\d.]+-)?(gpu|cpu)-py\d")
-_PYTHON = re.compile(r"(?:^|[-_])py(?:thon)?-?3\.?(\d{1,2})(?![\d.])")
+_TORCH = re.compile(
+    r"(?P<torch>\d+\.\d+(\.\d+)?)-(transformers[\d.]+-)?((gpu|cpu)-py|cuda)\d"
+)  # AWS's tags, and PyTorch's own
+_PYTHON = re.compile(r"(?:^|[-_])py(?:thon)?-?3\.?(\d{1,2})(?!\d)")
 _TABLES = ("sagemaker.image_uris", "sagemaker.core.image_uris")  # version 2 of the SDK, and version 3
 
 
@@ -65,7 +67,7 @@ def pythons() -> SpecifierSet:
 def contents_of(uri: str) -> Contents:
     """What the tag of an image tells: ``…/pytorch-training:2.8-gpu-py312`` has Python 3.12 and torch 2.8."""
     repository, _, tag = uri.partition("@")[0].rpartition("/")[2].partition(":")
-    python, torch = _PYTHON.search(tag), _AWS_TAG.match(tag) if "pytorch" in repository else None
+    python, torch = _PYTHON.search(tag), _TORCH.match(tag) if "pytorch" in repository else None
     return Contents(python=f"3.{python[1]}" if python else None, torch=torch["torch"] if torch else None)
 
 
