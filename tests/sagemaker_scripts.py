@@ -60,8 +60,9 @@ def build():
     parser.add_argument("--samples", type=int, default=600)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--what", default="")
+    parser.add_argument("--note", default="")
     args = parser.parse_args()
-    print("here are the parameters:", args.samples, flush=True)
+    print("here are the parameters:", args.samples, args.note, flush=True)
     return offload.Trainer(
         train,
         datasets={"train": offload.from_torch(Samples(args.shared, args.hosts, args.samples))},

@@ -80,6 +80,9 @@ class Stopping(Silent):
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
 
+    def ending(self) -> bool:
+        return False
+
     def says(self) -> list[int]:
         return [int(self._stop.is_set())]
 
@@ -193,6 +196,9 @@ class StoppingAfter(Stopping):
         super().__init__(threading.Event())
         self._left = after
 
+    def ending(self) -> bool:
+        return False
+
     def says(self) -> list[int]:
         self._left -= 1
         return [int(self._left < 0)]
@@ -218,6 +224,9 @@ class Ordering(Silent):
 
     def __init__(self, rank: int, after: int, split: tuple[int, int]) -> None:
         self._rank, self._after, self._split, self._said = rank, after, split, 0
+
+    def ending(self) -> bool:
+        return False
 
     def says(self) -> list[int]:
         self._said += 1

@@ -7,11 +7,14 @@ from collections import Counter
 import pytest
 
 from offload.testing.rehearsal import Rehearsal
+from offload.train import batches
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(30))
-def test_a_random_schedule_loses_and_repeats_nothing(seed: int) -> None:
+def test_a_random_schedule_loses_and_repeats_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seed % 2:  # ranks that are to end wait for no sample at all
+        monkeypatch.setattr(batches, "BREAK_OFF_S", -1.0)
     outcome = Rehearsal(seed).go()
     assert not outcome.hung
     assert outcome.passes == {number: Counter(range(240)) for number in range(3)}

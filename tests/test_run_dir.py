@@ -393,6 +393,17 @@ def test_the_live_line() -> None:
     assert line.replace("2.315", "2.31") in (format_line.__doc__ or "")
 
 
+def test_goodput_is_shown_where_it_is_another_number() -> None:
+    assert format_line(interval(5, samples_per_s=2_710.0, goodput=2_240.4)).endswith(
+        "4 workers × 64 × 1 | goodput 2,240"
+    )
+    assert "goodput" not in format_line(interval(5, samples_per_s=2_710.0, goodput=2_710.0))
+    assert dict(summary_rows(summary(samples_per_s=1_234.6, goodput=1_000.0)))["goodput"].startswith(
+        "1,000.0 samples/s"
+    )
+    assert "goodput" not in dict(summary_rows(summary(samples_per_s=1_234.6, goodput=1_234.6)))
+
+
 def test_the_live_line_before_ceilings_are_known() -> None:
     unknown: dict[str, Any] = {"input_ceiling_samples_per_s": None, "device_ceiling_samples_per_s": None, "metrics": {}}
     line = format_line(interval(5, workers=1, accum_steps=3, **unknown))

@@ -186,7 +186,8 @@ def test_from_the_command_line_to_what_a_script_raised(tmp_path: Path) -> None:
             [
                 "launch", "sagemaker", str(mine / "counts.py"), "--gpu", "ml.g5.xlarge:1", "--cpu", "ml.c5.4xlarge:1",
                 "--role", "arn:aws:iam::123456789012:role/training", "--bucket", "my-bucket", "--image-uri", "x/y:1",
-                "--hyperparameter", f"shared={shared}", "--hyperparameter", "hosts=2", "--name", "counts", "--wait",
+                "--hyperparameter", f"shared={shared}", "--hyperparameter", "hosts=2",
+                "--hyperparameter", 'note=1.10 "x"', "--name", "counts", "--wait",
                 "--", "--what", "raise",
             ],
             env={**environment, "AWS_ENDPOINT_URL_SAGEMAKER": service.url},
@@ -198,7 +199,7 @@ def test_from_the_command_line_to_what_a_script_raised(tmp_path: Path) -> None:
         assert re.search(r'File ".*", line \d+, in act\n', job.log("algo-2"))
     assert done.exit_code == 1, done.output
     assert "[cpu algo-1] offload: this is algo-1 of group cpu (ml.c5.4xlarge); the head is algo-2" in done.output
-    assert "[gpu algo-2] here are the parameters: 600" in done.output
+    assert '[gpu algo-2] here are the parameters: 600 1.10 "x"' in done.output
     assert re.search(r"reason +AlgorithmError: .*ValueError: the third step is cursed", done.output)
 
 

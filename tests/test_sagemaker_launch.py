@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import runpy
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,11 +21,14 @@ import pytest
 from botocore.validate import ParamValidator
 from click.testing import CliRunner, Result
 
-from launchers.sagemaker import bundle, limits, watch
+from launchers.sagemaker import bundle, limits, submit, watch
 from launchers.sagemaker.groups import groups_of
+from launchers.sagemaker.images import Contents
+from launchers.sagemaker.job import ENTRY, Job
 from launchers.sagemaker.launch import launch, prepare
 from launchers.sagemaker.order import Order, channel_of, job_name
 from launchers.sagemaker.service import Service
+from launchers.sagemaker.settings import read_settings
 from offload.cli.main import main
 from offload.prices import built_in
 from offload.testing.aws_json import aws_json_server
@@ -33,6 +39,10 @@ ROLE = "arn:aws:iam::123456789012:role/training"
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.8-gpu-py312"
 USUAL = ["--gpu", "ml.g5.xlarge:1", "--cpu", "ml.c5.4xlarge:1", "--role", ROLE, "--bucket", "my-bucket"]
 WITH_IMAGE = [*USUAL, "--image-uri", IMAGE]
+AS_TYPED = {
+    "lr": "1e-4", "version": "1.10", "quoted": '"hello"', "commit": "7e12345", "flag": "true", "sizes": "[1, 2]", "empty": "",
+    "name": "Zoë 好", "n": "-1", "lines": "a\nb", "path": "C:\\n", "half": '"',
+}  # fmt: skip
 NO_AWS = {
     "AWS_ACCESS_KEY_ID": None,
     "AWS_SECRET_ACCESS_KEY": None,
@@ -94,7 +104,9 @@ def test_a_dry_run_says_what_it_costs_first(script: Path) -> None:
 def test_every_option_reaches_the_request(script: Path) -> None:
     done = run(
         str(script), *WITH_IMAGE, "--cpu", "ml.m5.large:2", "--name", "mine", "--input", "train@gpu,cpu,cpu-2=s3://d/train",
-        "--max-hours", "2", "--spot", "--checkpoints", "s3://d/ck", "--hyperparameter", "lr=0.1", "--env", "A=b=c",
+        "--input-mode", "FastFile",
+        "--max-hours", "2", "--spot",
+        "--checkpoints", "s3://d/ck", "--hyperparameter", "lr=0.1", "--env", "A=b=c",
         "--tag", "team=vision", "--subnet", "subnet-1", "--security-group", "sg-1", "--kms-key", "1234abcd",
         "--encrypt-traffic", "--volume-gib", "100", "--hosts-deadline", "90", "--region", "eu-west-1", "--dry-run",
     )  # fmt: skip
@@ -103,10 +115,11 @@ def test_every_option_reaches_the_request(script: Path) -> None:
     assert request["TrainingJobName"] == "mine"
     assert request["ResourceConfig"]["InstanceGroups"][2]["InstanceGroupName"] == "cpu-2"
     assert request["InputDataConfig"][0]["DataSource"]["S3DataSource"]["InstanceGroupNames"] == ["gpu", "cpu", "cpu-2"]
+    assert request["InputDataConfig"][0]["InputMode"] == "FastFile"
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 14400}
     assert request["EnableManagedSpotTraining"] is True
     assert request["CheckpointConfig"] == {"S3Uri": "s3://d/ck", "LocalPath": "/opt/ml/checkpoints"}
-    assert request["HyperParameters"]["lr"] == "0.1"
+    assert request["HyperParameters"]["lr"] == '"0.1"'
     assert json.loads(request["HyperParameters"]["offload_job"])["hosts_deadline_s"] == 90
     assert json.loads(request["HyperParameters"]["sagemaker_region"]) == "eu-west-1"
     assert request["Environment"] == {"A": "b=c"}
@@ -164,6 +177,12 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--input", "train"], "an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found 'train'"),
         (["--input", "train=/data"], "an input is NAME=s3://"),
         (["--input", "a@gpu=s3://b/a", "--input", "b=s3://b/b"], "either all channels name their groups or none does"),
+        (
+            ["--input", "a@cpu=s3://b/a"],
+            "channel 'a' leaves out the group 'gpu', whose hosts list the data and preprocess, too: --input a@gpu,cpu=",
+        ),
+        (["--input", "a=s3://b/a", "--input-mode", "Pipe"], "'Pipe' is not one of 'File', 'FastFile'"),
+        (["--input-mode", "FastFile"], "--input-mode FastFile says how --input is read, and there is no --input"),
         (["--env", "A"], "--env is NAME=VALUE, found 'A'"),
         (["--tag", "A=1", "--tag", "A=2"], "--tag A is given twice"),
         (["--env", "MY_PASSWORD=hunter2"], "MY_PASSWORD looks like a secret"),
@@ -179,6 +198,21 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--framework-version", "2.8"], "say which image: either --image-uri URI, or --framework-version"),
         (["--plan", "plan.json"], "say which instances: either --gpu TYPE:COUNT"),
         (["--hyperparameter", "note=" + "x" * 2500], r"HyperParameters.note: \d+ characters"),
+        (["--hyperparameter", "sagemaker_program=x.py"], "the hyperparameter 'sagemaker_program' cannot be set"),
+        (["--hyperparameter", "--lr=1"], "the hyperparameter '--lr' would reach the script as ----lr: give its name"),
+        (
+            ["--image-uri", IMAGE.replace("2.8-gpu-py312", "2.2-gpu-py310")],
+            "has Python 3.10 and torch 2.2: offload needs Python >=3.11",
+        ),
+        (["--image-uri", IMAGE.replace("2.8", "2.6.0")], "has Python 3.12 and torch 2.6.0: offload needs"),
+        (
+            ["--image-uri", "account.dkr.ecr.us-east-1.amazonaws.com/mine:7-python3.10.4-x"],
+            "has Python 3.10: offload needs",
+        ),
+        (
+            ["--image-uri", "account.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.2.0-cuda12.1"],
+            "has torch 2.2.0: offload needs",
+        ),
         (["--catalog", "nowhere.toml"], "nowhere.toml"),
     ],
 )
@@ -198,9 +232,14 @@ def test_bad_input_is_refused_before_any_call(script: Path, args: list[str], tex
         (["--gpu", "ml.g5.xlarge:1", "--bucket", "b-b", "--image-uri", IMAGE], "--role is missing"),
         (["--gpu", "ml.g5.xlarge:1", "--role", ROLE, "--image-uri", IMAGE], "--bucket is missing"),
         (USUAL, "say which image"),
-        (
-            [*USUAL, "--framework-version", "1.99"],
-            "the SageMaker SDK knows no image for PyTorch 1.99; the newest it knows",
+        *(
+            ([*USUAL, "--framework-version", version], text)
+            for version, text in {
+                "1.99": "the SageMaker SDK knows no image for PyTorch 1.99. AWS's images that work: 2.8",
+                "1.13": "AWS's image for PyTorch 1.13 has Python 3.9 and torch 1.13.1: offload needs Python >=3.11,<3.14 and torch>=2.8.",
+                "2.2": "has Python 3.10 and torch 2.2.0",
+                "2.7": "has Python 3.12 and torch 2.7.1",
+            }.items()
         ),
     ],
 )
@@ -247,6 +286,59 @@ def test_a_plan_that_is_none_is_refused(script: Path, tmp_path: Path, content: s
     done = run(str(script), "--plan", str(path), "--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE)
     assert done.exit_code == 2, done.output
     assert text in done.output
+
+
+@pytest.mark.parametrize(("there", "said"), [(False, "it is not installed"), (True, "version 3.27.0 is installed")])
+def test_an_estimator_that_is_not_there_is_missed_before_anything_is_uploaded(
+    script: Path,
+    aws: tuple[dict[str, str | None], SageMaker, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    there: bool,
+    said: str,
+) -> None:
+    """Without the SDK, and with version 3, boto3 submits unless the estimator is asked for."""
+    environment, service, s3 = aws
+    submit._sdk.cache_clear()
+    monkeypatch.setitem(sys.modules, "sagemaker.pytorch", None)  # as version 3 answers
+    monkeypatch.setattr(submit, "_installed", lambda package: "3.27.0" if there else None)
+    for more in ([], ["--dry-run"]):
+        done = run(str(script), *WITH_IMAGE, "--submitter", "estimator", *more, env=environment)
+        assert done.exit_code == 2, done.output
+        assert "--submitter estimator needs version 2 of the SageMaker SDK, and " + said in done.output
+        assert "--submitter boto3" in done.output
+    assert "Contents" not in s3.list_objects_v2(Bucket="my-bucket")
+    done = run(str(script), *WITH_IMAGE, "--name", "mine", env=environment)
+    assert done.exit_code == 0, done.output
+    assert [request["TrainingJobName"] for request in service.requests] == ["mine"]
+
+
+def test_without_an_sdk_no_image_is_looked_up(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sagemaker.image_uris", "sagemaker.core.image_uris"):
+        monkeypatch.setitem(sys.modules, name, None)
+    done = run(str(script), *USUAL, "--framework-version", "2.8", "--dry-run")
+    assert done.exit_code == 2, done.output
+    assert "--framework-version needs the SageMaker SDK" in done.output
+    assert "--image-uri" in done.output
+    done = run(str(script), *USUAL, "--image-uri", IMAGE.replace("312", "310"), "--dry-run")
+    assert done.exit_code == 2, done.output
+    assert "has Python 3.10 and torch 2.8: offload needs Python" in done.output
+
+
+def test_requirements_are_checked_against_the_image_before_anything_is_sent(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def check(own: Path, image: Contents) -> str:
+        asked.append((own.name, image.python, image.torch))
+        return "a note on them."
+
+    script.with_name("requirements.txt").write_text("einops\n")
+    monkeypatch.setattr("launchers.sagemaker.launch.check_requirements", check)
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert asked == [("requirements.txt", "3.12", "2.8")]
+    assert "a note on them." in done.output
 
 
 def test_too_large_a_bundle_is_refused(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,8 +407,8 @@ def full_order() -> Order:
         bucket="my-bucket",
         image=IMAGE,
         region="us-east-1",
-        channels=(channel_of("train@gpu,cpu=s3://d/train"), channel_of("val@gpu,cpu=s3://d/val")),
-        hyperparameters={"lr": 0.1, "name": "x"},
+        channels=(channel_of("train@gpu,cpu=s3://d/train", "FastFile"), channel_of("val@gpu,cpu=s3://d/val")),
+        hyperparameters=AS_TYPED,
         environment={"A": "b"},
         tags={"team": "vision"},
         spot=True,
@@ -327,7 +419,7 @@ def full_order() -> Order:
     )
 
 
-@pytest.mark.parametrize("submitter", ["estimator", "boto3"])
+@pytest.mark.parametrize("submitter", ["auto", "estimator", "boto3"])
 def test_both_ways_send_the_request_that_was_checked(
     script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], monkeypatch: pytest.MonkeyPatch, submitter: Any
 ) -> None:
@@ -345,6 +437,11 @@ def test_both_ways_send_the_request_that_was_checked(
     [sent] = service.requests
     job = prepared.attempts[0].job
     assert sent == job.request()
+    # What the container reads of it is what was typed.
+    stored = script.parent.parent / "input" / "config" / "hyperparameters.json"
+    stored.parent.mkdir(parents=True)
+    stored.write_text(json.dumps(sent["HyperParameters"]))
+    assert read_settings(script.parent.parent)[1] == AS_TYPED
     uploaded = s3.get_object(Bucket="my-bucket", Key=job.source.removeprefix("s3://my-bucket/"))["Body"].read()
     assert uploaded[:2] == b"\x1f\x8b"
 
@@ -352,9 +449,6 @@ def test_both_ways_send_the_request_that_was_checked(
 def test_the_token_is_in_the_bundle_alone_and_another_each_time(
     script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]
 ) -> None:
-    import io
-    import tarfile
-
     environment, service, s3 = aws
     tokens = []
     for name in ("one", "two"):
@@ -582,6 +676,33 @@ def test_status_from_a_real_server(script: Path) -> None:
         missing = run("--status", "other", env=given)
         assert missing.exit_code == 2
         assert "there is no training job 'other' in us-east-1" in missing.output
+
+
+def test_the_example_for_version_3_of_the_sdk_runs_the_launchers_bundle(
+    script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That version cannot be installed beside the one tested here: the request that it made of this was compared by hand."""
+    environment, _, s3 = aws
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    example = runpy.run_path(str(ROOT / "examples" / "sagemaker_model_trainer.py"))
+    jobs = []
+
+    class Trainer:
+        def __init__(self, job: Job, session: Any) -> None:
+            jobs.append(job)
+
+        def train(self) -> None:
+            pass
+
+    monkeypatch.setitem(example["main"].__globals__, "model_trainer", Trainer)
+    monkeypatch.setattr(sys, "argv", ["x", str(script), *WITH_IMAGE, "--input", "a=s3://b/a", "--", "--epochs", "3"])
+    example["main"]()
+    [job] = jobs
+    assert job.settings.args == ("--epochs", "3")
+    uploaded = s3.get_object(Bucket="my-bucket", Key=job.source.removeprefix("s3://my-bucket/"))["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(uploaded)) as archive:
+        assert {ENTRY, bundle.TOKEN, "requirements.txt", script.name} <= set(archive.getnames())
 
 
 def test_a_job_is_stopped(script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from botocore.validate import ParamValidator
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sagemaker_training.params import SAGEMAKER_HYPERPARAMETERS
 
 from launchers.sagemaker import limits
 from launchers.sagemaker.groups import ENDING_S, Group, groups_of, seconds_for
@@ -118,6 +119,11 @@ def test_metrics_are_read_from_a_progress_line() -> None:
 )
 def test_what_the_service_would_refuse_is_refused(changed: dict[str, Any], text: str) -> None:
     assert text in refused(**changed)
+
+
+@pytest.mark.parametrize("name", ["offload_job", "sagemaker_mpi_enabled", *SAGEMAKER_HYPERPARAMETERS])
+def test_a_hyperparameter_that_the_script_would_not_get_is_refused(name: str) -> None:
+    assert f"the hyperparameter {name!r} cannot be set: the name is reserved" in refused(hyperparameters={name: "1"})
 
 
 @pytest.mark.parametrize(

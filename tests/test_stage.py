@@ -26,7 +26,7 @@ from offload.pipeline import wire
 from offload.pipeline.feed import Cores, Feed, Stream
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.sources.base import Samples
+from offload.pipeline.sources.base import At, Samples, nowhere
 from offload.pipeline.sources.from_torch import TorchReader
 from offload.pipeline.split import split_transform
 from offload.pipeline.stage import CHUNK, Stage, encode_foreign, process
@@ -42,7 +42,7 @@ class Numbers:
     def __init__(self, bad: tuple[int, ...] = (), raising: tuple[int, ...] = ()) -> None:
         self.bad, self.raising = bad, raising
 
-    def read(self, rows: pa.Table) -> Samples:
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         ids = rows.column(SAMPLE_ID).to_pylist()
         if stopped := [i for i in ids if i in self.raising]:
             raise OSError(f"no sample {stopped[0]}")
@@ -137,7 +137,7 @@ def test_augmentation_of_a_sample_follows_the_sample() -> None:
 class Restless(Numbers):
     """A source that draws random numbers of its own, another count each time."""
 
-    def read(self, rows: pa.Table) -> Samples:
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         self.reads = getattr(self, "reads", 0) + 1
         for _ in range(self.reads):
             random.random(), np.random.rand(), torch.rand(())
@@ -269,7 +269,7 @@ def test_an_image_transform_of_a_source_without_images() -> None:
 
 
 class NoImages(Numbers):
-    def read(self, rows: pa.Table) -> Samples:
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         return Samples({"x": np.zeros((rows.num_rows, 2)), "y": np.zeros(rows.num_rows)})
 
 
@@ -277,10 +277,10 @@ IMPORTS_TORCH_ITSELF = """
 import sys
 import numpy as np, pyarrow as pa
 from offload.pipeline import stage as stages
-from offload.pipeline.sources.base import Samples
+from offload.pipeline.sources.base import At, Samples, nowhere
 
 class Reader:
-    def read(self, rows):
+    def read(self, rows, at):
         return Samples({"label": np.zeros(rows.num_rows)})
     def describe(self, rows, row):
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.measure.steps import Clock, StepMeter, StepTimes, Totals
+from offload.train.journal import rates_of
 
 
 class Hands(Clock):
@@ -61,7 +63,7 @@ def test_wait_peers_compute_and_sync_are_told_apart(hands: Hands, meter: StepMet
     hands.at += 16.0  # the optimizer
     meter.stepped()
     assert meter.totals() == Totals(
-        steps=1, samples=8, step_time_s=31.0, data_wait_s=1.0, peer_wait_s=2.0, compute_s=20.0, sync_s=8.0
+        steps=1, samples=8, step_time_s=31.0, data_wait_s=1.0, peer_wait_s=2.0, compute_s=20.0, sync_s=8.0, useful=8.0
     )
 
 
@@ -91,7 +93,7 @@ def test_a_step_of_several_micro_batches(hands: Hands, meter: StepMeter) -> None
     batch(hands, meter, wait=0.5, peer=0.25, compute=2.0, sync=1.0, samples=4)
     meter.stepped()
     assert meter.totals() == Totals(
-        steps=1, samples=19, step_time_s=42.0, data_wait_s=2.0, peer_wait_s=1.0, compute_s=8.0, sync_s=1.0
+        steps=1, samples=19, step_time_s=42.0, data_wait_s=2.0, peer_wait_s=1.0, compute_s=8.0, sync_s=1.0, useful=19.0
     )
 
 
@@ -138,7 +140,7 @@ def test_a_step_that_was_begun_is_forgotten_at_a_restart(hands: Hands, meter: St
     meter.restart()
     batch(hands, meter, compute=1.0, samples=3)
     meter.stepped()
-    assert meter.totals() == Totals(steps=1, samples=3, step_time_s=1.0, compute_s=1.0)
+    assert meter.totals() == Totals(steps=1, samples=3, step_time_s=1.0, compute_s=1.0, useful=3.0)
 
 
 def test_steps_wait_until_the_device_has_told_their_times(hands: Hands, meter: StepMeter) -> None:
@@ -151,7 +153,9 @@ def test_steps_wait_until_the_device_has_told_their_times(hands: Hands, meter: S
     assert meter.totals().steps == 2
     assert meter.totals().steps == 2  # counted once
     hands.known_until = 18.0
-    assert meter.totals() == Totals(steps=3, samples=24, step_time_s=18.0, data_wait_s=3.0, compute_s=12.0, sync_s=3.0)
+    assert meter.totals() == Totals(
+        steps=3, samples=24, step_time_s=18.0, data_wait_s=3.0, compute_s=12.0, sync_s=3.0, useful=24.0
+    )
 
 
 times = st.floats(0, 100)
@@ -186,7 +190,14 @@ def test_the_parts_of_a_step_make_the_step(steps: list[list[tuple[float, float, 
 
 def test_totals_add_and_subtract() -> None:
     step = StepTimes(
-        step_time_s=2.0, data_wait_s=0.5, peer_wait_s=0.25, compute_s=1.0, sync_s=0.25, samples=8, pass_start_s=0.1
+        step_time_s=2.0,
+        data_wait_s=0.5,
+        peer_wait_s=0.25,
+        compute_s=1.0,
+        sync_s=0.25,
+        samples=8,
+        pass_start_s=0.1,
+        useful=6.0,
     )
     one = Totals().add(step)
     assert one.plus(one) == one.add(step)
@@ -194,6 +205,35 @@ def test_totals_add_and_subtract() -> None:
     assert dataclasses.asdict(one) == {"steps": 1, **dataclasses.asdict(step)}
     assert one.stall == 0.25
     assert Totals().stall == 0.0
+
+
+STEPS = st.lists(
+    st.tuples(st.floats(0.001, 100.0), st.integers(1, 4096), st.floats(0.01, 1.0)), min_size=1, max_size=20
+)
+
+
+@settings(max_examples=100)
+@given(groups=st.lists(st.tuples(st.integers(1, 8), STEPS), min_size=1, max_size=4))
+def test_goodput_is_throughput_times_efficiency(groups: list[tuple[int, list[tuple[float, int, float]]]]) -> None:
+    """Over any worker groups and steps: never above samples/s, equal to it where every sample is worth one, as at a fixed batch, and
+    as many times smaller as samples are worth less."""
+
+    def measured(of: Callable[[float], float]) -> dict[str, float]:
+        found = []
+        for workers, steps in groups:
+            hands = Hands()
+            meter = StepMeter(hands, now=lambda hands=hands: hands.at)  # type: ignore[misc]
+            for seconds, samples, efficiency in steps:
+                batch(hands, meter, compute=seconds, samples=samples)
+                meter.stepped(of(efficiency))
+            found.append((workers, meter.totals()))
+        return rates_of(found)
+
+    fixed, adaptive, half = measured(lambda _: 1.0), measured(lambda each: each), measured(lambda _: 0.5)
+    assert fixed["goodput"] == fixed["samples_per_s"] > 0
+    assert adaptive["samples_per_s"] == fixed["samples_per_s"] >= adaptive["goodput"] > 0
+    assert half["goodput"] == fixed["goodput"] / 2
+    assert rates_of([(1, Totals())]) == {"samples_per_s": 0.0, "goodput": 0.0}
 
 
 def test_the_real_clock_is_monotonic() -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import ray.train
 import torch
 
 import offload
+from offload.pipeline.order import epoch_order
 from offload.pipeline.ranges import Ranges
 from offload.report.run_dir import read_lines
 from offload.train import checkpoint
@@ -223,6 +225,64 @@ def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_p
     assert seen(log) == {epoch: Counter(range(SAMPLES)) for epoch in range(3)}
     assert again.document["steps"] == 3 * 7
     assert "resumed" in [e["event"] for e in read_lines(tmp_path / "run" / "events.jsonl")]
+
+
+class Stuck(Numbers):
+    """Item ``item`` never comes, until ``released`` exists."""
+
+    def __init__(self, item: int, released: Path) -> None:
+        super().__init__()
+        self.item, self.released = item, released
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        while i == self.item and not self.released.exists():
+            time.sleep(0.1)
+        return super().__getitem__(i)
+
+
+def test_a_sample_that_never_comes_does_not_hold_up_the_commit_of_a_run_that_is_stopped(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    stuck = Stuck(int(epoch_order(SAMPLES, seed=0, epoch=0)[70]), tmp_path / "released")
+
+    def train(ctx: offload.Context) -> None:
+        see = log_ids(ctx.config["log"])
+
+        def stop_at_once(ctx: offload.Context, batch: Any) -> None:
+            see(ctx, batch)
+            if not stuck.released.exists():
+                ray.get(ctx._setup.hub.order.remote(Orders(stop=True)))
+
+        fit_linear(ctx, stop_at_once)
+
+    def run() -> offload.Result:
+        return trainer(train, stuck, workers=2, epochs=1, config={"log": str(log)}).fit(
+            run_dir=tmp_path / "run", quiet=True
+        )
+
+    run()
+    commits = [e for e in read_lines(tmp_path / "run" / "events.jsonl") if e["event"] == "checkpoint"]
+    assert [e["reason"] for e in commits] == ["stop"]
+    (tmp_path / "run" / "summary.json").unlink()  # as an interrupted run leaves it
+    stuck.released.touch()
+    run()
+    assert seen(log) == {0: Counter(range(SAMPLES))}
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_sample_that_takes_longer_than_its_deadline(tmp_path: Path, on_error: Any) -> None:
+    stuck = offload.from_torch(Stuck(33, tmp_path / "never"), on_error=on_error, sample_timeout_s=0.5)
+    slow = trainer(fit_linear, stuck, epochs=1)
+    if on_error == "raise":
+        with pytest.raises(
+            offload.RunError, match=r"reading sample 33 \(item 33 of Stuck\) took longer than sample_time"
+        ):
+            slow.fit(run_dir=tmp_path / "run", quiet=True)
+        return
+    result = slow.fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.document["samples"] == SAMPLES - 1
+    (skipped,) = read_lines(tmp_path / "run" / "skipped.jsonl")
+    assert (skipped["sample_id"], skipped["reason"][-34:]) == (33, "took longer than sample_timeout_s=0.5"[-34:])
 
 
 def test_a_checkpoint_is_plain_torch_and_old_ones_go(tmp_path: Path) -> None:

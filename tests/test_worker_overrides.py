@@ -73,7 +73,10 @@ def test_what_a_worker_reserves() -> None:
         ({"max_workers": 0}, "--max-workers must be at least 1 .*found 0"),
         ({"cpus_per_worker": -0.5}, "--cpus-per-worker must be at least 0 .*found -0.5"),
         ({"cpus_per_worker": float("nan")}, "--cpus-per-worker must be a number .*found NaN"),
-        ({"gpus_per_worker": 1.5}, "--gpus-per-worker must be a whole number, or a share of one GPU such as 0.5, found 1.5"),
+        (
+            {"gpus_per_worker": 1.5},
+            "--gpus-per-worker must be a whole number, or a share of one GPU such as 0.5, found 1.5",
+        ),
         ({"gpus_per_worker": float("inf")}, "found inf"),
     ],
 )

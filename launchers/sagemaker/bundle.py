@@ -1,4 +1,4 @@
-"""What travels to the instances: the user's folder, this very version of offload, the entry, and pinned requirements.
+"""What travels to the instances: the user's folder, this very version of offload, the entry, and the requirements of both.
 
 The archive is the same, byte for byte, for the same files and token. Where it stops: it is uploaded by others.
 """
@@ -9,32 +9,71 @@ import gzip
 import importlib.metadata
 import io
 import os
+import re
 import tarfile
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from launchers.files import bytes_of, check_size, files_of
+from launchers.sagemaker.images import requirements_of_offload
 from offload.errors import ConfigError
 
 LARGEST_BYTES = 200 << 20
 TOKEN = ".offload-token"
 PLAN = ".offload-plan.json"
+REQUIREMENTS = "requirements.txt"
 IN_IMAGE = ("torch", "torchvision")
 """Never installed over an image's own, which fit its CUDA."""
+_INCLUDES = re.compile(r"\s*(?:-r|--requirement)[= ]?\s*([^\s#]+)")
+_NAMES = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 
-def requirements() -> list[str]:
-    """What offload needs beside what images hold, at the versions that are installed here."""
-    found = []
-    for line in importlib.metadata.requires("offload") or []:
-        name = line.split(";")[0].strip()
-        if "extra ==" in line:
+def requirements(own: Path | None = None) -> list[str]:
+    """What offload needs beside what images hold, in its own ranges, so that whatever a user's stack pins can be installed with it.
+
+    Ray alone is pinned to the version that is installed here: offload uses parts of it that change between releases. Where the
+    requirements in the file ``own`` name Ray, they decide, within offload's range.
+    """
+    named = set() if own is None else names_in(own)
+    return [
+        f"{_bare(each)}=={importlib.metadata.version('ray')}"
+        if each.name == "ray" and "ray" not in named
+        else str(each)
+        for each in requirements_of_offload()
+        if each.name not in IN_IMAGE
+    ]
+
+
+def own_requirements(path: Path) -> str:
+    """The text of a user's requirements.txt. Raises ConfigError for one that pip would not take together with offload's."""
+    try:
+        text = bytes_of(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason}.") from None
+    if re.search(r"^[^#]*--hash[= ]", text, re.MULTILINE):
+        raise ConfigError(
+            f"{path} holds hashes (--hash): pip would then demand them of offload's requirements too. Export it without hashes."
+        )
+    return text
+
+
+def names_in(path: Path) -> set[str]:
+    """The packages that a requirements.txt names, with what it includes (``-r other.txt``)."""
+    found: set[str] = set()
+    waiting, seen = [path], set[Path]()
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in seen or not path.is_file():
             continue
-        package = name.split(">")[0].split("=")[0].split("[")[0].strip()
-        if package in IN_IMAGE:
-            continue
-        extras = name[name.index("[") : name.index("]") + 1] if "[" in name else ""
-        found.append(f"{package}{extras}=={importlib.metadata.version(package)}")
-    return sorted(found)
+        seen.add(path)
+        for line in own_requirements(path).splitlines():
+            if more := _INCLUDES.match(line):
+                waiting.append(path.parent / more[1])
+            elif name := _NAMES.match(line):
+                found.add(canonicalize_name(name[1]))
+    return found
 
 
 def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> bytes:
@@ -56,7 +95,7 @@ def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> byte
         LARGEST_BYTES,
         "put data into S3 and pass it with --input, or move the script to a folder of its own",
     )
-    made = {entry: _ENTRY, "requirements.txt": _merged(files.pop("requirements.txt", None)), TOKEN: token}
+    made = {entry: _ENTRY, REQUIREMENTS: _merged(files.pop(REQUIREMENTS, None)), TOKEN: token}
     if plan is not None:
         made[PLAN] = plan.read_text(encoding="utf-8")
     taken = sorted(made.keys() & files.keys())
@@ -94,8 +133,10 @@ if __name__ == "__main__":
 
 def _merged(own: Path | None) -> str:
     """The user's requirements behind offload's."""
-    text = "\n".join(requirements()) + "\n"
-    try:
-        return text if own is None else f"{text}\n{bytes_of(own).decode()}"
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{own} is not UTF-8 text: {error.reason}.") from None
+    text = "\n".join(requirements(own)) + "\n"
+    return text if own is None else f"{text}\n{own_requirements(own)}"
+
+
+def _bare(each: Requirement) -> str:
+    """Name and extras."""
+    return f"{each.name}[{','.join(sorted(each.extras))}]" if each.extras else each.name

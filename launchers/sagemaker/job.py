@@ -17,11 +17,12 @@ from typing import Any
 from launchers.asked import names_a_secret, options_in
 from launchers.sagemaker import limits
 from launchers.sagemaker.groups import Group, has_gpus, has_local_storage
-from launchers.sagemaker.settings import GPU_GROUP, Settings
+from launchers.sagemaker.settings import GPU_GROUP, Settings, is_reserved
 from offload.errors import ConfigError
 
 CHECKPOINTS = "/opt/ml/checkpoints"
 ENTRY = "offload_entry.py"
+FILE = "File"  # the service's default way to give data to containers
 MOST_SHOWN = 20
 LONGEST_RUN_S = 28 * 86_400  # the service's description of itself has no maximum, its documentation has this
 METRICS = {  # CloudWatch's name: the word before the number in the entry's progress lines
@@ -37,11 +38,12 @@ _NUMBER = r"([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)"
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """Input data. ``groups``: those that get it; empty: all."""
+    """Input data. ``groups``: those that get it; empty: all. ``mode``: ``File`` copies it before training, ``FastFile`` mounts it."""
 
     name: str
     uri: str
     groups: tuple[str, ...] = ()
+    mode: str = FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +92,13 @@ class Job:
     encrypt_traffic: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ConfigError that lists everything that the service would refuse, and for what must not be visible."""
+        """Raises ConfigError that lists all that the service would refuse or that could not work, and for what must not be visible."""
         self._check_secrets()
+        self._check_hyperparameters()
         wrong = [*self._contradictions(), *limits.violations(self.request(), limits.create_training_job().input_shape)]
         if wrong:
             more = f"\n  and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
-            raise ConfigError("SageMaker would refuse this job:\n  " + "\n  ".join(wrong[:MOST_SHOWN]) + more)
+            raise ConfigError("this job could not run:\n  " + "\n  ".join(wrong[:MOST_SHOWN]) + more)
 
     def request(self) -> dict[str, Any]:
         """The document of a CreateTrainingJob call."""
@@ -167,6 +170,20 @@ class Job:
                     "fetch it from AWS Secrets Manager under the job's role."
                 )
 
+    def _check_hyperparameters(self) -> None:
+        """Their names become options of the script."""
+        for name in self.hyperparameters:
+            if is_reserved(name):
+                raise ConfigError(
+                    f"the hyperparameter {name!r} cannot be set: the name is reserved, and the script would not get it. Choose another, "
+                    f"or pass --{name} behind -- among the script's arguments."
+                )
+            if name.startswith("-"):
+                raise ConfigError(
+                    f"the hyperparameter {name!r} would reach the script as --{name}: give its name without dashes, "
+                    f"{name.lstrip('-') or 'lr'}=VALUE."
+                )
+
     def _contradictions(self) -> Iterator[str]:
         """Rules between values, which the service's description does not hold."""
         names = [group.name for group in self.groups]
@@ -194,6 +211,12 @@ class Job:
         for channel in self.channels:
             for group in set(channel.groups) - set(names):
                 yield f"channel {channel.name!r} is for group {group!r}; the groups are {', '.join(names)}"
+            if channel.groups and GPU_GROUP not in channel.groups:
+                with_gpus = ",".join((GPU_GROUP, *channel.groups))
+                yield (
+                    f"channel {channel.name!r} leaves out the group {GPU_GROUP!r}, whose hosts list the data and preprocess, too: "
+                    f"--input {channel.name}@{with_gpus}=..., or name no groups"
+                )
         named = [bool(channel.groups) for channel in self.channels]
         if any(named) and not all(named):
             without = ", ".join(channel.name for channel in self.channels if not channel.groups)
@@ -228,6 +251,7 @@ def _channel(channel: Channel) -> dict[str, Any]:
                 **_if(InstanceGroupNames=list(channel.groups) or None),
             }
         },
+        **_if(InputMode=channel.mode if channel.mode != FILE else None),
     }
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from launchers.asked import check_script
 from launchers.sagemaker import watch
-from launchers.sagemaker.bundle import pack
+from launchers.sagemaker.bundle import REQUIREMENTS, pack
 from launchers.sagemaker.groups import Groups
+from launchers.sagemaker.images import check_image
 from launchers.sagemaker.job import ENTRY, Job
 from launchers.sagemaker.order import Order
+from launchers.sagemaker.resolve import check_requirements
 from launchers.sagemaker.service import NoCapacity, Service
-from launchers.sagemaker.submit import Submitter, start, upload
+from launchers.sagemaker.submit import Submitter, start, starter, upload
 from launchers.sagemaker.watch import Say
 from offload.errors import ConfigError, RunError
 from offload.model import Catalog
@@ -52,6 +54,7 @@ def prepare(
     Raises ConfigError for all that the service, or a container, would refuse.
     """
     check_script(script)
+    image = check_image(order.image)
     attempts: list[Attempt] = []
     notes: list[str] = []
     for number, groups in enumerate(choices, start=1):
@@ -63,6 +66,9 @@ def prepare(
             notes.append(f"not an alternative: {' + '.join(f'{g.count} × {g.instance_type}' for g in groups)}: {error}")
         else:
             attempts.append(Attempt(job=job, token=secrets.token_hex(32)))
+    own = script.parent / REQUIREMENTS
+    if own.is_file():
+        notes.append(check_requirements(own, image))
     return Prepared(attempts=tuple(attempts), script=script, catalog=catalog, plan=plan, notes=tuple(notes))
 
 
@@ -80,11 +86,12 @@ def launch(
     ``started`` is called with the name of each job that AWS took. Raises ConfigError where AWS refuses, NoCapacity where it has
     none of the choices, RunError where it started a job and then tells nothing of it.
     """
+    by = starter(submitter)
     for number, attempt in enumerate(prepared.attempts, start=1):
         job = attempt.job
         try:
             upload(job, prepared.bundle(attempt), service)
-            start(job, service, submitter)
+            start(job, service, by)
             started(job.name)
             say(f"started {job.name}: {' + '.join(f'{g.count} × {g.instance_type}' for g in job.groups)}")
             return _state(prepared, service, job.name, wait, say)

@@ -5,16 +5,14 @@ A job may have to be made several times: where there is no capacity for one set 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from launchers.sagemaker.groups import Groups, seconds_for
-from launchers.sagemaker.job import Channel, Job
+from launchers.sagemaker.job import FILE, Channel, Job
 from launchers.sagemaker.settings import GPU_GROUP, HOSTS_DEADLINE_S, Settings
 from offload.errors import ConfigError
 from offload.model import Catalog
@@ -37,6 +35,7 @@ class Order:
         max_usd: no more than that is spent on instances: the service stops the job when it would be.
         max_run_s: the job may run for so long at most.
         checkpoints: S3 URI; None: a folder of the job's own.
+        hyperparameters: texts that the script gets as they are.
     """
 
     script: str
@@ -47,7 +46,7 @@ class Order:
     region: str
     channels: tuple[Channel, ...] = ()
     checkpoints: str | None = None
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     volume_gib: int = 50
@@ -112,7 +111,7 @@ def job_name(script: Path, now: datetime) -> str:
     return f"{stem}-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03d}"
 
 
-def channel_of(text: str) -> Channel:
+def channel_of(text: str, mode: str = FILE) -> Channel:
     """``train=s3://bucket/train``, or ``train@gpu,cpu=s3://bucket/train`` for some groups alone.
 
     Raises ConfigError for a text of another form.
@@ -121,16 +120,4 @@ def channel_of(text: str) -> Channel:
     if match is None or not match["uri"].startswith("s3://"):
         raise ConfigError(f"an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found {text!r}.")
     groups = tuple(filter(None, (match["groups"] or "").split(",")))
-    return Channel(name=match["name"], uri=match["uri"], groups=groups)
-
-
-def decoded(values: Mapping[str, str]) -> dict[str, Any]:
-    """Numbers, lists and so on for those that are JSON, the text for others."""
-    return {name: _decoded(text) for name, text in values.items()}
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return Channel(name=match["name"], uri=match["uri"], groups=groups, mode=mode)

@@ -21,8 +21,8 @@ class ProgressLines:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / METRICS
         self._offset = 0
-        earlier = [*self._new()]  # of before a restart: they are not printed again
-        self._last = earlier[-1] if earlier else None
+        for _ in self._new():  # those of before a restart are not printed again
+            pass
         self._done = threading.Event()
         self._looking = threading.Thread(target=self._look, daemon=True)
 
@@ -41,8 +41,7 @@ class ProgressLines:
 
     def _print_new(self) -> None:
         for values in self._new():
-            print(progress_line(values, self._last), flush=True)
-            self._last = values
+            print(progress_line(values), flush=True)
 
     def _new(self) -> Iterator[dict[str, Any]]:
         """The lines that were added since the last call. Read from where that ended: over a day the file grows long."""
@@ -59,19 +58,17 @@ class ProgressLines:
                 yield json.loads(line)
 
 
-def progress_line(values: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
-    """One interval of ``metrics.jsonl``, and the one before it::
+def progress_line(values: Mapping[str, Any]) -> str:
+    """One interval of ``metrics.jsonl``::
 
-        offload: epoch=0 step=1200 samples/s=84.5 stall=0.020 goodput=81.3 loss=2.31 workers=2 batch=64
-
-    Goodput is the progress since then in samples as useful as those of initial batches, a second of stepping.
+    offload: epoch=0 step=1200 samples/s=84.5 stall=0.020 goodput=81.3 loss=2.31 workers=2 batch=64
     """
     found = {
         "epoch": values["epoch"],
         "step": values["step"],
         "samples/s": values["samples_per_s"],
         "stall": values["stall"],
-        "goodput": _goodput(values, before),
+        "goodput": values["goodput"],
         "loss": values["metrics"].get("loss"),
         "workers": values["workers"],
         "batch": values["global_batch_size"],
@@ -101,28 +98,19 @@ def over_all(lines: Sequence[Mapping[str, float]], since: Mapping[str, float] | 
     """
     if since is None:
         since, lines = (lines[0], lines[1:]) if len(lines) > 1 else ({"step": 0.0}, lines)
-    rows = [
-        ((line["step"] - before["step"]) * line["batch"], line)
+    rows = [  # the seconds that each tells of, and what
+        ((line["step"] - before["step"]) * line["batch"] / line["samples/s"], line)
         for before, line in zip([since, *lines], lines, strict=False)
         if line.get("samples/s") and line["step"] > before["step"]
     ]
-    if not rows:
-        return {}
-    stepped_s = [samples / line["samples/s"] for samples, line in rows]
-    found = {"samples_per_s": sum(samples for samples, _ in rows) / sum(stepped_s)}
-    for name in ("stall", "goodput"):
-        known = [(seconds, line[name]) for seconds, (_, line) in zip(stepped_s, rows, strict=True) if name in line]
+    found = {}
+    for word, name in (("samples/s", "samples_per_s"), ("stall", "stall"), ("goodput", "goodput")):
+        known = [(seconds, line[word]) for seconds, line in rows if word in line]
         if known:
             found[name] = sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known)
     last = {name: line[name] for _, line in rows for name in ("loss", "workers", "batch") if name in line}
     names = {"loss": "loss", "workers": "workers", "batch": "global_batch_size"}
     return {**found, **{names[name]: value for name, value in last.items()}}
-
-
-def _goodput(values: Mapping[str, Any], before: Mapping[str, Any] | None) -> float | None:
-    stepped_s = values.get("step_time_s", 0.0) / values["workers"]  # of all workers together
-    useful = (values.get("useful") or 0.0) - ((before or {}).get("useful") or 0.0)
-    return useful / stepped_s if stepped_s > 0 and useful > 0 else None
 
 
 def _number(value: float) -> str:

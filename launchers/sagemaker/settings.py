@@ -17,6 +17,9 @@ NAME = "offload_job"
 GPU_GROUP = "gpu"
 """The instance group that workers run in, and whose first host leads."""
 HOSTS_DEADLINE_S = 600.0
+RESERVED_PREFIX = "sagemaker_"
+RESERVED = (NAME, "_tuning_objective_metric", "default_user_module_name")
+"""Names that no script gets: the launcher's own, and two of the training toolkit's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,38 +45,50 @@ class Settings:
         return {NAME: {name: value for name, value in asdict(self).items() if value is not None}}
 
 
-def read_settings(base: Path) -> tuple[Settings, dict[str, Any]]:
-    """The settings and the user's hyperparameters from ``input/config/hyperparameters.json`` below ``base``.
+def read_settings(base: Path) -> tuple[Settings, dict[str, str]]:
+    """The settings and the user's hyperparameters, as typed, from ``input/config/hyperparameters.json`` below ``base``.
 
     Raises ConfigError for a job that another launcher started, or another version of this one.
     """
     path = base / "input" / "config" / "hyperparameters.json"
     try:
-        given = {name: _decoded(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
-        told = dict(given.pop(NAME))
+        given = {name: _text(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+        told = dict(json.loads(given.pop(NAME)))
         settings = Settings(**{**told, "args": tuple(told.get("args", ()))})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} does not hold what the launcher tells ({type(error).__name__}: {error}): launch the job with "
             "`offload launch sagemaker` of this version."
         ) from None
-    return settings, {name: value for name, value in given.items() if not name.startswith("sagemaker_")}
+    return settings, {name: value for name, value in given.items() if not is_reserved(name)}
 
 
-def arguments(hyperparameters: Mapping[str, Any]) -> list[str]:
-    """Hyperparameters as the training toolkit gives them to a script: ``--name value``."""
+def is_reserved(name: str) -> bool:
+    """Whether the service, its training toolkit or the launcher keeps a hyperparameter of this name for itself, so that no
+    script would get it."""
+    return name in RESERVED or name.startswith(RESERVED_PREFIX)
+
+
+def arguments(hyperparameters: Mapping[str, str]) -> list[str]:
+    """Hyperparameters in the form in which the training toolkit gives them to a script: ``--name value``, ``-n value``."""
     return [
         text
         for name, value in sorted(hyperparameters.items())
-        for text in (
-            f"--{name}" if len(name) > 1 else f"-{name}",
-            value if isinstance(value, str) else json.dumps(value),
-        )
+        for text in (f"--{name}" if len(name) > 1 else f"-{name}", value)
     ]
 
 
-def _decoded(value: Any) -> Any:
+def _text(value: Any) -> str:
+    """The text that a script gets for a stored value.
+
+    The launcher and the SDK's estimator store JSON, so that a text is a JSON string. The console and version 3 of the SDK store what
+    they were given: ``1.10`` stays ``1.10``, since only a JSON string is decoded.
+    """
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if not value.startswith('"'):
+        return value
     try:
-        return json.loads(value)
-    except (ValueError, TypeError):
+        return str(json.loads(value))
+    except ValueError:
         return value

@@ -5,20 +5,24 @@ Both send the same request (:meth:`launchers.sagemaker.job.Job.request`); a test
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import json
-import logging
-import os
 from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import urlparse
 
 import botocore.exceptions
 
-from launchers.sagemaker.job import CHECKPOINTS, ENTRY, Job, metric_definitions
+from launchers.sagemaker.images import quiet_sdk
+from launchers.sagemaker.job import CHECKPOINTS, ENTRY, FILE, Job, metric_definitions
 from launchers.sagemaker.service import Service, asking
 from offload.errors import ConfigError
 
-Submitter = Literal["estimator", "boto3"]
+Submitter = Literal["auto", "estimator", "boto3"]
+
+Start = Callable[[Job, Service], None]
+"""Sends a job's request."""
 
 # An own configuration, without defaults: what is submitted is what was checked and shown. Telemetry is the user's business,
 # and where its bucket cannot be reached, it logs errors.
@@ -33,12 +37,27 @@ def upload(job: Job, bundle: bytes, service: Service) -> None:
         service.s3.put_object(Bucket=where.netloc, Key=where.path.lstrip("/"), Body=bundle, **more)
 
 
-def start(job: Job, service: Service, submitter: Submitter = "estimator") -> None:
+def starter(submitter: Submitter = "auto") -> Start:
+    """How to start a job: ``auto`` takes the SDK's estimator where there is one, else boto3.
+
+    Raises ConfigError where the estimator is asked for and cannot be had, so that nothing is uploaded in vain.
+    """
+    if submitter == "boto3":
+        return _by_boto3
+    try:
+        _sdk()
+    except ConfigError:
+        if submitter == "estimator":
+            raise
+        return _by_boto3
+    return _by_estimator
+
+
+def start(job: Job, service: Service, by: Start) -> None:
     """Start the job. Raises ConfigError where that is refused, NoCapacity where there are no such instances to be had."""
-    by: dict[Submitter, Callable[[Job, Service], None]] = {"estimator": _by_estimator, "boto3": _by_boto3}
     with asking("start the training job"):
         try:
-            by[submitter](job, service)
+            by(job, service)
         except botocore.exceptions.ClientError as error:
             if error.response["Error"].get("Code") != "ResourceInUse":
                 raise
@@ -50,28 +69,6 @@ def _check_is_ours(job: Job, service: Service) -> None:
     found = service.sagemaker.describe_training_job(TrainingJobName=job.name)
     if json.loads(found["HyperParameters"].get("sagemaker_submit_directory", "null")) != job.source:
         raise ConfigError(f"there has been a job {job.name!r} in this account already: choose another --name.")
-
-
-def image_for(version: str, region: str, instance_type: str) -> str:
-    """The URI of AWS's own image of a PyTorch version. Raises ConfigError for one that the SDK does not know."""
-    image_uris = _sdk().image_uris
-    known = image_uris.config_for_framework("pytorch")["training"]["versions"]
-    full = next(
-        (name for name in sorted(known, reverse=True) if name == version or name.startswith(f"{version}.")), None
-    )
-    if full is None:
-        newest = ", ".join(sorted(known, key=_numbers)[-4:])
-        raise ConfigError(
-            f"the SageMaker SDK knows no image for PyTorch {version}; the newest it knows: {newest}. Pass --image-uri for others."
-        )
-    try:
-        uri: str = image_uris.retrieve(
-            "pytorch", region, version=version, py_version=known[full]["py_versions"][-1], instance_type=instance_type,
-            image_scope="training",
-        )  # fmt: skip
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"there is no image of PyTorch {version} in {region}: {error} Pass --image-uri.") from None
-    return uri
 
 
 def _by_boto3(job: Job, service: Service) -> None:
@@ -112,7 +109,14 @@ def _by_estimator(job: Job, service: Service) -> None:
         debugger_hook_config=False,
         sagemaker_session=session,
     )
-    inputs = {c.name: sdk.TrainingInput(c.uri, instance_groups=[*c.groups] or None) for c in job.channels}
+    inputs = {
+        channel.name: sdk.TrainingInput(
+            channel.uri,
+            instance_groups=[*channel.groups] or None,
+            input_mode=channel.mode if channel.mode != FILE else None,
+        )
+        for channel in job.channels
+    }
     estimator.fit(inputs=inputs or None, job_name=job.name, wait=False)
 
 
@@ -120,7 +124,6 @@ class _Sdk:
     """The parts of the SageMaker SDK that are used. It takes seconds to import."""
 
     def __init__(self) -> None:
-        import sagemaker.image_uris
         import sagemaker.inputs
         import sagemaker.instance_group
         import sagemaker.pytorch
@@ -128,23 +131,31 @@ class _Sdk:
 
         self.Session: Any = sagemaker.session.Session
         self.pytorch: Any = sagemaker.pytorch
-        self.image_uris: Any = sagemaker.image_uris
         self.InstanceGroup: Any = sagemaker.instance_group.InstanceGroup
         self.TrainingInput: Any = sagemaker.inputs.TrainingInput
 
 
+@functools.cache
 def _sdk() -> _Sdk:
-    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # that version 3 exists, which has no estimators
-    for name in ("sagemaker", "sagemaker.config"):  # it prints on stdout where it found no configuration
-        logging.getLogger(name).setLevel(logging.WARNING)
+    """Raises ConfigError where the SDK has no estimators, as version 3 has none, or is not installed."""
+    quiet_sdk()
     try:
         return _Sdk()
     except ImportError as error:
+        found = _installed("sagemaker")
         raise ConfigError(
-            f"the SageMaker SDK with estimators is not installed ({error}): pip install 'offload[sagemaker]', or pass --submitter boto3 "
-            "with --image-uri."
+            f"--submitter estimator needs version 2 of the SageMaker SDK, and "
+            f"{f'version {found} is installed' if found else 'it is not installed'} ({_first_line(error)}): pip install "
+            "'offload[sagemaker]', or pass --submitter boto3, which sends the same request."
         ) from None
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _first_line(error: ImportError) -> str:
+    return str(error).partition("\n")[0]

@@ -67,6 +67,10 @@ POSITIVE = Positive()
     help="Data that the instances get below /opt/ml/input/data/NAME; may be repeated.",
 )  # fmt: skip
 @click.option(
+    "--input-mode", type=click.Choice(["File", "FastFile"]), default="File", show_default=True,
+    help="File: each instance copies its data before training. FastFile: it reads them from S3 as it needs them.",
+)  # fmt: skip
+@click.option(
     "--max-usd",
     type=POSITIVE,
     metavar="USD",
@@ -90,7 +94,7 @@ POSITIVE = Positive()
     "hyperparameters",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Given to the script as --NAME VALUE.",
+    help="Given to the script as --NAME VALUE, exactly as typed.",
 )
 @click.option(
     "--env",
@@ -113,15 +117,17 @@ POSITIVE = Positive()
 )  # fmt: skip
 @click.option("--catalog", "catalog_path", type=FILE, help="TOML file of more instance types, or of other prices.")
 @click.option(
-    "--submitter", type=click.Choice(["estimator", "boto3"]), default="estimator", show_default=True,
-    help="The SageMaker SDK's estimator, or boto3 alone (no SDK needed). Both send the same request.",
+    "--submitter", type=click.Choice(["auto", "estimator", "boto3"]), default="auto", show_default=True,
+    help="The estimator of the SageMaker SDK's version 2, or boto3; auto: the estimator if it is installed. Both send the same request.",
 )  # fmt: skip
 @click.option(
     "--wait", is_flag=True, help="Show what the instances print until the job ends, then its cost and throughput."
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and print the request. No credentials are needed.")
 @click.option(
-    "--requirements", is_flag=True, help="Print what the instances install, for an image that holds it already."
+    "--requirements",
+    is_flag=True,
+    help="Print what offload needs on the instances, for an image that holds it already.",
 )
 @click.option("--status", "status_of", metavar="NAME", help="Show how a job is doing, and what it has cost.")
 @click.option("--stop", "stop_job", metavar="NAME", help="Stop a job; its last checkpoint stays.")
@@ -181,14 +187,20 @@ def _launch(
     order: Order, choices: tuple[Groups, ...], name: str, script: Path, plan_path: Path | None, catalog: Any, submitter: Any,
     wait: bool, dry_run: bool, emit: Emit,
 ) -> None:  # fmt: skip
+    from launchers.sagemaker.bundle import REQUIREMENTS
     from launchers.sagemaker.launch import launch as start
     from launchers.sagemaker.launch import prepare
     from launchers.sagemaker.service import Service
+    from launchers.sagemaker.submit import starter
 
+    if (script.parent / REQUIREMENTS).is_file():
+        _say(f"checking whether {REQUIREMENTS} can be installed beside offload")  # takes some seconds
     prepared = prepare(order, name, choices, script, catalog, plan_path)
     for note in prepared.notes:
         _say(note)
     if dry_run:
+        if submitter == "estimator":
+            starter(submitter)
         _show_request(prepared, emit)
         return
     started: list[str] = []
@@ -213,7 +225,7 @@ def _check_installed() -> None:
     try:
         import boto3  # noqa: F401
     except ImportError:
-        raise ConfigError("launching on SageMaker needs boto3 and the SDK: pip install 'offload[sagemaker]'.") from None
+        raise ConfigError("launching on SageMaker needs boto3: pip install 'offload[sagemaker]'.") from None
 
 
 def _show_request(prepared: Prepared, emit: Emit) -> None:
@@ -244,6 +256,7 @@ def _ordered(
     framework_version: str | None,
     name: str | None,
     inputs: tuple[str, ...],
+    input_mode: str,
     max_hours: float,
     hosts_deadline: float,
     hyperparameters: tuple[str, ...],
@@ -254,8 +267,8 @@ def _ordered(
 ) -> tuple[Order, tuple[Groups, ...], str]:
     from launchers.asked import pairs_of
     from launchers.sagemaker.groups import groups_of, groups_of_plan
-    from launchers.sagemaker.order import Order, channel_of, decoded, job_name
-    from launchers.sagemaker.submit import image_for
+    from launchers.sagemaker.images import image_for
+    from launchers.sagemaker.order import Order, channel_of, job_name
 
     if bool(gpu or cpus) == bool(plan_path):
         raise ConfigError("say which instances: either --gpu TYPE:COUNT (and --cpu TYPE:COUNT), or --plan plan.json.")
@@ -275,6 +288,8 @@ def _ordered(
         )
     if bool(image_uri) == bool(framework_version):
         raise ConfigError("say which image: either --image-uri URI, or --framework-version 2.8 for AWS's own.")
+    if input_mode != "File" and not inputs:
+        raise ConfigError(f"--input-mode {input_mode} says how --input is read, and there is no --input.")
     order = Order(
         script=script.name,
         args=args,
@@ -282,9 +297,9 @@ def _ordered(
         bucket=bucket.removeprefix("s3://").rstrip("/"),
         image=image_uri or image_for(str(framework_version), region, choices[0][0].instance_type),
         region=region,
-        channels=tuple(channel_of(text) for text in inputs),
+        channels=tuple(channel_of(text, input_mode) for text in inputs),
         checkpoints=checkpoints,
-        hyperparameters=decoded(pairs_of(hyperparameters, "--hyperparameter")),
+        hyperparameters=pairs_of(hyperparameters, "--hyperparameter"),
         environment=pairs_of(environment, "--env"),
         tags=pairs_of(tags, "--tag"),
         max_run_s=int(max_hours * 3600),

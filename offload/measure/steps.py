@@ -21,7 +21,8 @@ from typing import Any
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """One optimizer step of one rank, in seconds of wall time, all its micro-batches included. ``pass_start_s``: the part of
-    ``data_wait_s`` that was waited for the first batch of a pass."""
+    ``data_wait_s`` that was waited for the first batch of a pass; ``useful``: what its samples were worth, in samples of initial
+    batches."""
 
     step_time_s: float
     data_wait_s: float
@@ -30,6 +31,7 @@ class StepTimes:
     sync_s: float
     samples: int
     pass_start_s: float = 0.0
+    useful: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class Totals:
     compute_s: float = 0.0
     sync_s: float = 0.0
     pass_start_s: float = 0.0
+    useful: float = 0.0
 
     def plus(self, other: Totals) -> Totals:
         """Both together."""
@@ -69,6 +72,7 @@ class Totals:
             compute_s=self.compute_s + step.compute_s,
             sync_s=self.sync_s + step.sync_s,
             pass_start_s=self.pass_start_s + step.pass_start_s,
+            useful=self.useful + step.useful,
         )
 
 
@@ -110,6 +114,7 @@ class _Open:
     peer_s: float
     first_s: float
     samples: int
+    useful: float
     busy: list[tuple[Any, Any]]
     sync: list[tuple[Any, Any]]
 
@@ -151,12 +156,14 @@ class StepMeter:
         if self._gradient_mark is not None:
             self._sync.append((self._gradient_mark, self._clock.mark()))
 
-    def stepped(self) -> None:
-        """The optimizer stepped: the step is complete."""
+    def stepped(self, efficiency: float = 1.0) -> None:
+        """The optimizer stepped: the step is complete. ``efficiency``: what a sample of it was worth, against one of an initial
+        batch."""
         end = self._now()
         self._close_batch()
         waits = self._wait_s, self._peer_s, self._first_s
-        step = _Open(end - self._began, *waits, self._samples, self._busy, self._sync)
+        useful = self._samples * efficiency
+        step = _Open(end - self._began, *waits, self._samples, useful, self._busy, self._sync)
         self._pending.append(step)
         self.restart()
         self._began = end
@@ -196,6 +203,7 @@ class StepMeter:
                     sync_s=sync_s,
                     samples=step.samples,
                     pass_start_s=step.first_s,
+                    useful=step.useful,
                 )
             )
             self._pending.popleft()

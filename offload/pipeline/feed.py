@@ -188,9 +188,12 @@ class _Tasks:
 
 class Feed:
     """The part of the run's actor that feeds. Its methods block; they run on many threads. ``pool`` makes what runs the
-    tasks."""
+    tasks; ``run`` is the actor's handle."""
 
-    def __init__(self, streams: dict[str, Stream], cores: Cores, pool: Callable[..., Any] = Pool) -> None:
+    def __init__(
+        self, streams: dict[str, Stream], cores: Cores, pool: Callable[..., Any] = Pool, run: Any = None
+    ) -> None:
+        self.run = run
         self._streams, self._cores = streams, cores
         self._meters = {name: Meter(lambda: self._cores.by_node) for name in streams}
         self._lock = threading.RLock()
@@ -292,6 +295,15 @@ class Feed:
             self._failure = error
             for current in self._passes.values():
                 current.fail(error)
+
+    def given_up(self, node: str, what: str, seconds: float) -> None:
+        """A preprocessing process ends, since what it does cannot be interrupted."""
+        self.failed(
+            RunError(
+                f"{what} on {node} took longer than sample_timeout_s={seconds:g}, and cannot be interrupted, so it cannot be skipped. "
+                "Repair or remove the sample."
+            )
+        )
 
     def lost(self, node: str, error: BaseException) -> None:
         """The pool: a core's process died."""

@@ -13,6 +13,7 @@ Where it stops: it runs the tasks it is given and tells what they cost. Which ro
 from __future__ import annotations
 
 import hashlib
+import os
 import queue
 import threading
 import time
@@ -32,6 +33,7 @@ from offload.pipeline import stage as stages
 from offload.pipeline.gather import Scratch
 from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.stage import Stage
+from offload.pipeline.watch import GIVEN_UP, Watch
 
 IN_FLIGHT = 2  # tasks per actor: the one that runs, and the next
 AT_ONCE_S = 0.25  # between two tasks: longer, and the core was idle or set something up
@@ -39,6 +41,7 @@ REPLACEMENTS = 3  # of one core's process, should it die
 NODE_GONE = ray.exceptions.ActorUnschedulableError
 DEAD = (ray.exceptions.RayActorError, NODE_GONE)
 START_S = 60.0  # that a process may take to start, imports and set-up included, before its core counts as a slow one
+TOLD_S = 10.0  # for the run's actor to answer a process that is about to end
 RETRIES = 3  # of one task, should the process that runs it die: it may be what kills it
 
 
@@ -89,18 +92,40 @@ class Task:
     epoch: int
 
 
-class Preprocessor:
-    """The actor: one core."""
+class _Board:
+    """Tells the run's actor of what a preprocessing process takes long for. ``run``: its handle, None where there is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Any) -> None:
+        self._run, self._node = run, ray.get_runtime_context().get_node_id()
+
+    def slow(self, what: str, seconds: float) -> None:
+        if self._run is not None:
+            self._run.slow.remote(self._node, what, seconds)
+
+    def given_up(self, what: str, seconds: float) -> None:
+        if self._run is not None:
+            ray.get(self._run.given_up.remote(self._node, what, seconds), timeout=TOLD_S)
+        os._exit(GIVEN_UP)
+
+
+class Preprocessor:
+    """The actor: one core. ``run``: a handle of the run's actor, which is told of what takes long."""
+
+    def __init__(self, run: Any = None) -> None:
         keep_freed_memory()
+        self._watch = Watch(_Board(run))
+        self._watch.start()
         self._scratch = Scratch()  # a block that process() returned is in the object store before the next call begins
         self._ended: tuple[float, float] | None = None
         self._done = 0  # tasks
 
     def warm(self, stage: PackedStage) -> None:
         """Import and set up what the stage needs, before there is work."""
-        stage.ready()
+        self._watch.doing(lambda: "setting up the preprocessing of a data set")
+        try:
+            stage.ready()
+        finally:
+            self._watch.idle()
 
     def process(self, rows: pa.Table, stage: PackedStage, epoch: int) -> tuple[pa.Table, Cost]:
         """The block of these rows, and its cost."""
@@ -109,7 +134,7 @@ class Preprocessor:
         since = cpu
         if self._ended is not None and wall - self._ended[1] < AT_ONCE_S:
             since = self._ended[0]  # the last block's way into the object store is part of the price
-        block = stages.process(ready, rows, epoch=epoch, scratch=self._scratch)
+        block = stages.process(ready, rows, epoch=epoch, scratch=self._scratch, watch=self._watch)
         cpu_s, wall_s = time.process_time() - since, time.perf_counter() - wall
         # What a process keeps is soon there, and to ask takes long: after the first, second, fourth, … task.
         self._done += 1
@@ -125,7 +150,9 @@ Done = Callable[[Block | BaseException], None]
 
 
 class Work(Protocol):
-    """Where the pool gets its tasks."""
+    """Where the pool gets its tasks. ``run``: a handle of the run's actor, None where there is none."""
+
+    run: Any
 
     def next_task(self, node: str) -> tuple[Task, Done] | None:
         """The next task, for a core of this node, and what to call with its outcome; None if there is none at present."""
@@ -222,7 +249,7 @@ class Pool:
     def _new_core(self, node: str, replaced: int = 0) -> _Core:
         actor = self._actor.options(
             **self._options, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote()
+        ).remote(self._work.run)
         core = _Core(node=node, actor=actor, replaced=replaced)
         for stage in self._stages:
             self._warm(core, stage)

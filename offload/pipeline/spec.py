@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import ConfigError
-from offload.model.checks import check_callable, check_choice, check_flag, check_names, check_path, check_text, shown
+from offload.model.checks import (
+    check_callable,
+    check_choice,
+    check_flag,
+    check_names,
+    check_number,
+    check_path,
+    check_text,
+    shown,
+)
 from offload.pipeline.sources.base import Index, Lister, silent
 from offload.pipeline.sources.files import Path
 from offload.pipeline.sources.from_torch import DEFAULT_COLUMNS, list_torch_dataset
@@ -38,6 +47,7 @@ class Pipeline:
     on_device: tuple[OnDevice, ...] = ()
     on_error: OnError = "raise"
     shuffle: bool | None = None
+    sample_timeout_s: float | None = None
     notes: tuple[str, ...] = ()
     aside: bool = True
     """Whether ``list`` may be called on another thread: code of the user's may be bound to the one that made it."""
@@ -47,14 +57,16 @@ class Pipeline:
         """Whether the transform is a class, constructed once per preprocessing actor."""
         return isinstance(self.transform, type)
 
-    def stage(self, index: Index | None, *, seed: int) -> Stage:
-        """What the tasks of this pipeline run."""
+    def stage(self, index: Index | None, *, seed: int, dataset: str = "") -> Stage:
+        """What the tasks of this pipeline run. ``dataset``: its name, for messages."""
         return Stage(
             transform=self.transform,
             kind=self.kind,
             seed=seed,
             on_error=self.on_error,
             reader=index.reader if index is not None else None,
+            dataset=dataset,
+            sample_timeout_s=self.sample_timeout_s,
         )
 
 
@@ -66,6 +78,7 @@ def image_folder(
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
+    sample_timeout_s: float | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
     """Images in class folders, ``PATH/<class>/<name>.jpg``.
@@ -83,6 +96,8 @@ def image_folder(
         on_error: ``"raise"`` ends the run at a file that cannot be decoded; ``"skip"`` counts it, lists it in the run
             directory and goes on.
         shuffle: whether an epoch's order is random (a function of the seed and the epoch). None: only for ``"train"``.
+        sample_timeout_s: the longest that reading or transforming one sample may take, to about a second. One that takes
+            longer is interrupted and treated as ``on_error`` says. None: it is waited for, and told of after a minute.
         filesystem: a pyarrow or fsspec file system to use instead of the path's own.
 
     Raises:
@@ -97,6 +112,7 @@ def image_folder(
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
     )
 
 
@@ -109,6 +125,7 @@ def from_torch(
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
+    sample_timeout_s: float | None = None,
 ) -> Pipeline:
     """Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` (or ``__getitems__``) runs on every CPU.
 
@@ -124,6 +141,7 @@ def from_torch(
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
     )
     return _replace(pipeline, aside=False)
 
@@ -138,6 +156,7 @@ def parquet(
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
+    sample_timeout_s: float | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
     """Parquet files: a file, or all below a folder. ``columns`` limits what is read; ``images`` are columns of encoded
@@ -154,6 +173,7 @@ def parquet(
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
     )
 
 
@@ -165,6 +185,7 @@ def webdataset(
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
+    sample_timeout_s: float | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
     """WebDataset tar shards: a folder, a glob, ``name-{000..019}.tar``, or a list. Images become ``image``, ``.cls`` becomes
@@ -182,6 +203,7 @@ def webdataset(
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
     )
 
 
@@ -287,11 +309,14 @@ def _pipeline(
     on_device: OnDevice | None,
     on_error: OnError,
     shuffle: bool | None,
+    sample_timeout_s: float | None = None,
 ) -> Pipeline:
     check_choice("on_error", on_error, ("raise", "skip"))
     check_flag("per_sample", per_sample)
     if shuffle is not None:
         check_flag("shuffle", shuffle)
+    if sample_timeout_s is not None:
+        sample_timeout_s = check_number("sample_timeout_s", sample_timeout_s, above=0.0, sane="seconds, such as 60")
     if on_device is not None:
         check_callable("on_device", on_device, sane="from a batch of tensors to such a batch")
     if transform is not None:
@@ -315,5 +340,6 @@ def _pipeline(
         on_device=finish,
         on_error=on_error,
         shuffle=shuffle,
+        sample_timeout_s=sample_timeout_s,
         notes=notes,
     )

@@ -26,7 +26,8 @@ from offload.pipeline import wire
 from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.order import mix
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.sources.base import Reader, Samples
+from offload.pipeline.sources.base import Reader, Samples, nowhere
+from offload.pipeline.watch import Nobody, SampleTimeoutError, Watch
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError, UnsendableError
 
 # Rows that a per-batch transform gets at once. Fixed, and aligned to positions of the pass, so that its random numbers
@@ -45,13 +46,16 @@ FAILURES = (Exception, SystemExit)  # of the user's code: a process that exited 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Everything a task needs besides its rows. ``transform`` may be a class: it is then constructed where it runs."""
+    """Everything a task needs besides its rows. ``transform`` may be a class: it is then constructed where it runs.
+    ``dataset``: the data set's name, for messages; ``sample_timeout_s``: the longest that a sample may take."""
 
     transform: Any
     kind: Kind
     seed: int
     on_error: OnError = "raise"
     reader: Reader | None = None
+    dataset: str = ""
+    sample_timeout_s: float | None = None
 
     def ready(self) -> Stage:
         """This stage on this process: the transform constructed, its libraries imported and held to one thread.
@@ -69,7 +73,7 @@ class Stage:
                 ) from None
         _import_ahead(transform)
         _hold_to_one_core()
-        return Stage(transform=transform, kind=self.kind, seed=self.seed, on_error=self.on_error, reader=self.reader)
+        return dataclasses.replace(self, transform=transform)
 
 
 def pack(stage: Stage) -> np.ndarray[Any, Any]:
@@ -123,17 +127,21 @@ def untrained(rows: pa.Table) -> np.ndarray[Any, Any]:
     return np.flatnonzero(~rows.column(TRAINED).to_numpy())
 
 
-def process(stage: Stage, rows: pa.Table, *, epoch: int, scratch: Scratch | None = None) -> pa.Table:
+def process(
+    stage: Stage, rows: pa.Table, *, epoch: int, scratch: Scratch | None = None, watch: Watch | None = None
+) -> pa.Table:
     """Return the block of these index rows, which hold ``sample_id``, ``__position__`` and the reader's own columns. Rows
     that are marked as :data:`TRAINED` are left out of it. With ``scratch`` the block lies in it, and is gone with the next.
+    ``watch`` is told of what is being done.
 
     The bytes of a sample depend on the stage's seed, the epoch and the sample, as long as chunks are whole.
 
-    Raises RunError, naming the sample, for one that cannot be read under ``on_error="raise"`` and for a transform that
-    raises, returns another number of rows, or rows that differ in shape.
+    Raises RunError, naming the sample, for one that cannot be read, or takes too long, under ``on_error="raise"``, and for
+    a transform that raises, takes too long, returns another number of rows, or rows that differ in shape.
     """
     if stage.reader is None:
         raise ValueError("process needs a stage with a reader")
+    watch = watch or Watch(Nobody())
     positions = rows.column(POSITION).to_numpy()
     parts: list[Columns] = []
     kept: list[np.ndarray[Any, Any]] = []
@@ -143,75 +151,114 @@ def process(stage: Stage, rows: pa.Table, *, epoch: int, scratch: Scratch | None
     for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(positions)], strict=True):
         chunk = rows.slice(start, stop - start)
         seeded = _generators()
-        good, made, errors = _process_chunk(stage, chunk, epoch)
+        good, made, errors = _process_chunk(stage, chunk, epoch, watch)
         if _generators() != seeded:
             # The chunk itself imported what it draws random numbers from: these were not seeded.
             _hold_to_one_core()
-            good, made, errors = _process_chunk(stage, chunk, epoch)
+            good, made, errors = _process_chunk(stage, chunk, epoch, watch)
         for i, reason in errors.items():
             skipped[start + i] = f"{stage.reader.describe(chunk, i)}: {reason}"
         if len(good):
             _check_names(stage, made, (SAMPLE_ID, POSITION, ERROR))
             parts.append(gather.place(made))
             kept.append(good + start)
+    watch.idle()
     return _assemble(rows, parts, kept, skipped, stage, gather)
 
 
 def _process_chunk(
-    stage: Stage, chunk: pa.Table, epoch: int
+    stage: Stage, chunk: pa.Table, epoch: int, watch: Watch
 ) -> tuple[np.ndarray[Any, Any], Columns, Mapping[int, str]]:
     """(rows that could be read, their transformed columns, why the other rows could not be read)."""
-    samples = _read(stage, chunk, epoch)
+    samples = _read(stage, chunk, epoch, watch)
     good = np.array([i for i in range(chunk.num_rows) if i not in samples.errors], dtype=np.int64)
     if not len(good):
         return good, {}, samples.errors
     columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
     chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
-    made = transform(stage, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch)
+    made = transform(stage, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch, watch=watch)
     return good, made, samples.errors
 
 
-def _read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
-    samples = _attempt_read(stage, chunk, epoch)
+def _read(stage: Stage, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
+    samples = _attempt_read(stage, chunk, epoch, watch)
     if samples.errors and stage.on_error == "raise":
         row = min(samples.errors)
         raise RunError(f"{_name(stage, chunk, row)} is unusable: {samples.errors[row]}. {_REMEDY_SKIP}")
     return samples
 
 
-def _attempt_read(stage: Stage, chunk: pa.Table, epoch: int) -> Samples:
+class _Place:
+    """Which row of a chunk is being read: the watch is told."""
+
+    def __init__(self, stage: Stage, chunk: pa.Table, watch: Watch) -> None:
+        self.row: int | None = None
+        self._stage, self._chunk, self._watch = stage, chunk, watch
+        deadline_s = stage.sample_timeout_s
+        whole_s = None if deadline_s is None else deadline_s * chunk.num_rows
+        watch.doing(lambda: f"reading {_name(stage, chunk, None)}{_of(stage)}", whole_s)
+
+    def __call__(self, row: int) -> None:
+        self.row = row
+        stage, chunk = self._stage, self._chunk
+        self._watch.doing(lambda: f"reading {_name(stage, chunk, row)}{_of(stage)}", stage.sample_timeout_s)
+
+
+def _attempt_read(stage: Stage, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
     reader = stage.reader
     assert reader is not None
+    at = _Place(stage, chunk, watch)
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
         _seed(mix(stage.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1))
-        return reader.read(chunk)
+        return reader.read(chunk, at)
     except RunError:
         raise
+    except SampleTimeoutError:
+        if stage.on_error == "skip":
+            known = {} if at.row is None else {at.row: _too_long(stage)}
+            return _read_one_by_one(stage, chunk, epoch, watch, known)
+        raise RunError(f"reading {_name(stage, chunk, at.row)} {_too_long(stage)}. {_REMEDY_SKIP}") from None
     except FAILURES as error:
-        row = _find_row(lambda i: reader.read(chunk.slice(i, 1)), chunk.num_rows)
+        row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
         if row is not None and stage.on_error == "skip":
-            return _read_one_by_one(stage, reader, chunk, epoch)
+            return _read_one_by_one(stage, chunk, epoch, watch, {})
         raise RunError(f"reading {_name(stage, chunk, row)} raised {_say(error)}. {_REMEDY_SKIP}") from None
 
 
 _REMEDY_SKIP = 'Repair or remove it, or pass on_error="skip" to count it, list it in the run directory and go on.'
 
 
-def _read_one_by_one(stage: Stage, reader: Reader, chunk: pa.Table, epoch: int) -> Samples:
-    """Reads a chunk in which some row raises: those rows become errors."""
+def _too_long(stage: Stage) -> str:
+    return f"took longer than sample_timeout_s={stage.sample_timeout_s:g}"
+
+
+def _of(stage: Stage) -> str:
+    return f" of {stage.dataset!r}" if stage.dataset else ""
+
+
+def _read_one_by_one(stage: Stage, chunk: pa.Table, epoch: int, watch: Watch, known: Mapping[int, str]) -> Samples:
+    """Read a chunk in which some rows raise or take too long: they become errors, as the ``known`` ones are already."""
+    reader = stage.reader
+    assert reader is not None
     merged: dict[str, list[Any]] = {}
-    errors: dict[int, str] = {}
+    errors: dict[int, str] = dict(known)
     ids = chunk.column(SAMPLE_ID).to_pylist()
+    at = _Place(stage, chunk, watch)
     for i in range(chunk.num_rows):
-        _seed(mix(stage.seed, epoch, ids[i], 1))
-        try:
-            one = reader.read(chunk.slice(i, 1))
-            if one.errors:
-                errors[i] = next(iter(one.errors.values()))
-            values = {name: column[0] for name, column in one.columns.items()}
-        except FAILURES as error:
-            errors[i], values = _say(error), {}
+        values: dict[str, Any] = {}
+        if i not in known:
+            _seed(mix(stage.seed, epoch, ids[i], 1))
+            at(i)
+            try:
+                one = reader.read(chunk.slice(i, 1), nowhere)
+                if one.errors:
+                    errors[i] = next(iter(one.errors.values()))
+                values = {name: column[0] for name, column in one.columns.items()}
+            except SampleTimeoutError:
+                errors[i] = _too_long(stage)
+            except FAILURES as error:
+                errors[i] = _say(error)
         for name in values:
             merged.setdefault(name, [None] * i)
         for name, column in merged.items():
@@ -220,7 +267,13 @@ def _read_one_by_one(stage: Stage, reader: Reader, chunk: pa.Table, epoch: int) 
 
 
 def transform(
-    stage: Stage, columns: Columns, *, ids: np.ndarray[Any, Any], chunk: pa.Table | None, epoch: int
+    stage: Stage,
+    columns: Columns,
+    *,
+    ids: np.ndarray[Any, Any],
+    chunk: pa.Table | None,
+    epoch: int,
+    watch: Watch | None = None,
 ) -> Columns:
     """The user's transform over a chunk of samples, checked: as many rows out as came in, all of one shape."""
     if stage.kind == "none":
@@ -231,8 +284,24 @@ def transform(
             f"{', '.join(map(str, columns))}. Let the source call its images 'image', or pass a function of a batch that transforms "
             "them."
         )
+    watch = watch or Watch(Nobody())
+    at: list[int | None] = [None]
+
+    def begins(row: int | None) -> None:
+        at[0] = row
+        rows, deadline_s = len(ids) if row is None else 1, stage.sample_timeout_s
+        watch.doing(
+            lambda: f"the transform {_transform_name(stage)} of {_name(stage, chunk, row, ids)}{_of(stage)}",
+            None if deadline_s is None else deadline_s * rows,
+        )
+
     try:
-        out = _call(stage, columns, ids, epoch)
+        out = _call(stage, columns, ids, epoch, begins)
+    except SampleTimeoutError:
+        raise RunError(
+            f"the transform {_transform_name(stage)} {_too_long(stage)} on {_name(stage, chunk, at[0], ids)}. Correct the "
+            "transform, or leave such samples out of the source."
+        ) from None
     except FAILURES as error:
         row = _find_row(lambda i: _call(stage, take(columns, [i]), ids[i : i + 1], epoch), len(ids))
         raise RunError(
@@ -252,12 +321,20 @@ def transform(
     return out
 
 
-def _call(stage: Stage, columns: Columns, ids: np.ndarray[Any, Any], epoch: int) -> Columns:
+def _call(
+    stage: Stage,
+    columns: Columns,
+    ids: np.ndarray[Any, Any],
+    epoch: int,
+    begins: Callable[[int | None], None] = lambda row: None,
+) -> Columns:
     if stage.kind == "batch":
+        begins(None)
         _seed(mix(stage.seed, epoch, int(ids[0]), 2))
         return _checked(stage.transform(dict(columns)))
     made: dict[str, list[Any]] = {}
     for i, sample_id in enumerate(ids.tolist()):
+        begins(i)
         _seed(mix(stage.seed, epoch, sample_id, 3))
         sample = {name: column[i] for name, column in columns.items()}
         if stage.kind == "image":

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from offload.pipeline.sources.base import At, nowhere
 from offload.pipeline.stage import Stage, process
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
@@ -141,9 +142,9 @@ class _TimedReader:
         self._inner, self._costs = inner, costs
         self._name = type(inner.dataset).__name__ if hasattr(inner, "dataset") else "read and decode"
 
-    def read(self, rows: pa.Table) -> Any:
+    def read(self, rows: pa.Table, at: At = nowhere) -> Any:
         with self._costs.timing(self._name) as out:
-            out.append(self._inner.read(rows))
+            out.append(self._inner.read(rows, at))
             out[1:] = [_per_row(out[0].columns, True)]
         return out[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from rich.text import Text
 
 PLAIN_INTERVAL_S = 10.0
 WAITING_INTERVAL_S = 30.0
+WORTH_SHOWING = 0.999  # of samples/s: a goodput above it is the same number again
 
 
 def format_line(values: dict[str, Any]) -> str:
@@ -32,7 +34,11 @@ def format_line(values: dict[str, Any]) -> str:
     rate = f"{values['samples_per_s']:,.0f} samples/s" + (f" ({', '.join(ceilings)})" if ceilings else "")
     many = "s" if values["workers"] != 1 else ""
     split = f"{values['workers']} worker{many} × {values['local_batch_size']} × {values['accum_steps'] + 1}"
-    return " | ".join([head, rate, f"stall {values['stall']:.0%}", split])
+    parts = [head, rate, f"stall {values['stall']:.0%}", split]
+    goodput = values.get("goodput", math.inf)
+    if goodput < WORTH_SHOWING * values["samples_per_s"]:
+        parts.append(f"goodput {goodput:,.0f}")
+    return " | ".join(parts)
 
 
 class LiveLine:

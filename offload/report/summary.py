@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from offload.report.live import WORTH_SHOWING
 
 
 def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -18,6 +21,8 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("wall time", _duration(document["wall_s"])),
         ("throughput", f"{document['samples_per_s']:,.1f} samples/s while stepping"),
     ]
+    if document.get("goodput", math.inf) < WORTH_SHOWING * document["samples_per_s"]:
+        rows.append(("goodput", f"{document['goodput']:,.1f} samples/s as useful as the initial batch's"))
     split = f"{document['workers']} × {document['local_batch_size']} × {document['accum_steps'] + 1}"
     rows.append(
         ("workers × local batch × micro-batches", f"{split} = {document['global_batch_size']} on {document['device']}")

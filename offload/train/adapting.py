@@ -77,7 +77,7 @@ class Adapting:
         noise = self.noise.whole
         if noise is None or rows <= self._initial:
             return float(rows)
-        return float(noise.gain(rows)) * self._initial
+        return min(float(noise.gain(rows)) * self._initial, float(rows))
 
     @contextmanager
     def scaled_rates(self, rows: int, passes: float) -> Iterator[None]:

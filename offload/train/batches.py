@@ -8,6 +8,7 @@ waits for it unless it waits for data. What else the ranks agree on comes with i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import queue
 import threading
@@ -29,6 +30,7 @@ from offload.train.voice import Heard, Voice
 PREFETCH_BATCHES = 2
 PREFETCH_BLOCKS = 2
 CLOSE_S = 10.0
+BREAK_OFF_S = 1.0  # that a rank waits for samples when training is to end
 VIEWED_ROW_BYTES = 4096
 _TENSORS = frozenset(
     [
@@ -134,6 +136,7 @@ class Batches:
         self.leftover: list[Skipped] = []
         self.last_heard = Heard()
         self._closed = threading.Event()
+        self._broken_off = False  # this rank stopped waiting for samples, since training ends
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._threads = [
             threading.Thread(target=work, name=f"{name}-{key.name}", daemon=True)
@@ -179,11 +182,14 @@ class Batches:
         return False
 
     def _next_piece(self) -> tuple[Columns, int] | BaseException | None:
+        waiting_since = time.monotonic()
         while not self._closed.is_set():
-            try:
+            # A sample may never come. Where training is to end it is not waited for: nobody has trained it yet.
+            if self._voice.ending() and time.monotonic() - waiting_since > BREAK_OFF_S and self._pieces.empty():
+                self._broken_off = True
+                return None
+            with contextlib.suppress(queue.Empty):
                 return self._pieces.get(timeout=0.2)
-            except queue.Empty:
-                continue
         return None
 
     def _fetch(self) -> None:
@@ -249,7 +255,7 @@ class Batches:
                 head, pieces, counts = _split(pieces, counts, size)
                 yield self._joined(head), size, tuple(skipped)
                 skipped.clear()
-        if self._closed.is_set():
+        if self._closed.is_set() or self._broken_off:
             return
         if pieces:
             yield self._joined(pieces), sum(counts), tuple(skipped)
@@ -294,18 +300,19 @@ class Batches:
         if rows and columns is not None and self._key.name not in self._template:
             # Copies: views would keep their block as long as the run lasts.
             self._template[self._key.name] = {n: copy.copy(c[:1]) for n, c in columns.items()}
-        all_rows, heard, split = rows, Heard(), self._split
+        all_rows, heard, split, broken_off = rows, Heard(), self._split, False
         if self._padded:
             lacking = not rows and self._key.name not in self._template
-            told = self._peers.gather([rows, int(lacking), *self._voice.says()])
+            told = self._peers.gather([rows, int(lacking), int(self._broken_off), *self._voice.says()])
             all_rows = sum(each[0] for each in told)
-            heard = self._voice.heard([each[2:] for each in told])
+            broken_off = any(each[2] for each in told)
+            heard = self._voice.heard([each[3:] for each in told])
             if any(each[1] for each in told) and all_rows:
                 source = next(rank for rank, each in enumerate(told) if each[0])
                 filler = self._peers.broadcast(self._template.get(self._key.name), source)
                 self._template.setdefault(self._key.name, filler)
             self._advance(heard)
-        if not all_rows:
+        if not all_rows and not broken_off:
             # Told to end, training ends with the epoch: resumed from here, the user's loop would see a pass without batches.
             self.last_heard = heard
             return None

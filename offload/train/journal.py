@@ -95,7 +95,7 @@ class Journal:
             "at": time.time(),
             "epoch": self.news.epoch,
             "step": self.news.step,
-            "samples_per_s": _per_second(since, workers),
+            **rates_of([(workers, since)]),
             "stall": since.stall,
             "input_ceiling_samples_per_s": rates.get("input_ceiling_samples_per_s"),
             "device_ceiling_samples_per_s": since.samples / busy_s * workers if busy_s > 0 else None,
@@ -121,7 +121,6 @@ class Journal:
         """Write the summary and the report; returns the summary."""
         groups = [*self.news.past, (self._workers, sum_of(self.news.totals))]
         totals = sum_of(dict(enumerate(each for _, each in groups)))
-        stepping_s = sum(each.step_time_s / workers for workers, each in groups)
         document = {
             "schema": "offload.summary/1",
             "status": status,
@@ -131,7 +130,7 @@ class Journal:
             "step_count_all_ranks": max(totals.steps, 1),
             "epochs": self.news.epoch + (1 if self.news.totals or self.news.past else 0),
             "wall_s": time.monotonic() - self._began,
-            "samples_per_s": totals.samples / stepping_s if stepping_s > 0 else 0.0,
+            **rates_of(groups),
             **{k: v for k, v in dataclasses.asdict(totals).items() if k.endswith("_s")},
             "stall": totals.stall,
             "first_batch_s": self._first_batch_s,
@@ -179,6 +178,11 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         )
     if kind == "preprocessing_lost":
         return f"a preprocessing process was lost ({event['reason']}): its tasks are run again"
+    if kind == "preprocessing_slow":
+        return (
+            f"{event['what']} has taken {event['seconds']} s so far on {event['node']}: training waits for it. Pass "
+            "sample_timeout_s to give up samples that take too long"
+        )
     if kind == "node_excluded":
         return f"the run goes on without {', '.join(event['nodes'])}: {event['reason']}"
     if kind == "cluster_changed":
@@ -234,6 +238,14 @@ def shares(held: Mapping[str, Sequence[float]]) -> str:
     return ", ".join(f"{amount:g} of {there:g} {name}" for name, (amount, there) in held.items())
 
 
-def _per_second(totals: Totals, workers: int) -> float:
-    """All ranks' samples over the time that a rank spent stepping."""
-    return totals.samples * workers / totals.step_time_s if totals.step_time_s > 0 else 0.0
+def rates_of(groups: Sequence[tuple[int, Totals]]) -> dict[str, float]:
+    """The throughput and the goodput of worker groups (their number of workers, and all ranks' totals) one after the other.
+
+    Both are per second that a rank spent stepping, over the same steps. Goodput is throughput × statistical efficiency: it counts each
+    sample at what it was worth in a batch of its size, in samples of initial batches. At a fixed batch the two are equal.
+    """
+    stepping_s = sum(totals.step_time_s / workers for workers, totals in groups)
+    samples, useful = (sum(values) for values in zip(*((t.samples, t.useful) for _, t in groups), strict=True))
+    return {
+        name: n / stepping_s if stepping_s > 0 else 0.0 for name, n in (("samples_per_s", samples), ("goodput", useful))
+    }

@@ -63,6 +63,7 @@ TOKEN_CPUS = 0.01  # of a worker that is to reserve nothing: Ray places nothing 
 class Listed:
     """A data set whose source was listed (``index`` is None for a ``ray.data.Dataset``)."""
 
+    name: str
     pipeline: Pipeline
     index: Index | None
     shuffle: bool
@@ -70,7 +71,7 @@ class Listed:
     def stream(self, seed: int) -> Stream:
         """The data set as the feed gets it. Puts what its tasks run into the object store."""
         return Stream(
-            stage=PackedStage.of(self.pipeline.stage(self.index, seed=seed)),
+            stage=PackedStage.of(self.pipeline.stage(self.index, seed=seed, dataset=self.name)),
             table=self.index.table if self.index is not None else None,
             groups=self.index.groups if self.index is not None else None,
             dataset=self.pipeline.dataset,

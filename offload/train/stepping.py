@@ -139,9 +139,9 @@ class Stepper:
             self._meter.micro_batch_done()
             return 0
         self._finish_gradients(batch.split, clip_norm)
-        self._step_optimizers(passes)
         rows = self._rows
         useful = float(rows) if self._adapting is None else self._adapting.useful(rows)
+        self._step_optimizers(passes, useful / max(rows, 1))
         self._state.stepped(self._trained, rows, useful)
         self._trained, self._micro_batches, self._rows = [], 0, 0
         return rows
@@ -161,13 +161,13 @@ class Stepper:
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
 
-    def _step_optimizers(self, passes: float) -> None:
+    def _step_optimizers(self, passes: float, efficiency: float) -> None:
         adapting, scaler = self._adapting, self._state.scaler
         self.stepping = True
         with contextlib.nullcontext() if adapting is None else adapting.scaled_rates(self._rows, passes):
             step_all(self._state.optimizers, scaler)
         self.stepping = False
-        self._meter.stepped()
+        self._meter.stepped(efficiency)
         self._watchdog.alive()
 
     def _measured_all_reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:

@@ -259,7 +259,7 @@ class Trainer:
                 "torch data set or Parquet (offload.image_folder, from_torch, parquet), or leave deterministic away."
             )
         shuffle = pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
-        return Listed(pipeline=pipeline, index=index, shuffle=shuffle)
+        return Listed(name=name, pipeline=pipeline, index=index, shuffle=shuffle)
 
 
 def _index_of(name: str, pipeline: Pipeline, waiting: Callable[[str], None]) -> Index | None:

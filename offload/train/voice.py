@@ -51,6 +51,9 @@ class Voice(Protocol):
     def heard(self, told: Sequence[Sequence[int]]) -> Heard:
         """What follows from all ranks' numbers."""
 
+    def ending(self) -> bool:
+        """Whether this rank was told that training ends."""
+
 
 class Silent:
     """Says nothing: a validation pass."""
@@ -61,6 +64,9 @@ class Silent:
     def heard(self, told: Sequence[Sequence[int]]) -> Heard:
         return Heard()
 
+    def ending(self) -> bool:
+        return False
+
 
 class TrainingVoice:
     """Of a training pass. ``orders`` gives the driver's newest orders; rank 0's word on them counts, but any rank may say to
@@ -68,6 +74,9 @@ class TrainingVoice:
 
     def __init__(self, rank: int, workers: int, orders: Callable[[], Orders], due: Callable[[], bool], mail: Mailbox):
         self._rank, self._workers, self._orders, self._due, self._mail = rank, workers, orders, due, mail
+
+    def ending(self) -> bool:
+        return bool(self._orders().stop or self._orders().resize)
 
     def says(self) -> list[int]:
         orders = self._orders()

@@ -22,11 +22,18 @@ class Samples:
     errors: dict[int, str] = field(default_factory=dict)
 
 
+At = Callable[[int], None]
+
+
+def nowhere(row: int) -> None:
+    """Do nothing with a row that is begun."""
+
+
 class Reader(Protocol):
     """Reads rows of a source's index. Travels to every preprocessing process once."""
 
-    def read(self, rows: pa.Table) -> Samples:
-        """The samples of these index rows, in their order."""
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
+        """The samples of these index rows, in their order. Calls ``at`` with the number of each row that it begins."""
 
     def describe(self, rows: pa.Table, row: int) -> str:
         """What a user would call this sample: its path, or its place in a file."""

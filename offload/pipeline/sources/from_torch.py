@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline.sources.base import Index, Samples
+from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.wire import Column, UnsendableError, as_array, torch_only
 
 DEFAULT_COLUMNS = ("image", "label")
@@ -62,7 +62,7 @@ class TorchReader:
     def __init__(self, dataset: Any, columns: tuple[str, ...]) -> None:
         self.dataset, self.columns = dataset, columns
 
-    def read(self, rows: pa.Table) -> Samples:
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         items = rows.column("item").to_pylist()
         if hasattr(self.dataset, "__getitems__"):
             found = self.dataset.__getitems__(items)
@@ -73,7 +73,10 @@ class TorchReader:
                 )
             samples = [self._name(s) for s in found]
         else:
-            samples = [self._name(self.dataset[i]) for i in items]
+            samples = []
+            for row, item in enumerate(items):
+                at(row)
+                samples.append(self._name(self.dataset[item]))
         names = list(samples[0])
         for item, sample in zip(items, samples, strict=True):
             if sample.keys() != samples[0].keys():

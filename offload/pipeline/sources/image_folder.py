@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from offload.errors import ConfigError
 from offload.pipeline.images import EXTENSIONS, DecodeError, decode_image
-from offload.pipeline.sources.base import Index, Samples, Tell, silent
+from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.files import Path, list_files, read_file
 
 
@@ -41,10 +41,11 @@ class ImageFolderReader:
     def __init__(self, fs: Any) -> None:
         self.fs = fs
 
-    def read(self, rows: pa.Table) -> Samples:
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         errors: dict[int, str] = {}
         images: list[Any] = []
         for i, path in enumerate(rows.column("path").to_pylist()):
+            at(i)
             try:
                 images.append(decode_image(read_file(self.fs, path)))
             except DecodeError as error:

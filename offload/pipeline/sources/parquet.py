@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from offload.errors import ConfigError
 from offload.pipeline.images import DecodeError, decode_image
-from offload.pipeline.sources.base import Index, Samples, Tell, silent
+from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
 from offload.pipeline.wire import Column, decode, stack_lists
 
@@ -80,12 +80,12 @@ class ParquetReader:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}
 
-    def read(self, rows: pa.Table) -> Samples:
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         files, groups, places = (rows.column(c).to_pylist() for c in ("file", "row_group", "row"))
-        pieces = [
-            self._row_group(file, group).slice(place, 1)
-            for file, group, place in zip(files, groups, places, strict=True)
-        ]
+        pieces = []
+        for i, (file, group, place) in enumerate(zip(files, groups, places, strict=True)):
+            at(i)
+            pieces.append(self._row_group(file, group).slice(place, 1))
         # Files may hold their columns in different orders.
         table = pa.concat_tables(pieces, promote_options="default").combine_chunks()
         columns: dict[str, Column] = {}
@@ -93,7 +93,11 @@ class ParquetReader:
             columns[name] = stack_lists(name, column) if isinstance(column, list) else column
         errors: dict[int, str] = {}
         for name in self.images:
-            columns[name] = [self._decode(value, i, errors) for i, value in enumerate(columns[name])]
+            images = []
+            for i, value in enumerate(columns[name]):
+                at(i)
+                images.append(self._decode(value, i, errors))
+            columns[name] = images
         return Samples(columns, errors)
 
     def describe(self, rows: pa.Table, row: int) -> str:

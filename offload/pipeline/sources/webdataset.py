@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from offload.errors import ConfigError
 from offload.pipeline.images import EXTENSIONS, DecodeError, decode_image
-from offload.pipeline.sources.base import Index, Samples, Tell, silent
+from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
 from offload.pipeline.wire import Column, stack, stack_lists
 
@@ -99,7 +99,7 @@ class WebDatasetReader:
     def __init__(self, fs: Any) -> None:
         self.fs = fs
 
-    def read(self, rows: pa.Table) -> Samples:
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         errors: dict[int, str] = {}
         samples: list[dict[str, Any]] = []
         streams: dict[str, Any] = {}
@@ -107,6 +107,7 @@ class WebDatasetReader:
             for i, (shard, members) in enumerate(
                 zip(rows.column("shard").to_pylist(), rows.column("members").to_pylist(), strict=True)
             ):
+                at(i)
                 if shard not in streams:
                     streams[shard] = self.fs.open_input_file(shard)
                 samples.append(self._sample(streams[shard], json.loads(members), i, errors))

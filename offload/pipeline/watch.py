@@ -1,0 +1,104 @@
+"""What a preprocessing process is doing: a sample that takes long is told of, one that takes too long is given up.
+
+The process works on its main thread, which a data set may block for ever. Another thread looks at what it is doing. Where
+it stops: a call that neither Python nor a signal can interrupt ends with its process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+SLOW_S = 60.0  # after which a sample is told of; again after twice the time, and so on
+GRACE_S = 10.0  # for an interrupted call to end
+LOOK_S = 0.5
+GIVEN_UP = 71  # exit status of a process that could not be interrupted
+
+
+class SampleTimeoutError(BaseException):
+    """A sample took longer than its deadline. No ``Exception``: a data set that catches those must not go on with it."""
+
+
+class Board(Protocol):
+    """Who is told."""
+
+    def slow(self, what: str, seconds: float) -> None:
+        """``what`` has taken so long already."""
+
+    def given_up(self, what: str, seconds: float) -> None:
+        """``what`` did not end at its deadline, and cannot be interrupted: the process ends."""
+
+
+@dataclass(eq=False)
+class _Doing:
+    what: Callable[[], str]
+    deadline_s: float | None
+    began: float
+    tell_after_s: float = field(default=SLOW_S)
+    interrupted: bool = False
+
+
+class Watch:
+    """Of one process. :meth:`doing` and :meth:`idle` are called by the thread that works, :meth:`look` by another.
+
+    Args:
+        board: who is told.
+        now: the time, in seconds.
+    """
+
+    def __init__(self, board: Board, now: Callable[[], float] = time.monotonic) -> None:
+        self._board, self._now = board, now
+        self._doing: _Doing | None = None
+
+    def start(self) -> None:
+        """Look regularly, from a thread, and let a call of this thread be interrupted, if it is the main one."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGALRM, self._interrupt)
+        threading.Thread(target=self._run, args=(threading.get_ident(),), daemon=True, name="watch").start()
+
+    def doing(self, what: Callable[[], str], deadline_s: float | None = None) -> None:
+        """The process begins something, which should end within ``deadline_s``. ``what`` describes it."""
+        self._doing = _Doing(what, deadline_s, self._now())
+
+    def idle(self) -> None:
+        """It has ended."""
+        self._doing = None
+
+    def look(self, interrupt: Callable[[], None]) -> None:
+        """Tell of what takes long, and ``interrupt`` what is over its deadline."""
+        doing = self._doing
+        if doing is None:
+            return
+        seconds = self._now() - doing.began
+        if doing.deadline_s is not None and seconds >= doing.deadline_s:
+            if not doing.interrupted:
+                doing.interrupted = True
+                interrupt()
+            elif seconds >= doing.deadline_s + GRACE_S:
+                self._board.given_up(doing.what(), doing.deadline_s)
+        elif seconds >= doing.tell_after_s:
+            doing.tell_after_s *= 2
+            self._board.slow(doing.what(), seconds)
+
+    def _run(self, thread: int) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            self.look(lambda: signal.pthread_kill(thread, signal.SIGALRM))
+
+    def _interrupt(self, signum: int, frame: object) -> None:
+        doing = self._doing
+        if doing is not None and doing.interrupted:
+            raise SampleTimeoutError
+
+
+class Nobody:
+    """A board that nobody reads."""
+
+    def slow(self, what: str, seconds: float) -> None: ...
+    def given_up(self, what: str, seconds: float) -> None:
+        os._exit(GIVEN_UP)
