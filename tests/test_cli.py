@@ -20,7 +20,7 @@ import click
 import pytest
 
 from offload.cli.main import main
-from offload.cli.output import INTERRUPTED
+from offload.interrupts import INTERRUPTED
 from offload.errors import ConfigError
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
 from offload.train import cluster
