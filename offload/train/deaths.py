@@ -27,9 +27,9 @@ OUT_OF_MEMORY = "oom_context"  # Ray's name for the reason that its memory monit
 def how_worker_ended(rank: int, error: BaseException) -> str | None:
     """The sentence, without its full stop, for an error that came of a dead worker; None where no process is known to have died."""
     died: Any = getattr(error, "health_check_failure", error)
-    if not isinstance(died, ray.exceptions.ActorDiedError) or not died.actor_id:
+    if not isinstance(died, ray.exceptions.RayActorError) or not died.actor_id:
         return None
-    actor: Any = actors(died.actor_id)  # type: ignore[no-untyped-call]
+    actor: Any = actors(died.actor_id)
     node, pid = actor["Address"]["NodeID"], int(actor["Pid"])
     place = NodeAffinitySchedulingStrategy(node, soft=False)
     try:
