@@ -170,6 +170,9 @@ def _name(process: psutil.Process) -> str:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 def main(every: float, first: float, until: float, ways: tuple[str, ...], output: Path | None) -> None:
     machine = side_by_side.machine()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # else ignored by all that is started, if it is ignored here
     moments = [first + every * number for number in range(int((until - first) / every) + 1)]
     seen: list[Ending] = []
     for way in ways or (*WAYS, *KILLED):

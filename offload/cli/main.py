@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,14 +14,12 @@ from typing import Any
 import click
 
 import offload
-from offload.cli.doctor import doctor
-from offload.cli.launch import launch
 from offload.cli.output import stdout_for_json
-from offload.cli.plan import plan
-from offload.cli.probe import probe
 from offload.cli.script import build_trainer
 from offload.errors import OffloadError
 from offload.interrupts import INTERRUPTED, SAID, Interrupts, LastResort, install
+
+COMMANDS = ("doctor", "launch", "plan", "probe")  # imported when first used: signals are heard before
 
 
 class OffloadGroup(click.Group):
@@ -40,6 +39,15 @@ class OffloadGroup(click.Group):
                 raise
             last_resort.all_said()
             _leave(INTERRUPTED if isinstance(end.__context__, click.Abort) else end.code)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *COMMANDS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS:
+            command: click.Command = getattr(importlib.import_module(f"offload.cli.{cmd_name}"), cmd_name)
+            return command
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -70,12 +78,6 @@ def main() -> None:
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
     `offload probe SCRIPT` measures it, and `offload plan` says which to rent.
     """
-
-
-main.add_command(doctor)
-main.add_command(launch)
-main.add_command(plan)
-main.add_command(probe)
 
 
 def _run_options(command: Any) -> Any:
