@@ -35,6 +35,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.presses = 0
         self.last_resort: LastResort | None = None
+        self.installed = False
         self._shields = 0
 
     def only_count(self) -> None:
@@ -63,6 +64,8 @@ class Interrupts:
             self._shields -= 1
             if self.last_resort is not None:
                 self.last_resort.allow()
+            if self.installed:  # C++ may have taken a signal meanwhile, and not told Python
+                install(self)
 
     @contextmanager
     def finally_killing(self, kill: Callable[[], None]) -> Iterator[None]:
@@ -110,12 +113,14 @@ def handled() -> Iterator[Interrupts]:
     try:
         yield interrupts
     finally:
+        interrupts.installed = interrupts is installed
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def install(interrupts: Interrupts) -> dict[signal.Signals, Any]:
     """Install the handlers; returns those before. SIGHUP stays ignored where it is: that is what nohup is for."""
+    interrupts.installed = True
     wanted = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     return {number: signal.signal(number, interrupts.heard) for number in wanted}
 

@@ -83,7 +83,9 @@ def of_run(mark: str) -> list[psutil.Process]:
     ("phase", "signals"),
     [
         pytest.param("starting Ray", [signal.SIGTERM], id="while Ray starts, SIGTERM"),
-        pytest.param("starting 1 worker(s)", [signal.SIGINT, signal.SIGINT], id="while workers start, Ctrl-C twice"),
+        pytest.param(
+            "starting 1 worker(s)", [signal.SIGHUP, signal.SIGINT], id="while workers start, SIGHUP and Ctrl-C"
+        ),
     ],
 )
 def test_a_start_that_is_interrupted_ends_in_one_way(tmp_path: Path, phase: str, signals: list[signal.Signals]) -> None:

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,15 @@ def server_of_a_raylet(
             server.kill()
 
 
+def connected(path: Path) -> socket.socket:
+    """To a server, as soon as it listens."""
+    until = time.monotonic() + 30
+    while (connection := launch._connect(str(path))) is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return connection
+
+
 def test_a_server_ends_with_its_raylet(tmp_path: Path, folder: Path) -> None:
     with server_of_a_raylet(tmp_path, folder) as (raylet, server, path):
         eventually(lambda: path.exists() or server.poll() is not None, 30)
@@ -211,15 +221,14 @@ def test_processes_that_outlive_their_raylet_are_ended(tmp_path: Path, folder: P
     script = tmp_path / "stays.py"
     script.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
     with server_of_a_raylet(tmp_path, folder) as (raylet, server, path):
-        eventually(path.exists, 30)
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(path))
+        with connected(path) as connection:
             assert launch._ask(connection, [str(script)])
         eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 30)
         raylet.kill()
         raylet.wait()
         assert server.wait(30) == 0
-        assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+        fork = int((tmp_path / "pid").read_text())
+        eventually(lambda: not psutil.pid_exists(fork) or psutil.Process(fork).status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_process_whose_raylet_has_ended_is_not_started(

@@ -7,6 +7,7 @@ Where it stops: a cluster that others started is watched, and never ended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 
 import psutil
 import ray
+import ray._private.services
 import ray._private.utils
 import ray._private.worker
 
@@ -57,17 +59,22 @@ def join(address: str, **options: Any) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Within, ``ray.init`` leaves SIGTERM to its caller, and starts nobody who prints what raylets have to say of workers that died:
-    a run says that itself, and Ray's words are in its logs."""
-    utils: Any = ray._private.utils
-    worker: Any = ray._private.worker
-    kept = utils.set_sigterm_handler, worker.listen_error_messages
-    utils.set_sigterm_handler = lambda handler: None
-    worker.listen_error_messages = lambda worker, threads_stopped: None
+    """Within, ``ray.init`` leaves SIGTERM to its caller, starts processes that a terminal's Ctrl-C and end do not reach (Ray shields
+    them from Ctrl-C alone), and starts nobody who prints what raylets have to say of workers that died: a run says that itself, and
+    Ray's words are in its logs."""
+    instead: list[tuple[Any, str, Any]] = [
+        (ray._private.utils, "set_sigterm_handler", lambda handler: None),
+        (ray._private.worker, "listen_error_messages", lambda worker, threads_stopped: None),
+        (ray._private.services, "ConsolePopen", functools.partial(subprocess.Popen, start_new_session=True)),
+    ]
+    kept = [(module, name, getattr(module, name)) for module, name, _ in instead]
     try:
+        for module, name, value in instead:
+            setattr(module, name, value)
         yield
     finally:
-        utils.set_sigterm_handler, worker.listen_error_messages = kept
+        for module, name, value in kept:
+            setattr(module, name, value)
 
 
 def end_marked(mark: str, grace_s: float = GRACE_S) -> None:
