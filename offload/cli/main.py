@@ -132,7 +132,8 @@ def run(
 
         offload run train.py --run-dir runs/a -- --epochs 20
 
-    An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once.
+    An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once. SIGTERM and
+    SIGHUP do the same. Exit codes: 0 success, 130 interrupted, 2 found before the first step, 1 failed later.
     """
     with stdout_for_json(as_json) as emit:
         trainer = build_trainer(script, args, address).with_workers(
