@@ -21,8 +21,8 @@ import pytest
 
 import offload as offload_package
 from offload.cli.main import main
-from offload.cli.output import INTERRUPTED
 from offload.errors import ConfigError
+from offload.interrupts import INTERRUPTED
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
 from offload.train import cluster
 from offload.train.cluster import probe
@@ -522,7 +522,8 @@ def test_names_of_commands_and_options_are_frozen() -> None:
     def names(command: Any) -> list[str]:
         return sorted(p.opts[-1] for p in command.params if isinstance(p, click.Parameter))
 
-    commands: dict[str, Any] = {**main.commands}
+    context = click.Context(main)
+    commands: dict[str, Any] = {name: main.get_command(context, name) for name in main.list_commands(context)}
     launch = commands.pop("launch")
     commands |= {f"launch {name}": command for name, command in launch.commands.items()}
     assert {name: names(command) for name, command in commands.items()} == {

@@ -138,7 +138,8 @@ def test_a_worker_that_hangs_is_ended_and_training_goes_on(tmp_path: Path) -> No
 
 
 def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(offload.RunError):
+    said = r"several times in a row: worker 0 on \S+ \(process \d+\) was ended by signal 9 \(SIGKILL\).*; its log is /.*\.err; "
+    with pytest.raises(offload.RunError, match=said):
         run(tmp_path, workers=1, kill={str(step): 0 for step in range(2, 60)}, epochs=1, batch_size=8)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -18,7 +19,8 @@ import psutil
 import pytest
 
 from offload import preload
-from offload.preload import launch
+from offload.preload import ended, launch
+from tests.helpers import eventually
 
 LAUNCHER = Path(preload.__file__).with_name("launch.py")
 SCRIPT = """
@@ -164,22 +166,88 @@ def test_what_is_no_launcher_does_not_disturb_the_server(
     assert _told(start("0"))["loaded"]
 
 
-def test_a_server_ends_with_its_raylet(tmp_path: Path) -> None:
-    raylet = subprocess.Popen(["sleep", "600"])
-    path = tmp_path / "socket"
-    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
-    server = subprocess.Popen(
-        [sys.executable, str(LAUNCHER.with_name("server.py")), str(path), "colorsys", str(raylet.pid), str(lock)],
-        pass_fds=[lock],
-    )
-    os.close(lock)
-    deadline = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < deadline:
-        assert server.poll() is None
-    raylet.kill()
-    raylet.wait()
-    assert server.wait(30) == 0
-    assert not path.exists()
+@contextlib.contextmanager
+def server_of_a_raylet(
+    tmp_path: Path, folder: Path, modules: str = "colorsys"
+) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes], Path]]:
+    """A process that stands for a raylet, a server of its own, and where that listens."""
+    path = folder / "socket"
+    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+    with (
+        subprocess.Popen(["sleep", "600"]) as raylet,
+        subprocess.Popen(
+            [sys.executable, str(LAUNCHER.with_name("server.py")), str(path), modules, str(raylet.pid), str(lock)],
+            pass_fds=[lock],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        ) as server,
+    ):
+        os.close(lock)
+        try:
+            yield raylet, server, path
+        finally:
+            raylet.kill()
+            server.kill()
+
+
+def connected(path: Path) -> socket.socket:
+    """To a server, as soon as it listens."""
+    until = time.monotonic() + 30
+    while (connection := launch._connect(str(path))) is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return connection
+
+
+def test_a_server_ends_with_its_raylet(tmp_path: Path, folder: Path) -> None:
+    with server_of_a_raylet(tmp_path, folder) as (raylet, server, path):
+        eventually(lambda: path.exists() or server.poll() is not None, 30)
+        raylet.kill()
+        raylet.wait()
+        assert server.wait(30) == 0
+        assert not path.exists()
+
+
+def test_a_server_ends_with_its_raylet_while_it_imports(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "takes_long.py").write_text(f"import time\nopen({str(tmp_path / 'begun')!r}, 'w')\ntime.sleep(600)")
+    with server_of_a_raylet(tmp_path, folder, "takes_long") as (raylet, server, _):
+        eventually((tmp_path / "begun").exists, 30)
+        raylet.kill()
+        raylet.wait()
+        assert server.wait(30) == 0
+
+
+def test_processes_that_outlive_their_raylet_are_ended(tmp_path: Path, folder: Path) -> None:
+    """As those do that are just starting: they would look for Ray for a minute."""
+    script = tmp_path / "stays.py"
+    script.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    with server_of_a_raylet(tmp_path, folder) as (raylet, server, path):
+        with connected(path) as connection:
+            assert launch._ask(connection, [str(script)])
+        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 30)
+        raylet.kill()
+        raylet.wait()
+        assert server.wait(30) == 0
+        fork = int((tmp_path / "pid").read_text())
+        eventually(lambda: not psutil.pid_exists(fork) or psutil.Process(fork).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_process_whose_raylet_has_ended_is_not_started(
+    start: Callable[..., subprocess.Popen[str]], folder: Path
+) -> None:
+    with subprocess.Popen(["true"]) as raylet:
+        raylet.wait()
+    out, _ = start("0", RAY_RAYLET_PID=str(raylet.pid)).communicate(timeout=60)
+    assert out == ""
+    assert _servers(folder) == []
+
+
+def test_how_a_process_ended_can_be_asked(
+    start: Callable[..., subprocess.Popen[str]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(folder))
+    fork = _told(start("3"))["pid"]
+    assert ended.exit_status(fork, within_s=30) == 3
+    assert ended.exit_status(1) is None
 
 
 def test_raylets_of_one_number_in_two_namespaces_have_servers_of_their_own(
@@ -198,13 +266,14 @@ def test_a_job_with_a_python_of_its_own_keeps_it(job: dict[str, Any]) -> None:
 
 
 FORKS = """
-import sys
+import os, sys
 from offload.preload import ray_ids, server
 if sys.argv[1] == "as usual":
     import ray.train.torch
     print(ray_ids.repeat_in_forks())
 else:
-    print(server._imported(["torch", "ray.train.torch", "ray.data", "offload.train.context", "offload.pipeline.pool"]))
+    modules = ["torch", "ray.train.torch", "ray.data", "offload.train.context", "offload.pipeline.pool"]
+    print(server._imported(modules, os.pidfd_open(os.getpid())))
 """
 
 

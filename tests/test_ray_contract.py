@@ -29,7 +29,7 @@ import offload
 from offload.errors import ConfigError, RunError, find_offload_error
 from offload.pipeline import ray_data
 from offload.pipeline.ranges import Ranges
-from offload.train import batches, cluster, draining, ray_train
+from offload.train import batches, cluster, deaths, draining, ray_processes, ray_train
 from offload.train.ray_train import TorchTrainer
 from offload.versions import TESTED_RAY, ray_version_warning
 
@@ -399,3 +399,49 @@ def test_this_machine_is_a_node_of_its_cluster_and_of_no_other() -> None:
     assert free_resources()[node["NodeID"]].keys() <= node["Resources"].keys(), relies(
         "train/ray_nodes.py", "available_resources_per_node"
     )
+
+
+def test_the_processes_of_a_local_ray_can_be_watched_and_are_marked() -> None:
+    own = ray_processes.own_processes()
+    assert sorted(own) == ["gcs_server", "raylet"], relies("train/ray_processes.py", "the names of a node's processes")
+    watch = ray_processes.ControlWatch()
+    assert watch.lost() is None
+    assert ray_processes.reachable(watch._gcs), relies("train/ray_processes.py", "Node.gcs_address is host:port")
+    found = ray_processes._raylet_of(ray._private.worker._global_node.raylet_socket_name)  # type: ignore[attr-defined]
+    assert found is not None, relies("train/ray_processes.py", "a raylet's name, and its socket in its command line")
+    assert found.pid == own["raylet"].pid
+    assert found.environ()[ray_processes.MARK]
+    assert os.getsid(found.pid) != os.getsid(0), relies(
+        "train/ray_processes.py", "services.ConsolePopen starts processes"
+    )
+    with subprocess.Popen(["sh", "-c", "exit 7"]) as ended:
+        ended.wait()
+    watch._own = {"raylet": ended}
+    assert str(watch.lost()).endswith("ended with exit code 7")
+
+
+def test_a_head_that_does_not_answer_is_lost_after_rays_own_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "30")
+    now = [0.0]
+    watch = ray_processes.ControlWatch(now_s=lambda: now[0])
+    watch._own, watch._gcs = {}, "127.0.0.1:1"
+    now[0] = 29.0
+    assert watch.lost() is None
+    now[0] = 31.0
+    assert str(watch.lost()).endswith("127.0.0.1:1 has not answered for 30 s")
+
+
+def test_ray_leaves_signals_alone_and_says_nothing_of_its_own() -> None:
+    parts: list[Any] = [ray._private.worker.init, ray._private.worker.connect, ray._private.services.start_ray_process]  # type: ignore[attr-defined]
+    source = "".join(map(inspect.getsource, parts))
+    for used in ("ray._private.utils.set_sigterm_handler(", "target=listen_error_messages", "= ConsolePopen("):
+        assert used in source, relies("train/ray_processes.py", used)
+
+
+def test_a_dead_actor_is_found_by_its_id(actors: Any) -> None:
+    with pytest.raises(ray.exceptions.RayActorError) as caught:
+        ray.get(actors[0].die.remote())
+    told = deaths.how_worker_ended(3, caught.value)
+    assert told is not None, relies("train/deaths.py", "RayActorError.actor_id, and the table of actors")
+    assert told.startswith("worker 3 on "), told
+    assert ".err" in told, relies("train/deaths.py", "the names of workers' logs")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offload.cli.given import given
-from offload.cli.output import INTERRUPTED, Emit, stdout_for_json
+from offload.cli.output import Emit, stdout_for_json
 from offload.errors import ConfigError, RunError
+from offload.interrupts import INTERRUPTED
 from offload.report.job_text import format_ray_job, format_ray_request
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offload.cli.output import INTERRUPTED, Emit, stdout_for_json
+from offload.cli.output import Emit, stdout_for_json
 from offload.errors import ConfigError
 from offload.files import read_json
+from offload.interrupts import INTERRUPTED
 from offload.prices import load_catalog
 from offload.report.job_text import format_job, format_request
 

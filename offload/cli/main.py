@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import importlib
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 import offload
-from offload.cli.doctor import doctor
-from offload.cli.launch import launch
-from offload.cli.output import INTERRUPTED, stdout_for_json
-from offload.cli.plan import plan
-from offload.cli.probe import probe
+from offload.cli.output import stdout_for_json
 from offload.cli.script import build_trainer, check_script
 from offload.errors import OffloadError
+from offload.interrupts import INTERRUPTED, SAID, Interrupts, LastResort, install
+
+COMMANDS = ("doctor", "launch", "plan", "probe")  # imported when first used: signals are heard before
 
 
 class OffloadGroup(click.Group):
-    """Turns the errors meant for users into one paragraph and an exit code."""
+    """Turns the errors meant for users into one paragraph and an exit code, and Ctrl-C, SIGTERM and SIGHUP into another."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **named: Any) -> Any:
+        if args is not None:  # within another program, whose signals are its own
+            return super().main(args, *others, **named)
+        interrupts = Interrupts()
+        last_resort = LastResort(interrupts)
+        install(interrupts)
+        try:
+            super().main(args, *others, **named)
+        except SystemExit as end:
+            interrupts.only_count()  # nothing is left to be interrupted
+            if not interrupts.presses:
+                raise
+            last_resort.all_said()
+            _leave(INTERRUPTED if isinstance(end.__context__, click.Abort) else end.code)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *COMMANDS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS:
+            command: click.Command = getattr(importlib.import_module(f"offload.cli.{cmd_name}"), cmd_name)
+            return command
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -28,8 +56,17 @@ class OffloadGroup(click.Group):
             click.echo(f"offload: {error}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("offload: ended at once; the same command resumes from the last checkpoint.", err=True)
+            click.echo(SAID if ctx.invoked_subcommand in ("run", "demo") else "offload: interrupted.", err=True)
             ctx.exit(INTERRUPTED)
+
+
+def _leave(code: Any) -> None:
+    """End the process as Python does, but for what it does to C++ libraries: in the middle of their work they may crash then."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 @click.group(cls=OffloadGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,12 +78,6 @@ def main() -> None:
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
     `offload probe SCRIPT` measures it, and `offload plan` says which to rent.
     """
-
-
-main.add_command(doctor)
-main.add_command(launch)
-main.add_command(plan)
-main.add_command(probe)
 
 
 def _run_options(command: Any) -> Any:
@@ -101,7 +132,8 @@ def run(
 
         offload run train.py --run-dir runs/a -- --epochs 20
 
-    An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once.
+    An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once. SIGTERM and
+    SIGHUP do the same. Exit codes: 0 success, 130 interrupted, 2 found before the first step, 1 failed later.
     """
     from offload.train.cluster import check_address
     from offload.train.config import WorkerOverrides

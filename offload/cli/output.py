@@ -13,7 +13,6 @@ import click
 from offload.errors import OffloadError
 from offload.report.run_dir import to_json
 
-INTERRUPTED = 130
 Emit = Callable[[dict[str, Any], str], None]
 
 

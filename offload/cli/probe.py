@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from offload.cli import stale
-from offload.cli.output import INTERRUPTED, stdout_for_json
+from offload.cli.output import stdout_for_json
 from offload.cli.script import build_trainer
 from offload.errors import ConfigError
+from offload.interrupts import INTERRUPTED
 from offload.measure.findings import profile_document
 from offload.model.checks import check_number
 from offload.report.probe_text import format_probe

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 
+RAYLET = "RAY_RAYLET_PID"  # Ray tells it to every process that it starts; once it has ended, the parent is another
 WAIT_S = 40.0  # Ray gives a new process 60 s to report
 POLL_S = 0.02
 ANSWER_S = 10.0
@@ -27,18 +28,19 @@ ANSWER_S = 10.0
 def main(argv: list[str]) -> None:
     """Hand the process over, or become it."""
     key, modules, *command = argv
+    raylet = int(os.environ.get(RAYLET, os.getppid()))
     try:
-        handed = hand_over(socket_path(key, os.getppid()), modules, command)
+        handed = hand_over(socket_path(key, raylet), modules, command, raylet)
     except (OSError, ValueError):
         handed = False
-    if not handed:
+    if not handed and os.getppid() == raylet:
         os.execv(sys.executable, [sys.executable, *command])
 
 
 def socket_path(key: str, raylet: int) -> str:
     """Where the server for this key listens that belongs to this raylet. Raises PermissionError where another user made the
     folder: whoever listens there is handed this process's environment."""
-    folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"offload-{os.getuid()}")
+    folder = socket_folder()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.stat(folder, follow_symlinks=False)
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -49,18 +51,23 @@ def socket_path(key: str, raylet: int) -> str:
     return os.path.join(folder, hashlib.sha256(text.encode()).hexdigest()[:24])
 
 
-def hand_over(path: str, modules: str, command: list[str]) -> bool:
-    """Whether a server took this process over. Starts one where none is."""
+def socket_folder() -> str:
+    """Where the servers of this user listen."""
+    return os.path.join(os.environ.get("TMPDIR", "/tmp"), f"offload-{os.getuid()}")
+
+
+def hand_over(path: str, modules: str, command: list[str], raylet: int) -> bool:
+    """Whether a server took this process over. Starts one where none is. Without its raylet nobody needs this process."""
     deadline = time.monotonic() + WAIT_S
     server: subprocess.Popen[bytes] | None = None
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and os.getppid() == raylet:
         if (connection := _connect(path)) is not None:
             with connection:
                 return _ask(connection, command)
         if server is not None and server.poll() is not None:
             return False
         if server is None:
-            server = _start_server(path, modules)
+            server = _start_server(path, modules, raylet)
         time.sleep(POLL_S)
     return False
 
@@ -75,14 +82,14 @@ def _connect(path: str) -> socket.socket | None:
     return connection
 
 
-def _start_server(path: str, modules: str) -> "subprocess.Popen[bytes] | None":
+def _start_server(path: str, modules: str, raylet: int) -> "subprocess.Popen[bytes] | None":
     """Start the server, unless another process is about to. It keeps the lock for as long as it lives."""
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
         return subprocess.Popen(
-            [sys.executable, server, path, modules, str(os.getppid()), str(lock)],
+            [sys.executable, server, path, modules, str(raylet), str(lock)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,  # it outlives this process's
             pass_fds=[lock], start_new_session=True,
         )  # fmt: skip

@@ -2,7 +2,9 @@
 
     python server.py SOCKET MODULE[,MODULE…] RAYLET LOCK
 
-It ends with the raylet whose processes it starts, and when none of them has lived for a while. It has one thread and
+It ends with the raylet whose processes it starts, and takes those along that do not end by themselves; and when none of them
+has lived for a while. How each of them ended it writes down beside its socket, since nobody else is told: Ray sees that a
+connection broke. It has one thread and
 no connection to anything but its socket, so that a fork of it is as good as a new process. Forks end as those of
 :mod:`multiprocessing` do: with what Python has registered to be done at exit, and without what C++ libraries have.
 """
@@ -19,6 +21,8 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -30,6 +34,9 @@ if __name__ == "__main__":
 from offload.preload import ray_ids
 
 IDLE_S = 30.0  # without a process of ours alive
+ORPHANS_S = 3.0  # for processes to end after their raylet; those that are just starting would look for it for a minute
+LOOK_S = 0.5
+ENDED = ".ended"  # the file with lines of PID, STATUS (negative for a signal) and seconds since 1970
 REQUEST_S = 5.0
 LARGEST = 16 << 20
 RAY = ("ray", "offload")  # what imports Ray
@@ -50,7 +57,7 @@ def main(argv: list[str]) -> None:
     """Serve until the raylet ends."""
     path, modules, raylet, lock = argv
     raylet_ended = os.pidfd_open(int(raylet))
-    if not _imported(modules.split(",")):
+    if not _imported(modules.split(","), raylet_ended):
         without = ",".join(name for name in modules.split(",") if name.split(".")[0] not in RAY)
         os.set_inheritable(int(lock), True)
         os.execv(sys.executable, [sys.executable, __file__, path, without, raylet, lock])
@@ -61,21 +68,42 @@ def main(argv: list[str]) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)  # in a folder that only this user may enter
         listener.listen(128)
-        wanted = _serve(listener, raylet_ended)
+        wanted = _serve(listener, raylet_ended, f"{path}{ENDED}")
     os.close(raylet_ended)
     os.close(int(lock))
     if wanted is None:
-        for left in (path, f"{path}.lock"):
+        for left in (path, f"{path}.lock", f"{path}{ENDED}"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(left)
     else:
         _live(wanted)
 
 
-def _imported(modules: list[str]) -> bool:
+@contextlib.contextmanager
+def _ending_with(raylet_ended: int) -> Iterator[None]:
+    """Within, which may take long, this process ends if the raylet does. Afterwards there is one thread again."""
+    done = threading.Event()
+
+    def watch() -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(raylet_ended, selectors.EVENT_READ)
+            while not done.is_set():
+                if selector.select(LOOK_S):
+                    os._exit(0)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _imported(modules: list[str], raylet_ended: int) -> bool:
     """Import them. False where forks of this process would then not be told apart by Ray."""
     with_ray = any(name.split(".")[0] in RAY for name in modules)
-    with ray_ids.drawn_elsewhere() if with_ray else contextlib.nullcontext():
+    with ray_ids.drawn_elsewhere() if with_ray else contextlib.nullcontext(), _ending_with(raylet_ended):
         for module in modules:
             # A node that lacks one of them lacks it for the processes too, and they say so.
             with contextlib.suppress(Exception):
@@ -83,8 +111,9 @@ def _imported(modules: list[str]) -> bool:
     return not (with_ray and ray_ids.repeat_in_forks())
 
 
-def _serve(listener: socket.socket, raylet_ended: int) -> Wanted | None:
-    """Fork for every request. Returns in each fork with what it is to be, and None in the server when it is to end."""
+def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | None:
+    """Fork for every request. Returns in each fork with what it is to be, and None in the server when it is to end. How forks
+    end is written to ``ended``."""
     alive: set[int] = set()
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -97,8 +126,9 @@ def _serve(listener: socket.socket, raylet_ended: int) -> Wanted | None:
             ready = [key.fileobj for key, _ in selector.select(None if alive else IDLE_S)]
             if woken in ready:
                 os.read(woken, 4096)
-                alive -= _ended(alive)
+                alive -= _ended(alive, ended)
             elif raylet_ended in ready or not ready:
+                _end(alive, ended)
                 return None
             elif listener in ready:
                 connection, _ = listener.accept()
@@ -121,8 +151,25 @@ def _serve(listener: socket.socket, raylet_ended: int) -> Wanted | None:
     return wanted
 
 
-def _ended(alive: set[int]) -> set[int]:
-    return {child for child in alive if os.waitpid(child, os.WNOHANG)[0]}
+def _ended(alive: set[int], ended: str) -> set[int]:
+    """Those that have ended."""
+    found = set()
+    for child in alive:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            found.add(child)
+            with contextlib.suppress(OSError), open(ended, "a", encoding="ascii") as file:
+                file.write(f"{child} {os.waitstatus_to_exitcode(status)} {time.time():.0f}\n")
+    return found
+
+
+def _end(alive: set[int], ended: str) -> None:
+    """Wait for them to end, and kill those that do not."""
+    until = time.monotonic() + ORPHANS_S
+    while (alive := alive - _ended(alive, ended)) and time.monotonic() < until:
+        time.sleep(LOOK_S / 10)
+    for child in alive:
+        os.kill(child, signal.SIGKILL)
 
 
 def _read(connection: socket.socket) -> Wanted | None:

@@ -23,9 +23,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload import machine
-from offload.errors import ConfigError
+from offload.errors import ConfigError, RunError
+from offload.interrupts import Interrupts, handled
 from offload.model.checks import check_text
 from offload.model.placement import NodeResources, beside
+from offload.train import ray_processes
 from offload.train.ray_nodes import addresses_here, free_resources, is_node_of
 from offload.versions import ray_version_warning
 
@@ -91,31 +93,67 @@ def connected(address: str | None) -> Iterator[Cluster]:
     warning = ray_version_warning(ray.__version__)
     if warning:
         logging.getLogger("offload").warning(warning)
-    if ray.is_initialized():
-        yield _describe(ours=False)
-        return
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    ours = address is None or address == "local"
-    token = os.environ.get("RAY_AUTH_TOKEN")
-    if ours:
-        _start_local()
-    else:
-        _join(str(address))
+    with handled() as interrupts:
+        if ray.is_initialized():
+            with interrupts.finally_killing(ray_processes.kill_own):
+                yield _describe(ours=False)
+            return
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        if address is None or address == "local":
+            with _started(interrupts):
+                yield _describe(ours=True)
+        else:
+            with _joined(address, interrupts):
+                yield _describe(ours=False)
+
+
+class ControlLostError(RunError):
+    """A process of Ray's has ended that a run cannot go on without."""
+
+
+@contextmanager
+def _started(interrupts: Interrupts) -> Iterator[None]:
+    """A Ray of this process's own. Of a run that ends at once nothing is left; after others, what a user's function left running
+    (an upload, say) stays."""
+    token, mark = os.environ.get("RAY_AUTH_TOKEN"), ray_processes.new_mark()
+    with interrupts.finally_killing(lambda: ray_processes.kill_marked(mark)):
+        at_once = False
+        try:
+            with interrupts.shielded(nothing_to_lose=True):
+                _start_local(mark)
+            interrupts.check()
+            yield
+        except (KeyboardInterrupt, ControlLostError):
+            at_once = True
+            raise
+        finally:
+            with interrupts.shielded():
+                ray.shutdown()
+                if at_once:
+                    ray_processes.end_marked(mark)
+            if token is None:  # what the user starts next has no business with it
+                os.environ.pop("RAY_AUTH_TOKEN", None)
+
+
+@contextmanager
+def _joined(address: str, interrupts: Interrupts) -> Iterator[None]:
     try:
-        yield _describe(ours=ours)
+        _join(address, interrupts)
+        yield
     finally:
-        ray.shutdown()
-        if token is None:  # what the user starts next has no business with it
-            os.environ.pop("RAY_AUTH_TOKEN", None)
+        with interrupts.shielded():
+            ray.shutdown()
 
 
-def _start_local() -> None:
+def _start_local(mark: str = "") -> None:
     # With RAY_AUTH_MODE unset a new cluster takes token authentication (set by the time ray is imported, it would be taken
     # as it is). A token of its own keeps Ray from writing one to the home directory, where it would outlive the cluster.
     if os.environ.get("RAY_AUTH_MODE") != "disabled" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", _own_token())
     _quiet()
-    ray.init(address="local", num_cpus=machine.usable_cores(), include_dashboard=False, **_RAY_INIT)
+    ray_processes.start_local(
+        mark or ray_processes.new_mark(), num_cpus=machine.usable_cores(), include_dashboard=False, **_RAY_INIT
+    )
 
 
 @functools.cache
@@ -124,14 +162,16 @@ def _own_token() -> str:
     return secrets.token_hex(32)
 
 
-def _join(address: str) -> None:
+def _join(address: str, interrupts: Interrupts) -> None:
     if address != "auto":
         probe(address)
     _quiet()
     try:
         if address != "auto":
             _check_is_node(address)
-        ray.init(address=address, **_RAY_INIT)
+        with interrupts.shielded(nothing_to_lose=True):
+            ray_processes.join(address, **_RAY_INIT)
+        interrupts.check()
     except _REFUSALS as error:
         raise _cannot_join(address, error) from None
     try:

@@ -39,6 +39,8 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
 
+from offload.errors import RunError
+from offload.train.deaths import how_worker_ended
 from offload.train.device_memory import DeviceMemoryError
 
 NODE_ID = "ray.io/node-id"  # a label that every node has
@@ -100,7 +102,7 @@ class GoOn(FailurePolicy):
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         error = training_failed_error
         if isinstance(error, PreemptionError):
-            return self._lost(error)
+            return self._lost(_first_line(error))
         if isinstance(error, WorkerGroupError):
             failures = {rank: getattr(each, "_base_exc", each) for rank, each in error.worker_failures.items()}
             too_large = [each for each in failures.values() if isinstance(each, DeviceMemoryError)]
@@ -109,7 +111,12 @@ class GoOn(FailurePolicy):
             lost = {rank: each for rank, each in failures.items() if isinstance(each, WORKER_LOST)}
             # When a host dies its peers notice before Ray does: their connections to it break.
             if lost or all(map(is_broken_connection, failures.values())):
-                return self._lost(next(iter((lost or failures).values())), tuple(lost))
+                rank, cause = next(iter((lost or failures).items()))
+                how = how_worker_ended(rank, cause) or _first_line(cause)
+                if lost:  # said instead of Ray's words, should this end the run
+                    again = "the same command tries again from the last checkpoint"
+                    error.worker_failures[rank] = RunError(f"training failed several times in a row: {how}; {again}.")
+                return self._lost(how, tuple(lost))
             self._raised += 1
             return _within(self._raised, self.failure_config.max_failures)
         if isinstance(error, ControllerError) and isinstance(error.controller_failure, NOT_STARTED):
@@ -117,8 +124,8 @@ class GoOn(FailurePolicy):
             return _within(self._not_started, self.failure_config.controller_failure_limit)
         return FailureDecision.RAISE
 
-    def _lost(self, error: BaseException, ranks: Sequence[int] = ()) -> FailureDecision:
-        again = ray.get(self._monitor.worker_failed.remote(_first_line(error), tuple(ranks)))
+    def _lost(self, reason: str, ranks: Sequence[int] = ()) -> FailureDecision:
+        again = ray.get(self._monitor.worker_failed.remote(reason, tuple(ranks)))
         return FailureDecision.RETRY if again else FailureDecision.RAISE
 
 
@@ -176,6 +183,12 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
     ) -> None:
         super().__init__(train, **options)
         self._monitor, self._beside_ray_data, self._controller_env = monitor, beside_ray_data, controller_env
+        self._controller: Any = None
+
+    def end(self) -> None:
+        """End the controller, and with it the workers and :meth:`fit`, if they have not ended."""
+        if self._controller is not None:
+            ray.kill(self._controller)
 
     def fit(self) -> Any:
         os.environ.setdefault(PREEMPTION_WATCHER, "0")
@@ -201,6 +214,7 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
             label_selector={NODE_ID: ray.get_runtime_context().get_node_id()},
             runtime_env={**self._controller_env, "env_vars": env_vars},
         )(TrainController).remote(**arguments)
+        self._controller = controller
         ray.get(controller.run.remote())
         return ray.get(controller.get_result.remote())
 

@@ -7,20 +7,19 @@ Where it stops: arguments were checked by :mod:`offload.train.trainer`; what is 
 from __future__ import annotations
 
 import dataclasses
-import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
 import ray.train
 
 from offload import preload
 from offload.errors import ConfigError, OffloadError, RunError, causes, find_offload_error
+from offload.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.model.placement import NodeResources, Placement, WorkerResources, nodes_for, one_gpu_type, within_memory
 from offload.pipeline.feed import Cores, Stream
 from offload.pipeline.pool import PackedStage
@@ -30,7 +29,17 @@ from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory, to_json
 from offload.train.adaptation import Adaptor
-from offload.train.cluster import GPU_TYPE, INSTANCE_TYPE, Cluster, alive_nodes, nodes_to_end_with, on_this_node, ping
+from offload.train.aside import Aside
+from offload.train.cluster import (
+    GPU_TYPE,
+    INSTANCE_TYPE,
+    Cluster,
+    ControlLostError,
+    alive_nodes,
+    nodes_to_end_with,
+    on_this_node,
+    ping,
+)
 from offload.train.config import BatchSplit
 from offload.train.context import TRAIN, WorkerSetup, first_pass, run_worker
 from offload.train.demand import Bundle, Demand, bundle_of
@@ -41,6 +50,7 @@ from offload.train.monitor import Orders
 from offload.train.nodes import Nodes
 from offload.train.notices import Watchers
 from offload.train.ray_nodes import free_resources
+from offload.train.ray_processes import ControlWatch
 from offload.train.ray_train import TorchTrainer, is_broken_connection
 from offload.train.resizing import Workers, place_most, task_cpus
 from offload.train.storage import Marker, Storage
@@ -52,6 +62,8 @@ if TYPE_CHECKING:
 POLL_S = 2.0  # each answer takes CPU from the preprocessing
 POLL_BUSY_S = 0.5  # while the number of workers changes
 INTERRUPT_S = 0.25
+LOST_END_S = 10.0  # for Ray's shutdown without its control process, which takes 7 s
+FITTING_END_S = 3.0  # for the thread that waits for Ray Train, once its controller has ended
 PING_S = 30.0  # for a node to answer, or for Ray to find it gone
 FEED_THREADS = 8
 MOST_WORKERS = 1024
@@ -180,24 +192,35 @@ class Run:
         watchers = Watchers(hub, self.journal.tell)
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
+        control = ControlWatch()
         try:
             if marker is not None:
                 marker.put()
-            with _interrupts() as pressed:
-                fitting.start()
-                stopped = self._watch(fitting, hub, pressed, workers, watchers)
+            with handled() as interrupts:
+                with interrupts.shielded(patient=True):
+                    fitting.start()
+                    stopped = self._watch(fitting, hub, interrupts, control, workers, watchers)
+                if interrupts.presses:
+                    interrupts.end_within(COMMITTED_END_S)
             self._read(hub)
+            result = outcome[0] if outcome else None
         except ray.exceptions.RayError as error:
+            if (lost := control.lost()) is not None:
+                self._lost(lost)
             # The run's actor died (its host ran out of memory, say). What fit() raised tells more, if it did.
             self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
         finally:
-            watchers.close()
             if marker is not None:
                 marker.remove()
-            ray.kill(hub)  # and with it the pool: its cores are free again at once
-            workers.close()
-        result = outcome[0] if outcome else None
+            if control.lost() is None:  # otherwise nobody would answer
+                watchers.close()
+                torch_trainer.end()
+                ray.kill(hub)  # and with it the pool: its cores are free again at once
+                workers.close()
+                fitting.join(timeout=FITTING_END_S)
         if isinstance(result, BaseException):
+            if (lost := control.lost()) is not None:
+                self._lost(lost)
             self._failed(result)
         checkpoint = getattr(result, "checkpoint", None)
         where = None if checkpoint is None else _address_of(checkpoint)
@@ -412,47 +435,70 @@ class Run:
         )
 
     def _watch(
-        self, fitting: threading.Thread, hub: Any, pressed: list[int], workers: Workers, watchers: Watchers
+        self,
+        fitting: threading.Thread,
+        hub: Any,
+        interrupts: Interrupts,
+        control: ControlWatch,
+        workers: Workers,
+        watchers: Watchers,
     ) -> bool:
-        """Follow the run to its end. Returns whether it was stopped before that."""
+        """Follow the run to its end. Returns whether it was stopped before that.
+
+        Raises KeyboardInterrupt where it is to end at once, and ControlLostError where Ray has ended.
+        """
         adaptor = self._adaptor(hub, workers)
         start = StartWatch(self.worker, self.journal.tell, free=free_resources, now_s=time.monotonic())
         ends_with = nodes_to_end_with()
         told = leaving = False
         read_at = time.monotonic()
-        while fitting.is_alive():
-            fitting.join(timeout=INTERRUPT_S)
-            if (pressed[0] or leaving) and not told:
-                told = True
-                if pressed[0]:
-                    self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
-                last = adaptor.orders if adaptor is not None else Orders()
-                hub.order.remote(dataclasses.replace(last, stop=True))
-            if told and self._nothing_to_commit(workers):
-                return True
-            if pressed[0] > 1:
-                self.journal.finish("interrupted", None)
-                raise KeyboardInterrupt
-            if time.monotonic() - read_at >= (POLL_BUSY_S if workers.busy else POLL_S):
-                self._read(hub)
-                read_at = time.monotonic()
-                if not self._answered(read_at):
+
+        def look() -> None:
+            """Read the news, and follow the cluster. Ray's answers are waited for here."""
+            nonlocal leaving
+            self._read(hub)
+            if not self._answered(read_at):
+                return
+            if not told:
+                # In this order: a drained node that ends in between would look like one that has just joined.
+                draining, alive = draining_nodes(), self.cluster.left(alive_nodes())
+                watchers.look([node for node in alive if node.node_id in workers.in_use], draining)
+                leaving = not ends_with.isdisjoint(draining)
+                if leaving:
+                    self.journal.tell("run_leaving", nodes=[n.name for n in alive if n.node_id in ends_with & draining])
+                    return
+                workers.look(self.journal.news, alive, draining)
+                start.look(self.journal.news, wanted=workers.wanted, now_s=read_at)
+            hub.looked.remote(workers.wanted, self.journal.news.failures)
+            if adaptor is not None and not told:
+                adaptor.look(self.journal.news, read_at)
+
+        with Aside() as aside:
+            while fitting.is_alive():
+                fitting.join(timeout=INTERRUPT_S)
+                if (lost := control.lost()) is not None:
+                    self._lost(lost)
+                if interrupts.presses > 1:
+                    aside.wait(INTERRUPT_S)
+                    self.journal.finish("interrupted", None)
+                    raise KeyboardInterrupt
+                if (interrupts.presses or leaving) and not told:
+                    told = True
+                    if interrupts.presses:
+                        self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
+                    last = adaptor.orders if adaptor is not None else Orders()
+                    hub.order.remote(dataclasses.replace(last, stop=True))
+                if aside.busy:
                     continue
-                if not told:
-                    # In this order: a drained node that ends in between would look like one that has just joined.
-                    draining, alive = draining_nodes(), self.cluster.left(alive_nodes())
-                    watchers.look([node for node in alive if node.node_id in workers.in_use], draining)
-                    leaving = not ends_with.isdisjoint(draining)
-                    if leaving:
-                        self.journal.tell(
-                            "run_leaving", nodes=[n.name for n in alive if n.node_id in ends_with & draining]
-                        )
-                        continue
-                    workers.look(self.journal.news, alive, draining)
-                    start.look(self.journal.news, wanted=workers.wanted, now_s=read_at)
-                hub.looked.remote(workers.wanted, self.journal.news.failures)
-                if adaptor is not None and not told:
-                    adaptor.look(self.journal.news, read_at)
+                aside.result()
+                if told and self._nothing_to_commit(workers):
+                    return True
+                if time.monotonic() - read_at >= (POLL_BUSY_S if workers.busy else POLL_S):
+                    read_at = time.monotonic()
+                    aside.start(look)
+            while aside.busy and control.lost() is None:
+                aside.wait(INTERRUPT_S)
+            aside.result()
         return told
 
     def _nothing_to_commit(self, workers: Workers) -> bool:
@@ -473,6 +519,15 @@ class Run:
     def _read(self, hub: Any) -> None:
         self.journal.take(ray.get(hub.read.remote(self.journal.news.cursor)))
 
+    def _lost(self, what: str) -> NoReturn:
+        """Ray has ended."""
+        text = f"{what}. The same command resumes from the last checkpoint."
+        with handled() as interrupts:
+            interrupts.end_within(LOST_END_S, f"offload: {text}", ControlLostError.exit_code)
+        self.directory.write("error.txt", text + "\n")
+        self.journal.finish("failed", None, error=text)
+        raise ControlLostError(text)
+
     def _failed(self, error: BaseException) -> None:
         self.directory.write("error.txt", _whole_story(error))
         where = f"The whole traceback is in {self.directory.path / 'error.txt'}."
@@ -492,25 +547,6 @@ def _fit(trainer: TorchTrainer, outcome: list[Any]) -> None:
         outcome.append(trainer.fit())
     except BaseException as error:
         outcome.append(error)
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Counts Ctrl-C and SIGTERM instead of dying of them; elsewhere than on the main thread it counts nothing."""
-    pressed = [0]
-
-    def count(signum: int, frame: object) -> None:
-        pressed[0] += 1
-
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-    old = {s: signal.signal(s, count) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield pressed
-    finally:
-        for s, handler in old.items():
-            signal.signal(s, handler)
 
 
 def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str, type[OffloadError]]:

@@ -1,0 +1,196 @@
+"""Ctrl-C, SIGTERM and SIGHUP: the one way in which each of them ends what runs here.
+
+A signal raises KeyboardInterrupt on the main thread, except inside :meth:`Interrupts.shielded`, where it is only counted: an exception
+must not fly through the start or the end of Ray, which are C++ for the most part. The command line also has a
+:class:`LastResort`: it ends the process, and what it started, if the orderly way takes too long.
+
+Where it stops: what is committed, written or said before the end is for those who are interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+INTERRUPTED = 130  # exit code of whatever was interrupted, by whichever signal
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_S = 7.0  # for an orderly end, before the last resort
+COMMITTED_END_S = 30.0  # the same after a checkpoint was committed, when nobody has pressed twice
+SAID = "offload: ended at once; the same command resumes from the last checkpoint."
+SHOW_CURSOR = "\x1b[?25h"  # progress bars hide it
+
+
+class Interrupts:
+    """Counts the signals of this process. ``presses``: how many came."""
+
+    def __init__(self) -> None:
+        self.presses = 0
+        self.last_resort: LastResort | None = None
+        self.installed = False
+        self._shields = 0
+
+    def only_count(self) -> None:
+        """From now on raise nothing."""
+        self._shields += 1
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a signal came while a shield was up."""
+        if self.presses:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def shielded(self, *, patient: bool = False, nothing_to_lose: bool = False) -> Iterator[None]:
+        """Only count signals within.
+
+        Args:
+            patient: the first one is answered in order, however long that takes; otherwise the last resort's time begins.
+            nothing_to_lose: the last resort need not wait at all.
+        """
+        self._shields += 1
+        if self.last_resort is not None:
+            self.last_resort.allow(patient=patient, nothing_to_lose=nothing_to_lose)
+        try:
+            yield
+        finally:
+            self._shields -= 1
+            if self.last_resort is not None:
+                self.last_resort.allow()
+            if self.installed:  # C++ may have taken a signal meanwhile, and not told Python
+                install(self)
+
+    @contextmanager
+    def finally_killing(self, kill: Callable[[], None]) -> Iterator[None]:
+        """Within, the last resort also calls ``kill``."""
+        if self.last_resort is None:
+            yield
+            return
+        self.last_resort.kills.append(kill)
+        try:
+            yield
+        finally:
+            self.last_resort.kills.remove(kill)
+
+    def end_within(self, seconds: float, said: str = SAID, exit_code: int = INTERRUPTED) -> None:
+        """From now on the last resort waits no longer than this; then it says ``said``. Does nothing without a last resort."""
+        if self.last_resort is not None:
+            self.last_resort.end_within(seconds, said, exit_code)
+
+    def heard(self, signum: int, frame: FrameType | None) -> None:
+        """The signals' handler."""
+        self.presses += 1
+        if self.last_resort is not None:
+            self.last_resort.wake()
+        if self._shields:
+            return
+        # A module of C++ that is interrupted while it is imported may crash.
+        if self.last_resort is not None and _imports(frame):
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError, RuntimeError):
+                    stream.flush()
+            self.last_resort.end()
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def handled() -> Iterator[Interrupts]:
+    """Handlers of the signals for the time of the block: the process's own, where they are such already. Elsewhere than on the main
+    thread nothing is heard."""
+    if threading.current_thread() is not threading.main_thread():
+        yield Interrupts()
+        return
+    installed = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    interrupts = installed if isinstance(installed, Interrupts) else Interrupts()
+    before = install(interrupts)
+    try:
+        yield interrupts
+    finally:
+        interrupts.installed = interrupts is installed
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def install(interrupts: Interrupts) -> dict[signal.Signals, Any]:
+    """Install the handlers; returns those before. SIGHUP stays ignored where it is: that is what nohup is for."""
+    interrupts.installed = True
+    wanted = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    return {number: signal.signal(number, interrupts.heard) for number in wanted}
+
+
+class LastResort(threading.Thread):
+    """Ends the process when the orderly way takes too long: on a thread, which hears of signals at once even while the main thread is
+    busy in C++. ``kills``: what to call before."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        super().__init__(daemon=True, name="last-resort")
+        self.kills: list[Callable[[], None]] = []
+        self._interrupts = interrupts
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._patient = self._nothing_to_lose = False
+        self._heard, self._until = 0, float("inf")
+        self._said, self._exit_code = SAID, INTERRUPTED
+        self._ending = threading.Lock()
+        interrupts.last_resort = self
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self.start()
+
+    def allow(self, *, patient: bool = False, nothing_to_lose: bool = False) -> None:
+        """See :meth:`Interrupts.shielded`."""
+        self._patient, self._nothing_to_lose = patient, nothing_to_lose
+
+    def end_within(self, seconds: float, said: str, exit_code: int) -> None:
+        """See :meth:`Interrupts.end_within`."""
+        self._said, self._exit_code = said, exit_code
+        self._until = min(self._until, time.monotonic() + seconds)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at once whether it is time."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, b"\0")
+
+    def all_said(self) -> None:
+        """The reason of the end has been told: the last resort says nothing more."""
+        self._said = ""
+
+    def run(self) -> None:
+        """Wait for signals, and for the time when there is no more patience."""
+        while True:
+            left_s = self._until - time.monotonic()
+            if left_s <= 0:
+                self.end()
+            ready, _, _ = select.select([self._woken], [], [], None if left_s == float("inf") else left_s)
+            if not ready:
+                continue
+            self._heard += sum(number in SIGNALS for number in os.read(self._woken, 64))
+            if (heard := max(self._heard, self._interrupts.presses)) and not (self._patient and heard == 1):
+                self._until = min(self._until, time.monotonic() + (0.0 if self._nothing_to_lose else END_S))
+
+    def end(self) -> NoReturn:
+        """End the process now, and what ``kills`` knows of."""
+        with self._ending:  # for good: whoever comes second waits for the end
+            words = (SHOW_CURSOR if os.isatty(2) else "") + (f"{self._said}\n" if self._said else "")
+            with contextlib.suppress(OSError):
+                os.write(2, words.encode())
+            for kill in self.kills:
+                with contextlib.suppress(Exception):
+                    kill()
+            os._exit(self._exit_code)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported by what is interrupted."""
+    while frame is not None:
+        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,119 @@
+"""How runs end: told to at any phase of their start, or when a process of Ray's dies. What is left is found by the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from offload.interrupts import INTERRUPTED
+from offload.report.run_dir import EVENTS, METRICS, SUMMARY, read_lines
+from tests.helpers import eventually
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import time
+import numpy as np
+import torch
+import offload
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6400
+    def __getitem__(self, i):
+        return {"x": np.full(2, i / 6400, dtype=np.float32)}
+
+def train(ctx):
+    model = torch.nn.Linear(2, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in ctx.epochs(1000):
+        for batch in ctx.batches("train"):
+            ctx.backward((model(batch["x"]) ** 2).mean())
+            ctx.step()
+            time.sleep(0.05)
+
+def build():
+    return offload.Trainer(train, datasets={"train": offload.from_torch(Numbers())}, workers=1, batch_size=16)
+"""
+MARK = "OFFLOAD_TEST_OF_ENDINGS"
+DEADLINE_S = 120.0
+LEFT_S = 10.0  # after which no process of a run is left
+
+
+@contextmanager
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, str]]:
+    """A run in a process group of its own, what it says, and what marks its processes."""
+    script, said, mark = tmp_path / "training.py", tmp_path / "said", uuid.uuid4().hex
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "offload", "run", str(script), "--run-dir", str(tmp_path / "run")]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with said.open("w") as file, subprocess.Popen(
+        command, stdout=file, stderr=file, env={**kept, "RAY_TMPDIR": "/tmp", MARK: mark}, start_new_session=True
+    ) as run:  # fmt: skip
+        try:
+            yield run, said, mark
+        finally:
+            run.kill()
+            for process in of_run(mark):
+                process.kill()
+
+
+def of_run(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("phase", "signals"),
+    [
+        pytest.param("starting Ray", [signal.SIGTERM], id="while Ray starts, SIGTERM"),
+        pytest.param(
+            "starting 1 worker(s)", [signal.SIGHUP, signal.SIGINT], id="while workers start, SIGHUP and Ctrl-C"
+        ),
+    ],
+)
+def test_a_start_that_is_interrupted_ends_in_one_way(tmp_path: Path, phase: str, signals: list[signal.Signals]) -> None:
+    with running(tmp_path) as (run, said, mark):
+        eventually(lambda: phase in said.read_text() or run.poll() is not None, DEADLINE_S)
+        for number in signals:
+            with contextlib.suppress(ProcessLookupError):  # it has ended before the second
+                os.killpg(run.pid, number)  # as a terminal does: to the command and to what it started
+            eventually(lambda: "stopping" in said.read_text() or run.poll() is not None, DEADLINE_S)
+        assert run.wait(DEADLINE_S) == INTERRUPTED, said.read_text()
+        eventually(lambda: not of_run(mark), LEFT_S)
+    assert "Traceback" not in said.read_text()
+    assert "ended at once" in said.read_text() or "interrupted" in said.read_text()
+
+
+def test_a_run_whose_ray_ends_says_so_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    """Ray itself looks for it for a minute, and then ends the process in the middle of whatever it does."""
+    with running(tmp_path) as (run, said, mark):
+        eventually(lambda: bool(read_lines(tmp_path / "run" / METRICS)) or run.poll() is not None, DEADLINE_S)
+        (control,) = [process for process in of_run(mark) if process.name() == "gcs_server"]
+        control.kill()
+        assert run.wait(45) == 1, said.read_text()
+        eventually(lambda: not of_run(mark), LEFT_S)
+    lines = said.read_text().splitlines()
+    assert "Traceback" not in said.read_text()
+    assert lines[-1].startswith("offload: Ray's control process (gcs_server) on ")
+    assert lines[-1].endswith("was ended by signal 9 (SIGKILL). The same command resumes from the last checkpoint.")
+    assert not [line for line in lines if "GCS" in line or "(raylet)" in line]
+    assert "gcs_server" in (tmp_path / "run" / "error.txt").read_text()
+    assert '"failed"' in (tmp_path / "run" / SUMMARY).read_text()
+    assert read_lines(tmp_path / "run" / EVENTS)[-1]["event"] == "run_finished"
