@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
+import os
+import pickle
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -20,6 +25,7 @@ from offload.errors import RunError
 from offload.pipeline import wire
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.stage import Stage, encode_foreign, process
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 from offload.train.batches import _as_tensor
@@ -278,3 +284,34 @@ def test_a_len_that_raises_and_a_class_in_place_of_a_data_set() -> None:
 
 def test_a_len_that_is_too_long_names_the_sample() -> None:
     assert "reading sample 3 (item 3 of list) raised IndexError" in failure([{"x": i} for i in range(3)])
+
+
+class RunsCode:
+    """Unpickled, it would make a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_parquet_file_of_somebody_elses_runs_no_code(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    block = wire.encode({"x": [RunsCode(made)], "y": np.zeros((1, 2), np.complex64)})
+    assert isinstance(block["x"].type, wire.ObjectType)
+    path = tmp_path / "data.parquet"
+    pq.write_table(block, path)
+    index = list_parquet(str(path))
+    read = index.reader.read(index.table)
+    assert isinstance(read.columns["x"][0], bytes)
+    assert np.asarray(read.columns["y"]).dtype == np.complex64
+    assert not made.exists()
+    forged = pa.field("z", pa.binary(1), metadata={
+        b"ARROW:extension:name": b"offload.rows", b"ARROW:extension:metadata": pickle.dumps(RunsCode(made)),
+    })  # fmt: skip
+    table = pa.Table.from_arrays([pa.array([b"1"], pa.binary(1))], schema=pa.schema([forged]))
+    with contextlib.suppress(Exception):  # whatever Arrow makes of it
+        pq.write_table(table, path)
+        pq.read_table(path)
+    assert not made.exists()

@@ -244,7 +244,10 @@ def test_the_limit_is_that_of_rays_dashboard() -> None:
         (["--requirements", "/nowhere"], "--requirements /nowhere cannot be read: No such file or directory"),
         (["--max-workers", "0"], "--max-workers must be at least 1 (such as 4), found 0"),
         (["--cpus-per-worker", "-1"], "--cpus-per-worker must be at least 0 (such as 2), found -1"),
-        (["--gpus-per-worker", "1.5"], "--gpus-per-worker must be a whole number, or a share of one GPU such as 0.5, found 1.5"),
+        (
+            ["--gpus-per-worker", "1.5"],
+            "--gpus-per-worker must be a whole number, or a share of one GPU such as 0.5, found 1.5",
+        ),
         (["--", "--api-key", "x"], "api-key looks like a secret"),
         (["--", "-token", "abc"], "token looks like a secret"),
         (["--", "model.token=abc"], "model.token looks like a secret"),

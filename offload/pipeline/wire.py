@@ -11,6 +11,7 @@ Where it stops: bytes in, bytes out; nothing here knows of ranks, devices or tra
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import pickle
 import sys
@@ -213,13 +214,18 @@ def _encode_rows(name: str, rows: list[Any]) -> pa.Array:
     return pa.ExtensionArray.from_storage(ObjectType(), pa.array(pickled, pa.large_binary()))
 
 
-def decode(block: pa.Table) -> Columns:
-    """The columns of a block: views of its memory, read-only, for numbers and tensors; lists for anything else."""
-    return {name: _decode(name, block.column(name)) for name in block.column_names}
+def decode(block: pa.Table, *, foreign: bool = False) -> Columns:
+    """The columns of a block: views of its memory, read-only, for numbers and tensors; lists for anything else.
+
+    ``foreign``: it comes from outside, a user's file, say. Nothing in it is unpickled, which could run code.
+    """
+    return {name: _decode(name, block.column(name), foreign) for name in block.column_names}
 
 
-def _decode(name: str, column: pa.ChunkedArray) -> Column:
+def _decode(name: str, column: pa.ChunkedArray, foreign: bool) -> Column:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if foreign and isinstance(array.type, ObjectType):
+        array = array.storage
     if isinstance(array, pa.FixedShapeTensorArray):
         if pa.types.is_boolean(array.type.value_type):  # Arrow packs them into bits and makes no tensor of them
             return np.reshape(array.storage.flatten().to_numpy(zero_copy_only=False), (-1, *array.type.shape))
@@ -253,11 +259,13 @@ class RowsType(pa.ExtensionType):  # type: ignore[misc]
         super().__init__(pa.binary(dtype.itemsize * int(np.prod(shape))), "offload.rows")
 
     def __arrow_ext_serialize__(self) -> bytes:
-        return pickle.dumps((self.dtype, self.shape))
+        return repr((np.lib.format.dtype_to_descr(self.dtype), self.shape)).encode()
 
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> RowsType:
-        return cls(*pickle.loads(serialized))
+        # A user's Parquet file may name this type, too: nothing of what it says may run.
+        descr, shape = ast.literal_eval(serialized.decode())
+        return cls(np.lib.format.descr_to_dtype(descr), tuple(shape))
 
 
 class ObjectType(pa.ExtensionType):  # type: ignore[misc]

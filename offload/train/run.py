@@ -21,6 +21,7 @@ from offload import preload
 from offload.errors import ConfigError, OffloadError, RunError, causes, find_offload_error
 from offload.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.model.placement import NodeResources, Placement, WorkerResources, nodes_for, one_gpu_type, within_memory
+from offload.pipeline.aside import Aside
 from offload.pipeline.feed import Cores, Stream
 from offload.pipeline.pool import PackedStage
 from offload.pipeline.sources.base import Index
@@ -29,7 +30,6 @@ from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory, to_json
 from offload.train.adaptation import Adaptor
-from offload.train.aside import Aside
 from offload.train.cluster import (
     GPU_TYPE,
     INSTANCE_TYPE,

@@ -223,14 +223,14 @@ class Trainer:
         def storage_checked() -> tuple[Storage, bool]:
             storage = storage_of(storage_path, filesystem, directory.path)
             check_storage(storage)
+            if directory.resuming and not mend_snapshot(storage, name):
+                _check_nothing_was_committed(directory, storage, name)
             return storage, holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
 
         with LiveLine(quiet=quiet) as live:
             if storage_path is not None:
                 live.status(f"checking the checkpoint storage {storage_path}")
             storage, outdated = in_time(storage_checked, storage_path or str(directory.path))
-            if directory.resuming and not mend_snapshot(storage, name):
-                _check_nothing_was_committed(directory, storage, name)
             live.status("listing the data")
             listed = {name: self.listed(name, live.waiting) for name in self.datasets}
             live.status("starting Ray")

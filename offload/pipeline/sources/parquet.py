@@ -89,7 +89,7 @@ class ParquetReader:
         # Files may hold their columns in different orders.
         table = pa.concat_tables(pieces, promote_options="default").combine_chunks()
         columns: dict[str, Column] = {}
-        for name, column in decode(table).items():
+        for name, column in decode(table, foreign=True).items():
             columns[name] = stack_lists(name, column) if isinstance(column, list) else column
         errors: dict[int, str] = {}
         for name in self.images:
