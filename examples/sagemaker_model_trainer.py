@@ -8,7 +8,8 @@ The launcher checks everything, makes the bundle and uploads it; ModelTrainer se
 image's own training toolkit fetches the bundle, by the hyperparameters. Without ``--dry-run`` the job is started and costs money.
 
 Where it stops: version 3.27 sent this request to an emulated service. It was not tried on AWS. ModelTrainer adds the time to the job's
-name, asks AWS whether the role will do, and cannot switch the service's profiler off.
+name, asks AWS whether the role will do, and cannot switch the service's profiler off. It sends no entrypoint, so that a stop is not
+announced to the script.
 """
 
 import argparse
@@ -110,6 +111,7 @@ def main() -> None:
         image=given.image_uri,
         region=service.region,
         channels=tuple(map(channel_of, given.input)),
+        image_entrypoint=True,  # ModelTrainer sends no other
     )
     name = job_name(given.script, datetime.now(UTC))
     prepared = prepare(order, name, [groups_of(given.gpu, given.cpu)], given.script, built_in())

@@ -27,6 +27,9 @@ def train(ctx):
     args, counts = ctx.config["args"], np.zeros(8)
     for _ in ctx.epochs(args.epochs):
         for batch in ctx.batches("train"):
+            if args.name:
+                with open(f"{args.shared}/trained-{args.name}-{ctx.rank}-{os.getpid()}", "a") as file:
+                    print(*(int(each) for each in batch["sample_id"]), file=file)
             counts += np.bincount(np.asarray(batch["host"]), minlength=8)
             loss = model(batch["x"]).square().mean()
             ctx.backward(loss)
@@ -45,8 +48,8 @@ def act(ctx, args):
     shared, step = Path(args.shared), ctx._state.progress.step
     if args.what == "raise" and step == 3:
         raise ValueError("the third step is cursed")
-    if args.what == "slow":
-        time.sleep(0.02)
+    if args.what in ("slow", "slower"):
+        time.sleep(0.02 if args.what == "slow" else 0.2)
     if args.what == "wait" and step >= 3:
         (shared / "waits").touch()
         while not (shared / "go").exists():
@@ -60,6 +63,7 @@ def build():
     parser.add_argument("--samples", type=int, default=600)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--what", default="")
+    parser.add_argument("--name", default="")
     parser.add_argument("--note", default="")
     args = parser.parse_args()
     print("here are the parameters:", args.samples, args.note, flush=True)

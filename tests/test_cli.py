@@ -509,9 +509,9 @@ OPTIONS: dict[str, list[str]] = {
     ],
     "launch sagemaker": [
         "--bucket", "--catalog", "--checkpoints", "--cpu", "--dry-run", "--encrypt-traffic", "--env", "--framework-version",
-        "--gpu", "--hosts-deadline", "--hyperparameter", "--image-uri", "--input", "--input-mode", "--json", "--kms-key", "--max-hours",
-        "--max-usd", "--name", "--plan", "--region", "--requirements", "--role", "--security-group", "--spot", "--status", "--stop",
-        "--submitter", "--subnet", "--tag", "--volume-gib", "--wait", "args", "script",
+        "--gpu", "--hosts-deadline", "--hyperparameter", "--image-entrypoint", "--image-uri", "--input", "--input-mode", "--json",
+        "--kms-key", "--max-hours", "--max-usd", "--name", "--plan", "--region", "--requirements", "--role", "--security-group",
+        "--spot", "--status", "--stop", "--submitter", "--subnet", "--tag", "--volume-gib", "--wait", "args", "script",
     ],
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import offload
 from launchers.sagemaker import bundle
 from launchers.sagemaker.bundle import PLAN, TOKEN, pack, requirements
+from launchers.sagemaker.settings import TO_INSTALL, Settings
 from offload.errors import ConfigError
 
 ENTRY = "offload_entry.py"
@@ -44,17 +46,26 @@ def test_it_runs_where_nothing_else_is_installed_of_it(script: Path, tmp_path: P
     assert (out / TOKEN).stat().st_mode & 0o077 == 0
 
 
-def test_where_nothing_was_installed_the_failure_file_says_so(script: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    (tmp_path / "output").mkdir()
+def test_where_nothing_can_be_installed_the_failure_file_says_so(script: Path, tmp_path: Path) -> None:
+    """The entry begins with the standard library alone."""
+    out, config = tmp_path / "out", tmp_path / "input" / "config"
+    config.mkdir(parents=True)
+    resources = {
+        "current_host": "localhost",
+        "instance_groups": [{"instance_group_name": "gpu", "instance_type": "ml.g5.xlarge", "hosts": ["localhost"]}],
+    }
+    settings = Settings(script="train.py").hyperparameter()
+    (config / "resourceconfig.json").write_text(json.dumps(resources))
+    (config / "hyperparameters.json").write_text(json.dumps({name: json.dumps(v) for name, v in settings.items()}))
+    script.with_name("requirements.txt").write_text("no-such-package==1\n")
     opened(pack(script, ENTRY, "token")).extractall(out, filter="data")
     done = subprocess.run(
         [sys.executable, "-S", ENTRY],  # without site-packages
-        cwd=out, capture_output=True, text=True, timeout=60, env={"SAGEMAKER_BASE_DIR": str(tmp_path)},
+        cwd=out, capture_output=True, text=True, timeout=60, env={"SAGEMAKER_BASE_DIR": str(tmp_path), "PIP_NO_INDEX": "1"},
     )  # fmt: skip
     assert done.returncode == 1
     text = (tmp_path / "output" / "failure").read_text()
-    assert re.match(r"No module named '\w+': what requirements.txt names is not installed on this host", text)
+    assert re.match(r"pip could not install the requirements: Could not find .* requirement no-such-package==1", text)
     assert "Traceback" not in done.stderr
 
 
@@ -71,7 +82,7 @@ def test_hidden_files_runs_and_links_out_of_the_folder_stay_at_home(script: Path
     (folder / "link").symlink_to(tmp_path / "elsewhere")
     archive = opened(pack(script, ENTRY, "token"))
     mine = {n for n in archive.getnames() if n.split("/")[0] not in ("offload", "launchers")}
-    assert mine == {"train.py", "helpers/checkpointing.py", ENTRY, TOKEN, "requirements.txt"}
+    assert mine == {"train.py", "helpers/checkpointing.py", ENTRY, TOKEN, TO_INSTALL}
 
 
 @pytest.mark.parametrize("name", ["server.pem", "id_rsa", "Credentials.json", "helpers/secrets.yaml"])
@@ -115,7 +126,7 @@ def test_a_script_that_is_not_there_or_a_name_that_is_taken(script: Path) -> Non
 
 def test_requirements_leave_the_images_torch_alone_and_the_users_follow(script: Path) -> None:
     script.with_name("requirements.txt").write_text("einops==0.8.0\nnumpy==1.26.4\n")
-    member = opened(pack(script, ENTRY, "token")).extractfile("requirements.txt")
+    member = opened(pack(script, ENTRY, "token")).extractfile(TO_INSTALL)
     assert member is not None
     lines = member.read().decode().split()
     assert lines[-2:] == ["einops==0.8.0", "numpy==1.26.4"]

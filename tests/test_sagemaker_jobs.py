@@ -28,14 +28,14 @@ from click.testing import CliRunner
 from launchers.sagemaker.bundle import pack
 from launchers.sagemaker.groups import groups_of
 from launchers.sagemaker.job import ENTRY, Job
-from launchers.sagemaker.settings import Settings
+from launchers.sagemaker.settings import TO_INSTALL, Settings
 from offload.cli.main import main
 from offload.testing import Hosts, HostSpec
 from offload.testing.netns import Host
 from offload.testing.training_job import TrainingJob
 from offload.testing.training_service import TrainingService
 from offload.train.snapshot import SNAPSHOT
-from tests.helpers import moto_server, require_hosts
+from tests.helpers import eventually, moto_server, require_hosts
 from tests.sagemaker_scripts import COUNTS
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -85,6 +85,7 @@ def launched(
     deadline_s: float = 60.0,
     storage: str | None = None,
     checkpoints: Path | None = None,
+    image_entrypoint: bool = False,
     **more: Any,
 ) -> Iterator[Launched]:
     """A job, not started yet, whose service is this machine."""
@@ -114,6 +115,7 @@ def launched(
         checkpoints="s3://bucket/counts-1/checkpoints",
         settings=Settings(script="counts.py", hosts_deadline_s=deadline_s, storage=storage),
         hyperparameters=given,
+        image_entrypoint=image_entrypoint,
     )
     with (
         Hosts({name: HostSpec(core=CORES, shm_bytes=256 << 20) for name in sorted(names)}) as hosts,
@@ -225,6 +227,10 @@ def test_a_head_that_dies_ends_the_others_within_thirty_seconds(tmp_path: Path) 
         assert "the head" in str(run.job.failure("algo-2"))
 
 
+def failures(run: Launched) -> dict[str, str]:
+    return {name: str(run.job.failure(name)) for name in run.job.names}
+
+
 HIDES_RAY = """
 import importlib.metadata as metadata
 real = metadata.version
@@ -236,15 +242,21 @@ metadata.version = version
 """
 
 
+def unpacked(run: Launched, host: str) -> Path:
+    """The bundle, where the toolkit would unpack it. It leaves a folder that is there as it is."""
+    code = run.job.folder(host) / "code"
+    bundle = run.s3.get_object(Bucket="bucket", Key="counts-1/source.tar.gz")["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(bundle)) as archive:
+        archive.extractall(code, filter="data")
+    return code
+
+
 @pytest.mark.parametrize(("version", "found"), [("2.59.0", "Ray 2.59.0"), (None, "Ray none")])
 def test_another_version_on_one_host_is_refused_with_both(tmp_path: Path, version: str | None, found: str) -> None:
     """An image that installed nothing, and has another Ray, or none."""
     with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}) as run:
-        code = run.job.folder("algo-2") / "code"
-        bundle = run.s3.get_object(Bucket="bucket", Key="counts-1/source.tar.gz")["Body"].read()
-        with tarfile.open(fileobj=io.BytesIO(bundle)) as archive:
-            archive.extractall(code, filter="data")
-        (code / "requirements.txt").unlink()
+        code = unpacked(run, "algo-2")
+        (code / TO_INSTALL).unlink()
         if version:
             (code / f"ray-{version}.dist-info").mkdir()
             (code / f"ray-{version}.dist-info" / "METADATA").write_text(f"Name: ray\nVersion: {version}\n")
@@ -256,12 +268,38 @@ def test_another_version_on_one_host_is_refused_with_both(tmp_path: Path, versio
             assert f"algo-2 has {found} and the head 2." in str(run.job.failure(name))
 
 
+def test_what_fails_on_one_host_before_the_meeting_ends_all_at_once_with_its_reason(tmp_path: Path) -> None:
+    """pip on one host, while another has not even started: nobody waits for the deadline, not the latecomer either."""
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2", "algo-3"]}, deadline_s=250) as run:
+        (unpacked(run, "algo-2") / TO_INSTALL).write_text("no-such-package==1\n")
+        run.job.start("algo-1", "algo-2", environment={"PIP_NO_INDEX": "1"})
+        reason = "algo-2: pip could not install the requirements: Could not find a version that satisfies the requirement no-such-"
+        run.until(lambda: reason in str(run.job.failure("algo-2")) or "pip could not" in str(run.job.failure("algo-2")))
+        run.job.start("algo-3")
+        assert run.job.wait(100) == dict.fromkeys(run.job.names, 1), run.logs()[-6000:]
+        found = failures(run)
+        assert found["algo-1"].startswith(reason)
+        assert found["algo-3"].startswith(reason)
+        assert found["algo-2"].startswith(reason.removeprefix("algo-2: "))
+
+
+@pytest.mark.parametrize("without", ["algo-1", "algo-2"])
+def test_a_gpu_host_that_sees_none_ends_all_with_its_name(tmp_path: Path, without: str) -> None:
+    """The head, or another."""
+    with launched(tmp_path, {"gpu": ["algo-1", "algo-2"], "cpu": ["algo-3"]}, deadline_s=250) as run:
+        run.job.start(without, environment={"OFFLOAD_WITHOUT_GPUS": ""})
+        run.job.start()
+        assert run.job.wait(100) == dict.fromkeys(run.job.names, 1), run.logs()[-6000:]
+        for found in failures(run).values():
+            assert f"{without} (ml.g5.xlarge) sees no GPU: take an image with CUDA" in found
+
+
 STRANGER = """
 import sys
 from launchers.sagemaker.rendezvous import Follower
 from offload.errors import ConfigError
 try:
-    Follower((sys.argv[1], 6378), "f" * 64, "algo-2", {}, 10)
+    Follower((sys.argv[1], 6378), "f" * 64, "algo-2", 10)
 except ConfigError as error:
     print(error)
 """
@@ -293,7 +331,7 @@ def test_strangers_are_refused_cpu_hosts_may_die_and_training_goes_on(tmp_path: 
 
 
 def test_a_restarted_job_goes_on_where_the_checkpoint_is(tmp_path: Path) -> None:
-    """As after a spot interruption: SIGTERM never reaches the script, so its periodic checkpoints are what is left."""
+    """As after an interruption without notice: the periodic checkpoints are what is left."""
     groups = {"gpu": ["algo-1"], "cpu": ["algo-2"]}
     kept = tmp_path / "kept"
     with launched(tmp_path, groups, what="slow", samples=5000) as run:
@@ -317,19 +355,77 @@ def test_a_restarted_job_goes_on_where_the_checkpoint_is(tmp_path: Path) -> None
         assert 0 < summary["metrics"]["host_1"] + summary["metrics"]["host_2"] < 5000
 
 
-def test_sigterm_where_it_reaches_the_entry_commits_a_checkpoint(tmp_path: Path) -> None:
-    """In an image of one's own, whose command is the entry."""
-    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}, what="slow", samples=20_000) as run:
-        run.job.start()
-        run.until(lambda: "samples/s=" in run.job.log("algo-1"))
-        kill(run.hosts["algo-2"], "offload_entry.py", signal.SIGTERM)
-        assert kill(run.hosts["algo-1"], "offload_entry.py", signal.SIGTERM) == 1
-        codes = run.job.wait(60)
-        assert all(codes.values())
-        assert run.job.failure("algo-1") == "the job was stopped; a checkpoint was committed."
-        events = (run.job.folder("algo-1") / "checkpoints" / "run" / "events.jsonl").read_text()
-        assert json.loads(events.splitlines()[-1])["status"] == "interrupted"
-        assert any((run.job.folder("algo-1") / "checkpoints").rglob("model.pt"))
+def test_stopped_jobs_go_on_with_any_number_of_gpu_hosts_and_train_each_sample_once(tmp_path: Path) -> None:
+    """By hand: three jobs with the same --checkpoints, of one GPU host, of two, and of one again.
+
+    Each stop is announced to process 1 of every container, and what was trained by then is committed.
+    """
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    for folder in (mine, shared):
+        folder.mkdir()
+    (mine / "counts.py").write_text(COUNTS)
+    samples = 2000
+    with (
+        Hosts({name: HostSpec(core=CORES, shm_bytes=256 << 20) for name in ("algo-1", "algo-2")}) as hosts,
+        moto_server(hosts.gateway) as (environment, s3),
+        TrainingService(hosts, environment) as service,
+    ):
+        s3.create_bucket(Bucket="my-bucket")
+        env = {**environment, "AWS_ENDPOINT_URL_SAGEMAKER": service.url}
+
+        def offload(*args: str) -> str:
+            done = CliRunner().invoke(main, ["launch", "sagemaker", *args], env=env)
+            assert done.exit_code == 0, done.output
+            return done.output
+
+        def launch(name: str, gpus: int, what: str) -> TrainingJob:
+            offload(
+                str(mine / "counts.py"), "--gpu", f"ml.g5.xlarge:{gpus}", "--name", name,
+                "--role", "arn:aws:iam::123456789012:role/training", "--bucket", "my-bucket", "--image-uri", "x/y:1",
+                "--checkpoints", "s3://my-bucket/offload/mine", "--submitter", "boto3",
+                "--hyperparameter", f"shared={shared}", "--hyperparameter", "hosts=1", "--hyperparameter", f"name={name}",
+                "--hyperparameter", f"samples={samples}", "--", "--workers", str(gpus), "--what", what,
+            )  # fmt: skip
+            return service.jobs[name]
+
+        def ends(name: str) -> str:
+            """Its status, once its containers have ended and the service has copied what they left."""
+            job = service.jobs[name]
+            eventually(lambda: len(job.ended_at) == len(job.names), 120)
+            running = ("InProgress", "Stopping")
+            eventually(lambda: re.findall(r"status +(\w+)", offload("--status", name))[0] not in running)
+            return str(re.findall(r"status +(\w+)", offload("--status", name))[0])
+
+        for name, gpus in (("one", 1), ("two", 2)):
+            job = launch(name, gpus, "slower")
+            eventually(lambda name=name: len(trained(shared, name)) >= 200, 120)  # type: ignore[misc]
+            offload("--stop", name)
+            assert ends(name) == "Stopped"
+            reasons = {str(job.failure(host)) for host in job.names}
+            assert all("the job was stopped; a checkpoint was committed." in reason for reason in reasons), reasons
+        job = launch("three", 1, "")
+        assert ends("three") == "Completed", job.log("algo-1")[-6000:]
+    ids = {name: trained(shared, name) for name in ("one", "two", "three")}
+    assert all(ids.values()), {name: len(each) for name, each in ids.items()}
+    assert sorted(each for several in ids.values() for each in several) == [*range(samples)]
+
+
+def trained(shared: Path, name: str) -> list[int]:
+    """The ids that the workers of a job trained on."""
+    lines = [line for path in shared.glob(f"trained-{name}-*") for line in path.read_text().split()]
+    return [int(line) for line in lines]
+
+
+def test_a_stop_is_not_heard_where_the_image_starts_its_containers(tmp_path: Path) -> None:
+    """As AWS's images do: their process 1 has no handler. The service kills after two minutes."""
+    with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}, image_entrypoint=True) as run:
+        run.job.start("algo-1")  # which waits for the other
+        run.until(lambda: "offload: this is algo-1" in run.job.log("algo-1"))
+        run.job.stop()
+        with pytest.raises(TimeoutError):
+            run.job.wait(2)
+        run.job.kill()
+        assert all(run.job.wait(30).values())
 
 
 def listed_checkpoints(folder: Path) -> list[str]:

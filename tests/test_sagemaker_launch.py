@@ -28,7 +28,7 @@ from launchers.sagemaker.job import ENTRY, Job
 from launchers.sagemaker.launch import launch, prepare
 from launchers.sagemaker.order import Order, channel_of, job_name
 from launchers.sagemaker.service import Service
-from launchers.sagemaker.settings import read_settings
+from launchers.sagemaker.settings import TO_INSTALL, read_settings
 from offload.cli.main import main
 from offload.prices import built_in
 from offload.testing.aws_json import aws_json_server
@@ -702,7 +702,7 @@ def test_the_example_for_version_3_of_the_sdk_runs_the_launchers_bundle(
     assert job.settings.args == ("--epochs", "3")
     uploaded = s3.get_object(Bucket="my-bucket", Key=job.source.removeprefix("s3://my-bucket/"))["Body"].read()
     with tarfile.open(fileobj=io.BytesIO(uploaded)) as archive:
-        assert {ENTRY, bundle.TOKEN, "requirements.txt", script.name} <= set(archive.getnames())
+        assert {ENTRY, bundle.TOKEN, TO_INSTALL, script.name} <= set(archive.getnames())
 
 
 def test_a_job_is_stopped(script: Path, aws: tuple[dict[str, str | None], SageMaker, Any]) -> None:

@@ -18,11 +18,12 @@ from packaging.utils import canonicalize_name
 
 from launchers.files import bytes_of, check_size, files_of
 from launchers.sagemaker.images import requirements_of_offload
+from launchers.sagemaker.settings import PLAN as PLAN
+from launchers.sagemaker.settings import TO_INSTALL
+from launchers.sagemaker.settings import TOKEN as TOKEN
 from offload.errors import ConfigError
 
 LARGEST_BYTES = 200 << 20
-TOKEN = ".offload-token"
-PLAN = ".offload-plan.json"
 REQUIREMENTS = "requirements.txt"
 IN_IMAGE = ("torch", "torchvision")
 """Never installed over an image's own, which fit its CUDA."""
@@ -95,7 +96,7 @@ def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> byte
         LARGEST_BYTES,
         "put data into S3 and pass it with --input, or move the script to a folder of its own",
     )
-    made = {entry: _ENTRY, REQUIREMENTS: _merged(files.pop(REQUIREMENTS, None)), TOKEN: token}
+    made = {entry: _ENTRY, TO_INSTALL: _merged(files.pop(REQUIREMENTS, None)), TOKEN: token}
     if plan is not None:
         made[PLAN] = plan.read_text(encoding="utf-8")
     taken = sorted(made.keys() & files.keys())
@@ -115,16 +116,7 @@ def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> byte
 
 
 _ENTRY = """\
-import os
-import sys
-
-try:
-    from launchers.sagemaker.entry import main
-except ImportError as error:
-    text = f"{error}: what requirements.txt names is not installed on this host. Without a network take an image that holds it."
-    with open(os.path.join(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"), "output", "failure"), "w") as file:
-        file.write(text)
-    sys.exit(text)
+from launchers.sagemaker.entry import main
 
 if __name__ == "__main__":
     main()

@@ -36,12 +36,17 @@ class JobHosts:
     @property
     def head(self) -> str:
         """The first host of the GPU group. The service's own "master" is the first of all, which may be a CPU host."""
-        return next(group for group in self.groups if group.name == GPU_GROUP).hosts[0]
+        return self.with_workers[0]
 
     @property
     def is_head(self) -> bool:
         """Whether this host is it."""
         return self.current == self.head
+
+    @property
+    def with_workers(self) -> tuple[str, ...]:
+        """The hosts of the GPU group."""
+        return next(group for group in self.groups if group.name == GPU_GROUP).hosts
 
     @property
     def all(self) -> tuple[str, ...]:

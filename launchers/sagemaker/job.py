@@ -12,10 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from launchers.asked import names_a_secret, options_in
-from launchers.sagemaker import limits
+from launchers.sagemaker import limits, process_one
 from launchers.sagemaker.groups import Group, has_gpus, has_local_storage
 from launchers.sagemaker.settings import GPU_GROUP, Settings, is_reserved
 from offload.errors import ConfigError
@@ -33,6 +34,8 @@ METRICS = {  # CloudWatch's name: the word before the number in the entry's prog
     "workers": "workers",
     "global_batch_size": "batch",
 }
+RUN_LINES = ("python3", "-u", "-c", r"import sys; exec('\n'.join(sys.argv[1:]))")
+"""Runs the program whose lines are its arguments: the service takes up to 100, of 256 characters each."""
 _NUMBER = r"([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)"
 
 
@@ -68,6 +71,8 @@ class Job:
         subnets, security_groups: of the VPC to run in; none: outside one.
         kms_key: that encrypts the output, and volumes where no instance type has disks of its own.
         encrypt_traffic: between instances.
+        image_entrypoint: whether the image's own entrypoint starts the containers. Otherwise the launcher's process 1 does
+            (:mod:`launchers.sagemaker.process_one`), which passes SIGTERM on to the entry.
     """
 
     name: str
@@ -90,6 +95,7 @@ class Job:
     security_groups: tuple[str, ...] = ()
     kms_key: str | None = None
     encrypt_traffic: bool = False
+    image_entrypoint: bool = False
 
     def __post_init__(self) -> None:
         """Raises ConfigError that lists all that the service would refuse or that could not work, and for what must not be visible."""
@@ -117,6 +123,7 @@ class Job:
                 "TrainingImage": self.image,
                 "TrainingInputMode": "File",
                 "MetricDefinitions": metric_definitions(),
+                **_if(ContainerEntrypoint=self.entrypoint, ContainerArguments=self.entrypoint_arguments),
             },
             "HyperParameters": {key: json.dumps(value) for key, value in hyperparameters.items()},
             "OutputDataConfig": {"S3OutputPath": self.output, **_if(KmsKeyId=self.kms_key)},
@@ -151,6 +158,16 @@ class Job:
     def all_hyperparameters(self) -> dict[str, Any]:
         """The user's, and what the entry is told."""
         return {**self.hyperparameters, **self.settings.hyperparameter()}
+
+    @property
+    def entrypoint(self) -> list[str] | None:
+        """What a container runs in place of the image's own entrypoint; None: nothing."""
+        return None if self.image_entrypoint else [*RUN_LINES]
+
+    @property
+    def entrypoint_arguments(self) -> list[str] | None:
+        """The arguments of :attr:`entrypoint`."""
+        return None if self.image_entrypoint else program()
 
     @property
     def volume_kms_key(self) -> str | None:
@@ -221,6 +238,12 @@ class Job:
         if any(named) and not all(named):
             without = ", ".join(channel.name for channel in self.channels if not channel.groups)
             yield f"either all channels name their groups or none does: {without} name none"
+
+
+def program() -> list[str]:
+    """The lines of :mod:`launchers.sagemaker.process_one`, without its docstring and comments."""
+    source = Path(process_one.__file__).read_text(encoding="utf-8").split('"""', 2)[2]
+    return [line for line in source.splitlines() if line.strip() and not line.startswith("#")]
 
 
 def metric_definitions() -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launchers.sagemaker.groups import Groups, seconds_for
 from launchers.sagemaker.job import FILE, Channel, Job
-from launchers.sagemaker.settings import GPU_GROUP, HOSTS_DEADLINE_S, Settings
+from launchers.sagemaker.settings import HOSTS_DEADLINE_S, Settings
 from offload.errors import ConfigError
 from offload.model import Catalog
 
@@ -36,6 +36,7 @@ class Order:
         max_run_s: the job may run for so long at most.
         checkpoints: S3 URI; None: a folder of the job's own.
         hyperparameters: texts that the script gets as they are.
+        image_entrypoint: whether the image's own entrypoint starts the containers, see :class:`launchers.sagemaker.job.Job`.
     """
 
     script: str
@@ -57,6 +58,7 @@ class Order:
     security_groups: tuple[str, ...] = ()
     kms_key: str | None = None
     encrypt_traffic: bool = False
+    image_entrypoint: bool = False
     hosts_deadline_s: float = HOSTS_DEADLINE_S
 
     def job(self, name: str, groups: Groups, catalog: Catalog, bundle: str) -> Job:
@@ -73,7 +75,6 @@ class Order:
         max_run_s = self.max_run_s
         if self.max_usd is not None:
             max_run_s = min(max_run_s, seconds_for(self.max_usd, groups, catalog))
-        several = sum(group.count for group in groups if group.name == GPU_GROUP) > 1
         return Job(
             name=name,
             groups=groups,
@@ -84,9 +85,7 @@ class Order:
             settings=Settings(
                 script=self.script,
                 args=self.args,
-                # Workers of several hosts write one checkpoint: none of them sees the others' disks.
-                storage=f"{checkpoints}-of-workers" if several else None,
-                own_storage=self.checkpoints is None,
+                storage=f"{checkpoints}-of-workers",
                 hosts_deadline_s=self.hosts_deadline_s,
             ),
             output=f"s3://{self.bucket}/{PREFIX}",  # the service adds the job's name
@@ -102,6 +101,7 @@ class Order:
             security_groups=self.security_groups,
             kms_key=self.kms_key,
             encrypt_traffic=self.encrypt_traffic,
+            image_entrypoint=self.image_entrypoint,
         )
 
 

@@ -14,11 +14,13 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from offload.errors import RunError
 from offload.machine import memory_limit, usable_cores
+
+if TYPE_CHECKING:
+    import psutil  # elsewhere imported where it is used: it may not be installed yet
 
 HEAD_PORT = 6379
 NODE_MANAGER_PORT, OBJECT_MANAGER_PORT, RUNTIME_ENV_PORT = 6380, 6381, 6382
@@ -110,6 +112,8 @@ def free_shm_bytes() -> int:
 
 def memory_bytes() -> int:
     """Of this host, or of this container."""
+    import psutil
+
     return memory_limit(psutil.virtual_memory().total)
 
 
@@ -160,6 +164,8 @@ class RayNode:
 
     def stop(self) -> None:
         """End them, from another thread also while they start."""
+        import psutil
+
         marked = [process for process in psutil.process_iter() if _environment(process).get(_MARK) == self._mark]
         # Who gives itself another name, as Ray's agents do, overwrites what the kernel shows of its environment.
         found = {*marked, *(child for process in marked for child in _children(process))}
@@ -174,6 +180,8 @@ _MARK = "OFFLOAD_RAY_NODE"
 
 
 def _environment(process: psutil.Process) -> Mapping[str, str]:
+    import psutil
+
     try:
         return process.environ()
     except (psutil.Error, OSError):
@@ -181,6 +189,8 @@ def _environment(process: psutil.Process) -> Mapping[str, str]:
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
+    import psutil
+
     try:
         return process.children(recursive=True)
     except psutil.Error:
@@ -188,6 +198,8 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _quietly(act: object) -> None:
+    import psutil
+
     try:
         act()  # type: ignore[operator]
     except psutil.Error:

@@ -1,11 +1,12 @@
 """How a job's hosts find together, and how all learn what became of it.
 
-The head listens. Every other host connects, proves that it knows the job's token, says its name and versions, and stays
-connected: what the head tells (where Ray is, and in the end the outcome) reaches it at once, as what it says reaches the head
-(that it is ready, or why it is not), and silence means that the other is gone. None of it is left to Ray's own connections,
-which end late and say nothing of why.
+The head listens. Every other host connects, proves that it knows the job's token, says its name, and stays connected. Then it
+says its versions once it is prepared, that it is ready, or why it failed. What the head tells (to start Ray, and in the end the
+outcome) reaches it at once. Silence means that the other side is gone. None of it is left to Ray's own connections, which end late
+and give no reason.
 
-Where it stops: Ray and the user's script are started by others. Messages are JSON; nothing is unpickled.
+Where it stops: Ray and the user's script are started by others. Messages are JSON; nothing is unpickled. Only the standard
+library is needed, so that hosts meet before anything is installed on them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from offload.errors import ConfigError, RunError
 
+MEETING_PORT = 6378
 ALIVE_S = 3.0  # between two signs of life
 SILENT_S = 15.0  # after which who hears none takes the other for gone
 HANDSHAKE_S = 10.0
@@ -34,32 +36,30 @@ class HeadLost(RunError):
 
 
 class Rendezvous:
-    """The head's side.
+    """The head's side. It listens from the start.
 
     Args:
         address: of this host, on the job's network; port 0 for any.
         token: of the job.
         hosts: that are to come.
-        versions: of this host, which theirs must equal, such as ``{"Python": "3.11", "Ray": "2.60.0"}``.
         lost: called, on another thread, with the name of a host that is gone before the end.
     """
 
     def __init__(
-        self,
-        address: Address,
-        token: str,
-        hosts: Collection[str],
-        versions: Mapping[str, str],
-        lost: Callable[[str], None] = lambda host: None,
+        self, address: Address, token: str, hosts: Collection[str], lost: Callable[[str], None] = lambda host: None
     ) -> None:
-        self._token, self._hosts, self._versions = token.encode(), frozenset(hosts), dict(versions)
+        self._token, self._hosts = token.encode(), frozenset(hosts)
         self._lost = lost
+        self._began = time.monotonic()
         self._listener = Listener(address, backlog=128)
         self._here: dict[str, Connection] = {}
+        self._came: set[str] = set()
+        self._versions: dict[str, dict[str, str]] = {}
         self._ready: set[str] = set()
-        self._refused: str | None = None
+        self._failed: str | None = None
+        self._outcome: dict[str, Any] | None = None
         self._changed, self._telling = threading.Condition(), threading.Lock()
-        self._closed = threading.Event()
+        self._closed, self._over = threading.Event(), threading.Event()
         for run in (self._accept, self._show_life):
             threading.Thread(target=run, daemon=True).start()
 
@@ -69,20 +69,33 @@ class Rendezvous:
         host, port = self._listener.address
         return host, port
 
-    def gather(self, deadline_s: float) -> None:
-        """Wait until all hosts are here.
+    def check(self) -> None:
+        """Raise ConfigError where a host has failed, with its name and its reason, or has left."""
+        with self._changed:
+            self._check()
 
-        Raises ConfigError that names those that are not in time, or a host of other versions, with both.
+    def gather(self, versions: Mapping[str, str], deadline_s: float) -> None:
+        """Wait until all hosts are prepared, with the same versions as this one, such as ``{"Ray": "2.60.0"}``.
+
+        Raises ConfigError that names those that are not in time, a host of other versions with both, or one that failed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._refused or self._hosts <= self._here.keys(), deadline_s)
-            if self._refused is not None:
-                raise ConfigError(self._refused)
-            missing = sorted(self._hosts - self._here.keys())
+            self._changed.wait_for(
+                lambda: self._trouble or self._difference(versions) or self._hosts <= self._versions.keys(), deadline_s
+            )
+            self._check()
+            if difference := self._difference(versions):
+                raise ConfigError(difference)
+            missing, late = sorted(self._hosts - self._came), sorted(self._came - self._versions.keys())
         if missing:
             raise ConfigError(
-                f"{', '.join(missing)} did not come within {deadline_s:g} s; {len(self._here)} of {len(self._hosts)} other hosts are "
+                f"{', '.join(missing)} did not come within {deadline_s:g} s; {len(self._came)} of {len(self._hosts)} other hosts are "
                 "here. The job's log has what these hosts printed; in a VPC the security group must allow all TCP from itself."
+            )
+        if late:
+            raise ConfigError(
+                f"{', '.join(late)} came, but did not finish installing within {deadline_s:g} s: see the job's log, or launch with a "
+                "longer --hosts-deadline."
             )
 
     def await_ready(self, deadline_s: float) -> None:
@@ -91,14 +104,9 @@ class Rendezvous:
         Raises ConfigError that names those that are not in time, or says why one cannot be.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._refused or self._hosts <= self._ready or not self._hosts <= self._here.keys(), deadline_s
-            )
-            if self._refused is not None:
-                raise ConfigError(self._refused)
-            gone, late = sorted(self._hosts - self._here.keys()), sorted(self._hosts - self._ready)
-        if gone:
-            raise ConfigError(f"{', '.join(gone)} left before training began: the job's log has what it printed last.")
+            self._changed.wait_for(lambda: self._trouble or self._hosts <= self._ready, deadline_s)
+            self._check()
+            late = sorted(self._hosts - self._ready)
         if late:
             raise ConfigError(f"Ray did not start within {deadline_s:g} s on {', '.join(late)}.")
 
@@ -111,18 +119,42 @@ class Rendezvous:
                 with contextlib.suppress(OSError):  # whoever listens to it finds that it is gone
                     connection.send_bytes(json.dumps(message).encode())
 
-    def close(self, outcome: Mapping[str, Any]) -> None:
-        """Tell the outcome, and end."""
+    def close(self, outcome: Mapping[str, Any], late_s: float = 0.0) -> None:
+        """Tell the outcome, and end.
+
+        A host that has not come yet would look for the head until its own deadline. It is told when it comes, if that is within
+        ``late_s`` of the start.
+        """
         self._closed.set()  # who leaves from now on is not lost
-        self.tell({"outcome": dict(outcome)})
+        with self._changed:
+            self._outcome = {"outcome": dict(outcome)}
+        self.tell(self._outcome)
+        with self._changed:
+            self._changed.wait_for(lambda: self._hosts <= self._came, max(self._began + late_s - time.monotonic(), 0.0))
+        self._over.set()
         self._listener.close()
+
+    @property
+    def _trouble(self) -> bool:
+        return self._failed is not None or not self._came <= self._here.keys()
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise ConfigError(self._failed)
+        if gone := sorted(self._came - self._here.keys()):
+            raise ConfigError(f"{', '.join(gone)} left before training began: the job's log has what it printed last.")
+
+    def _difference(self, versions: Mapping[str, str]) -> str | None:
+        """What the first host of other versions has, in words."""
+        differ = sorted(host for host, theirs in self._versions.items() if theirs != versions)
+        return _difference(differ[0], self._versions[differ[0]], versions) if differ else None
 
     def _show_life(self) -> None:
         while not self._closed.wait(ALIVE_S):
             self.tell({})
 
     def _accept(self) -> None:
-        while not self._closed.is_set():
+        while not self._over.is_set():
             try:
                 connection = self._listener.accept()
             except OSError:  # closed, or whoever it was has gone again
@@ -137,8 +169,7 @@ class Rendezvous:
         try:
             deliver_challenge(connection, self._token)
             answer_challenge(connection, self._token)
-            said = json.loads(connection.recv_bytes())
-            host, versions = str(said["host"]), dict(said["versions"])
+            host = str(json.loads(connection.recv_bytes())["host"])
         except (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError):
             connection.close()
             return
@@ -148,22 +179,27 @@ class Rendezvous:
             connection.close()
             return
         with self._changed:
-            self._here[host] = connection
-            if versions != self._versions:
-                self._refused = self._refused or _difference(host, versions, self._versions)
+            self._here[host], outcome = connection, self._outcome
+        if outcome is not None:
+            with self._telling, contextlib.suppress(OSError):
+                connection.send_bytes(json.dumps(outcome).encode())
+        with self._changed:
+            self._came.add(host)
             self._changed.notify_all()
         self._listen(host, connection)
 
     def _listen(self, host: str, connection: Connection) -> None:
         """Take what a host says until it is gone."""
-        with contextlib.closing(connection), contextlib.suppress(OSError, EOFError, ValueError):
+        with contextlib.closing(connection), contextlib.suppress(OSError, EOFError, ValueError, TypeError):
             while connection.poll(SILENT_S):
                 said = json.loads(connection.recv_bytes())
                 with self._changed:
+                    if "versions" in said:
+                        self._versions[host] = dict(said["versions"])
                     if "ready" in said:
                         self._ready.add(host)
                     if "failed" in said:
-                        self._refused = self._refused or f"{host}: {said['failed']}"
+                        self._failed = self._failed or f"{host}: {said['failed']}"
                     self._changed.notify_all()
         with self._changed:
             if self._here.get(host) is connection:
@@ -179,10 +215,10 @@ class Follower:
     Raises ConfigError where the head is not there within the deadline, or has another token.
     """
 
-    def __init__(self, address: Address, token: str, host: str, versions: Mapping[str, str], deadline_s: float) -> None:
+    def __init__(self, address: Address, token: str, host: str, deadline_s: float) -> None:
         self._connection = _connect(address, token, deadline_s)
         self._saying, self._closed = threading.Lock(), threading.Event()
-        self.say(host=host, versions=dict(versions))
+        self.say(host=host)
         threading.Thread(target=self._show_life, daemon=True).start()
 
     def say(self, **message: Any) -> None:
@@ -237,5 +273,5 @@ def _difference(host: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -
     differ = [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]
     found = ", ".join(f"{name} {theirs.get(name, 'none')} and the head {ours.get(name, 'none')}" for name in differ)
     return (
-        f"{host} has {found}: all hosts of a job need the same. Use one image and pin what requirements.txt installs."
+        f"{host} has {found}: all hosts of a job need the same. Use one image, and pin what requirements.txt installs."
     )

@@ -1,4 +1,4 @@
-"""What the launcher tells the entry: one hyperparameter, beside the user's own.
+"""What the launcher tells the entry: one hyperparameter, beside the user's own, and files of the bundle.
 
 Where it stops: hyperparameters are visible to whoever may describe the job. The token travels in the bundle.
 """
@@ -14,6 +14,9 @@ from typing import Any
 from offload.errors import ConfigError
 
 NAME = "offload_job"
+TOKEN, PLAN = ".offload-token", ".offload-plan.json"
+TO_INSTALL = "offload-requirements.txt"
+"""Files of the bundle. Not ``requirements.txt``: the training toolkit would install that, and not explain a failure."""
 GPU_GROUP = "gpu"
 """The instance group that workers run in, and whose first host leads."""
 HOSTS_DEADLINE_S = 600.0
@@ -29,15 +32,14 @@ class Settings:
     Args:
         script: the user's, relative to the bundle.
         args: for it, after what the hyperparameters give.
-        storage: where checkpoints go that workers of several hosts write; None: into the job's checkpoint folder.
-        own_storage: whether nothing but this job has ever written there.
+        storage: where workers of several GPU hosts write checkpoints, since none sees the others' disks. Those of one host write into
+            the job's checkpoint folder, as all do without a storage.
         hosts_deadline_s: how long hosts that are up wait for those that are not.
     """
 
     script: str
     args: tuple[str, ...] = ()
     storage: str | None = None
-    own_storage: bool = True
     hosts_deadline_s: float = HOSTS_DEADLINE_S
 
     def hyperparameter(self) -> dict[str, Any]:
@@ -61,6 +63,14 @@ def read_settings(base: Path) -> tuple[Settings, dict[str, str]]:
             "`offload launch sagemaker` of this version."
         ) from None
     return settings, {name: value for name, value in given.items() if not is_reserved(name)}
+
+
+def deadline_s(base: Path) -> float:
+    """How long hosts wait for each other, also where the settings cannot be read: that is found when they have met."""
+    try:
+        return read_settings(base)[0].hosts_deadline_s
+    except ConfigError:
+        return HOSTS_DEADLINE_S
 
 
 def is_reserved(name: str) -> bool:

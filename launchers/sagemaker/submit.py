@@ -105,6 +105,8 @@ def _by_estimator(job: Job, service: Service) -> None:
         security_group_ids=[*job.security_groups] or None,
         encrypt_inter_container_traffic=job.encrypt_traffic,
         metric_definitions=metric_definitions(),
+        container_entry_point=job.entrypoint,
+        container_arguments=job.entrypoint_arguments,
         disable_profiler=True,
         debugger_hook_config=False,
         sagemaker_session=session,

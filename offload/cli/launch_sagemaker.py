@@ -111,6 +111,10 @@ POSITIVE = Positive()
 )
 @click.option("--kms-key", metavar="ID", help="Encrypts volumes, script and results.")
 @click.option("--encrypt-traffic", is_flag=True, help="Between the instances too (slower).")
+@click.option(
+    "--image-entrypoint", is_flag=True,
+    help="Start the containers by the image's own entrypoint. A stop is then not announced to the script.",
+)  # fmt: skip
 @click.option("--volume-gib", type=int, default=50, show_default=True, help="Disk of each instance.")
 @click.option(
     "--hosts-deadline", type=POSITIVE, default=600.0, show_default=True, metavar="SECONDS",

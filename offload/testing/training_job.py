@@ -4,14 +4,16 @@
     job.start()
     assert job.wait(120) == {"algo-1": 0, "algo-2": 0, "algo-3": 0}
 
-The request is the document of a CreateTrainingJob call. Each host gets its files below ``/opt/ml`` and runs ``train``, which fetches
-the bundle from S3, installs its requirements and starts the entry. Where it stops: no image is pulled (all hosts have this
-Python), inputs are not downloaded, and checkpoints are copied in before the start and out on request, not while it runs.
+The request is the document of a CreateTrainingJob call. Each host gets its files below ``/opt/ml`` and runs the request's entrypoint, or
+``train`` where it has none. ``train`` fetches the bundle from S3 and starts the entry. Where it stops: no image is pulled (all hosts
+have this Python), inputs are not downloaded, and checkpoints are copied in before the start and out on request, not while it runs.
 """
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -49,6 +51,7 @@ class TrainingJob:
         self._environment = {
             "TRAINING_JOB_NAME": request["TrainingJobName"],
             "OFFLOAD_WITHOUT_GPUS": "1",
+            "PATH": f"{TRAIN.parent}:{os.environ['PATH']}",
             **request.get("Environment", {}),
             **environment,
         }
@@ -74,13 +77,32 @@ class TrainingJob:
         for name in names or [name for name in self.names if name not in self._running]:
             with self._log_path(name).open("a") as log:
                 self._running[name] = self._hosts[name].popen(
-                    [str(TRAIN)],
+                    self._command,
                     env={**self._environment, **(environment or {})},
                     cwd="/opt/ml",
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
         self.started_at = time.time()
+
+    def stop(self) -> None:
+        """Ask the containers to end, as the service does before it kills them: SIGTERM to process 1 of each.
+
+        The kernel gives a process 1 those signals alone that it handles.
+        """
+        for process in self._running.values():
+            pid = process.inner_pid()
+            if pid is not None and _handles(pid, signal.SIGTERM):
+                process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the containers at once."""
+        for name, process in self._running.items():
+            if process.poll() is None:
+                for pid in self._hosts[name].pids():
+                    if pid != self._hosts[name].init_pid:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> dict[str, int]:
         """The exit code of every started host. Raises TimeoutError that names those that still run."""
@@ -107,6 +129,11 @@ class TrainingJob:
             return (self.folder(name) / "output" / "failure").read_text()
         except FileNotFoundError:
             return None
+
+    @property
+    def _command(self) -> list[str]:
+        algorithm = self._request["AlgorithmSpecification"]
+        return [*algorithm.get("ContainerEntrypoint", [str(TRAIN)]), *algorithm.get("ContainerArguments", [])]
 
     def _log_path(self, name: str) -> Path:
         return self._hosts[name].folder / "train.log"
@@ -148,3 +175,13 @@ class TrainingJob:
                 "network_interface_name": "eth0",
             },
         )
+
+
+def _handles(pid: int, sig: signal.Signals) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (sig - 1) & 1)

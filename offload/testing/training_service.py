@@ -5,13 +5,15 @@
             os.environ["AWS_ENDPOINT_URL_SAGEMAKER"] = service.url  # and S3 and CloudWatch elsewhere, such as on a moto server
 
 One job at a time, each with the training toolkit's real ``train`` command on every host (:mod:`offload.testing.training_job`). What
-hosts print goes to CloudWatch Logs as the service's does. Where it stops: as the training job's emulation does; nothing is refused.
+hosts print goes to CloudWatch Logs as the service's does. A job's checkpoints come from S3 at its start, and what changed goes there
+at its end. Where it stops: as the training job's emulation does; nothing is refused, and nothing is copied while a job runs.
 """
 
 import contextlib
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +24,7 @@ from offload.testing.training_job import TrainingJob
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LOG_EVERY_S = 1.0
 JOB_DEADLINE_S = 1800.0
+STOPPING_S = 120.0  # between SIGTERM and SIGKILL
 
 
 class TrainingService:
@@ -40,6 +43,7 @@ class TrainingService:
         self.jobs: dict[str, TrainingJob] = {}
         self._states: dict[str, dict[str, Any]] = {}
         self._running: list[threading.Thread] = []
+        self._known: dict[str, dict[Path, float]] = {}
         self._server = contextlib.ExitStack()
         self.url = ""
         """What AWS_ENDPOINT_URL_SAGEMAKER must be."""
@@ -60,6 +64,9 @@ class TrainingService:
             return 200, {"TrainingJobArn": f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"}
         if action == "DescribeTrainingJob" and name in self._states:
             return 200, self._states[name]
+        if action == "StopTrainingJob" and name in self._states:
+            self._stop(name)
+            return 200, {}
         return 400, {"__type": "ValidationException", "message": "Requested resource not found."}
 
     def _create(self, document: dict[str, Any]) -> None:
@@ -70,10 +77,20 @@ class TrainingService:
             groups[group["InstanceGroupName"]] = [f"algo-{next(numbers)}" for _ in range(group["InstanceCount"])]
         name = document["TrainingJobName"]
         self.jobs[name] = job = TrainingJob(self._hosts, document, groups, self._environment)
+        self._copy_checkpoints_in(document, job)
         self._states[name] = {**document, "TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}
         thread = threading.Thread(target=self._run, args=(name, job), daemon=True)
         self._running.append(thread)
         thread.start()
+
+    def _stop(self, name: str) -> None:
+        state = self._states[name]
+        if state["TrainingJobStatus"] == "InProgress":
+            self._states[name] = {**state, "TrainingJobStatus": "Stopping", "SecondaryStatus": "Stopping"}
+            self.jobs[name].stop()
+            killing = threading.Timer(STOPPING_S, self.jobs[name].kill)
+            killing.daemon = True
+            killing.start()
 
     def _run(self, name: str, job: TrainingJob) -> None:
         began = time.time()
@@ -88,7 +105,9 @@ class TrainingService:
         ended.set()
         logging.join()
         reasons = [reason for host in job.names if (reason := job.failure(host))]
-        status = "Failed" if failed else "Completed"
+        self._copy_checkpoints_out(job)
+        stopped = self._states[name]["TrainingJobStatus"] == "Stopping"
+        status = "Stopped" if stopped else "Failed" if failed else "Completed"
         self._states[name] = {
             **self._states[name],
             "TrainingJobStatus": status,
@@ -97,19 +116,49 @@ class TrainingService:
             "TrainingEndTime": time.time(),
             "TrainingTimeInSeconds": round(time.time() - began),
             "BillableTimeInSeconds": 0,  # as it was seen for heterogeneous jobs
-            **({"FailureReason": f"AlgorithmError: {reasons[0][:1024]}"} if failed and reasons else {}),
+            **({"FailureReason": f"AlgorithmError: {reasons[0][:1024]}"} if failed and reasons and not stopped else {}),
         }
 
-    def _keep_logs(self, name: str, job: TrainingJob, ended: threading.Event) -> None:
+    def _copy_checkpoints_in(self, document: Mapping[str, Any], job: TrainingJob) -> None:
+        if (uri := document.get("CheckpointConfig", {}).get("S3Uri")) is None:
+            return
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        s3 = self._client("s3")
+        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
+            for found in page.get("Contents", []):
+                for host in job.names:
+                    path = job.folder(host) / "checkpoints" / found["Key"][len(prefix) + 1 :]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    s3.download_file(bucket, found["Key"], str(path))
+        s3.close()
+        self._known = {host: _files(job.folder(host) / "checkpoints") for host in job.names}
+
+    def _copy_checkpoints_out(self, job: TrainingJob) -> None:
+        if (uri := self.requests[-1].get("CheckpointConfig", {}).get("S3Uri")) is None:
+            return
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        s3 = self._client("s3")
+        for host in job.names:
+            folder = job.folder(host) / "checkpoints"
+            for path, changed_at in _files(folder).items():
+                if self._known[host].get(path) != changed_at:
+                    s3.upload_file(str(path), bucket, f"{prefix}/{path.relative_to(folder)}")
+        s3.close()
+
+    def _client(self, service: str) -> Any:
         import boto3
 
-        logs = boto3.client(
-            "logs",
+        client_of: Any = boto3.client
+        return client_of(
+            service,
             endpoint_url=self._environment["AWS_ENDPOINT_URL"],
             region_name="us-east-1",
             aws_access_key_id=self._environment["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=self._environment["AWS_SECRET_ACCESS_KEY"],
         )
+
+    def _keep_logs(self, name: str, job: TrainingJob, ended: threading.Event) -> None:
+        logs = self._client("logs")
         with contextlib.suppress(logs.exceptions.ResourceAlreadyExistsException):
             logs.create_log_group(logGroupName=LOG_GROUP)
         sent = dict.fromkeys(job.names, 0)
@@ -131,3 +180,8 @@ class TrainingService:
             if last:
                 logs.close()
                 return
+
+
+def _files(folder: Path) -> dict[Path, float]:
+    """All files below a folder, and when each was changed."""
+    return {path: path.stat().st_mtime for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,128 @@
+"""Where a run's checkpoints lie, and how the newest get to where this job's workers write.
+
+Workers of one GPU host write into the job's checkpoint folder, which the service keeps in S3; those of several write to S3
+themselves. A run may go on with another number of hosts: whichever place holds the newest checkpoint, training continues from it.
+Where it stops: Ray Train's list of a run's checkpoints is :mod:`offload.train.snapshot`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.fs as pafs
+
+from offload.errors import ConfigError
+from offload.pipeline.sources.files import open_filesystem
+from offload.train.checkpoint import CHECKSUMS_FILE
+from offload.train.snapshot import PREFIX, SNAPSHOT, mended_snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """A place for checkpoints. ``name``: of a run's folder in it, unless the script names its runs itself."""
+
+    uri: str
+    name: str
+
+    def folders(self) -> dict[str, Folder]:
+        """The folders that hold checkpoints, by their names. Raises OSError where they cannot be listed."""
+        fs, root = open_filesystem(self.uri)
+        found = fs.get_file_info(pafs.FileSelector(root.rstrip("/"), allow_not_found=True))
+        folders = {info.base_name: _folder(fs, info.path) for info in found if info.type == pafs.FileType.Directory}
+        return {name: folder for name, folder in folders.items() if folder.checkpoints}
+
+    def folder(self, name: str) -> Folder:
+        """One folder, which need not be there."""
+        fs, root = open_filesystem(self.uri)
+        return _folder(fs, f"{root.rstrip('/')}/{name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """The checkpoints of one run.
+
+    Args:
+        checkpoints: the names of all, oldest first.
+        whole: those that were copied to the end.
+        listed: Ray Train's list, of those that are whole; one of all of them where it has none, or half of one.
+    """
+
+    fs: pafs.FileSystem
+    path: str
+    checkpoints: tuple[str, ...]
+    whole: tuple[str, ...]
+    listed: dict[str, Any]
+
+    @property
+    def usable(self) -> list[str]:
+        """Those that training can go on from, oldest first: their names are their times."""
+        return sorted(str(each["checkpoint_dir_name"]) for each in self.listed["checkpoint_results"])
+
+
+def bring_newest(source: Shelf, target: Shelf) -> Iterator[str]:
+    """Copy what is newer in ``source`` to ``target``. What it replaces there is removed. Yields what is copied, in words.
+
+    A copy that was cut off is made again: the list, written last, names it only when it is whole.
+
+    Raises OSError where ``source`` cannot be read, ConfigError where a copy fails.
+    """
+    for name, theirs in source.folders().items():
+        ours = target.folder(target.name if name == source.name else name)
+        newest = ours.usable[-1] if ours.usable else ""
+        newer = [each for each in theirs.usable if each > newest]
+        if not newer:
+            continue
+        yield f"the newest checkpoint, {newer[-1]}, is in {source.uri}: it is copied to {target.uri}"
+        try:
+            _copy(theirs, ours, newer)
+        except OSError as error:
+            raise ConfigError(
+                f"the checkpoint {newer[-1]} in {source.uri} cannot be copied to {target.uri}: {error}"
+            ) from None
+
+
+def _copy(theirs: Folder, ours: Folder, names: list[str]) -> None:
+    for name in names:
+        if name in ours.checkpoints:
+            ours.fs.delete_dir(f"{ours.path}/{name}")  # half of it
+        ours.fs.create_dir(f"{ours.path}/{name}")
+        pafs.copy_files(
+            f"{theirs.path}/{name}", f"{ours.path}/{name}", source_filesystem=theirs.fs, destination_filesystem=ours.fs
+        )
+    with ours.fs.open_output_stream(f"{ours.path}/{SNAPSHOT}") as stream:
+        stream.write(json.dumps(mended_snapshot(theirs.listed, names)).encode())
+    for name in ours.checkpoints:
+        if name not in names:
+            ours.fs.delete_dir(f"{ours.path}/{name}")
+
+
+def _folder(fs: pafs.FileSystem, path: str) -> Folder:
+    found = fs.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True))
+    sizes = {info.path[len(path) + 1 :]: info.size for info in found if info.type == pafs.FileType.File}
+    names = sorted({name.split("/")[0] for name in sizes if name.startswith(PREFIX) and "/" in name})
+    whole = [name for name in names if _is_whole(fs, path, name, sizes)]
+    found = _document(fs, f"{path}/{SNAPSHOT}") if SNAPSHOT in sizes else None
+    listed = mended_snapshot(found if found is not None and "checkpoint_results" in found else None, whole)
+    return Folder(fs=fs, path=path, checkpoints=tuple(names), whole=tuple(whole), listed=listed)
+
+
+def _is_whole(fs: pafs.FileSystem, path: str, name: str, sizes: dict[str, int]) -> bool:
+    """Whether all files of a checkpoint are there, as long as they were written."""
+    if f"{name}/{CHECKSUMS_FILE}" not in sizes:
+        return False
+    sums = _document(fs, f"{path}/{name}/{CHECKSUMS_FILE}")
+    return sums is not None and all(sizes.get(f"{name}/{file}") == each["bytes"] for file, each in sums.items())
+
+
+def _document(fs: pafs.FileSystem, path: str) -> dict[str, Any] | None:
+    """A JSON file; None where it was cut off."""
+    with fs.open_input_stream(path) as stream:
+        text = stream.read()
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
