@@ -16,8 +16,7 @@ import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
 from offload.pipeline.sources.files import open_filesystem
-from offload.train.checkpoint import CHECKSUMS_FILE
-from offload.train.snapshot import PREFIX, SNAPSHOT, mended_snapshot
+from offload.train.snapshot import PREFIX, SNAPSHOT, is_whole, mended_snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,20 +100,12 @@ def _copy(theirs: Folder, ours: Folder, names: list[str]) -> None:
 
 def _folder(fs: pafs.FileSystem, path: str) -> Folder:
     found = fs.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True))
-    sizes = {info.path[len(path) + 1 :]: info.size for info in found if info.type == pafs.FileType.File}
-    names = sorted({name.split("/")[0] for name in sizes if name.startswith(PREFIX) and "/" in name})
-    whole = [name for name in names if _is_whole(fs, path, name, sizes)]
-    found = _document(fs, f"{path}/{SNAPSHOT}") if SNAPSHOT in sizes else None
+    files = {info.path[len(path) + 1 :] for info in found if info.type == pafs.FileType.File}
+    names = sorted({name.split("/")[0] for name in files if name.startswith(PREFIX) and "/" in name})
+    whole = [name for name in names if is_whole(fs, f"{path}/{name}")]
+    found = _document(fs, f"{path}/{SNAPSHOT}") if SNAPSHOT in files else None
     listed = mended_snapshot(found if found is not None and "checkpoint_results" in found else None, whole)
     return Folder(fs=fs, path=path, checkpoints=tuple(names), whole=tuple(whole), listed=listed)
-
-
-def _is_whole(fs: pafs.FileSystem, path: str, name: str, sizes: dict[str, int]) -> bool:
-    """Whether all files of a checkpoint are there, as long as they were written."""
-    if f"{name}/{CHECKSUMS_FILE}" not in sizes:
-        return False
-    sums = _document(fs, f"{path}/{name}/{CHECKSUMS_FILE}")
-    return sums is not None and all(sizes.get(f"{name}/{file}") == each["bytes"] for file, each in sums.items())
 
 
 def _document(fs: pafs.FileSystem, path: str) -> dict[str, Any] | None:

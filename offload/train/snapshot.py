@@ -36,7 +36,7 @@ def mend_snapshot(storage: Storage, name: str) -> int:
     if any(info.base_name == SNAPSHOT for info in found):
         listed = _read(fs, f"{folder}/{SNAPSHOT}")
     else:
-        there, listed = [each for each in there if _is_whole(fs, f"{folder}/{each}")], None
+        there, listed = [each for each in there if is_whole(fs, f"{folder}/{each}")], None
         if not there:
             return 0
     mended = mended_snapshot(listed, there)
@@ -46,7 +46,7 @@ def mend_snapshot(storage: Storage, name: str) -> int:
     return len(mended["checkpoint_results"])
 
 
-def _is_whole(fs: pafs.FileSystem, folder: str) -> bool:
+def is_whole(fs: pafs.FileSystem, folder: str) -> bool:
     """Whether the files of a checkpoint have the lengths that they were written with."""
     try:
         with fs.open_input_stream(f"{folder}/{CHECKSUMS_FILE}") as stream:
