@@ -26,10 +26,10 @@ from offload.adapt.observe import Seen
 from offload.errors import RunError
 from offload.pipeline.ranges import Ranges
 from offload.train.plain_state import from_plain
+from offload.train.storage import CHECKSUMS_FILE
 
 MODEL_FILE = "model.pt"
 TRAINING_FILE = "training.pt"
-CHECKSUMS_FILE = "checksums.json"
 SCHEMA = "offload.checkpoint/1"
 CHUNK_BYTES = 1 << 24
 

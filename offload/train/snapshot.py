@@ -13,8 +13,7 @@ import pyarrow.fs as pafs
 import ray
 
 from offload.pipeline.sources.files import open_filesystem
-from offload.train.checkpoint import CHECKSUMS_FILE
-from offload.train.storage import Storage
+from offload.train.storage import CHECKSUMS_FILE, Storage
 
 SNAPSHOT = "checkpoint_manager_snapshot.json"
 PREFIX = "checkpoint_"
