@@ -106,6 +106,7 @@ CONSTRUCTORS: list[tuple[Callable[..., Any], str]] = [
     (lambda v: offload.image_folder("x", per_sample=v), "per_sample"),
     (lambda v: offload.image_folder("x", on_device=v), "on_device"),
     (lambda v: offload.image_folder("x", on_error=v), "on_error"),
+    (lambda v: offload.image_folder("x", sample_timeout_s=v), "sample_timeout_s"),
     (lambda v: offload.image_folder("x", shuffle=v), "shuffle"),
     (lambda v: offload.from_torch(DATA, columns=v), "from_torch: columns"),
     (lambda v: offload.parquet(v), "parquet: path"),
@@ -132,7 +133,7 @@ NUMBERS = [
     *[(make, name) for make, name in CONSTRUCTORS if name.split(": ")[-1] in {
         "initial", "max", "every_epochs", "every_s", "keep", "warmup_epochs", "interval_s", r"schedule\[0\]", "nodes_deadline_s",
         r"usd_per_hour\['ml.g5.xlarge'\]", "batch_size", "workers", "seed", "hang_s", r"resources_per_worker\['CPU'\]", "--max-workers",
-        "--cpus-per-worker", "--gpus-per-worker", "mean", "std", "scale", "local", "preprocessing_cores"}],
+        "--cpus-per-worker", "--gpus-per-worker", "sample_timeout_s", "mean", "std", "scale", "local", "preprocessing_cores"}],
 ]  # fmt: skip
 
 
