@@ -101,6 +101,21 @@ def test_a_start_that_is_interrupted_ends_in_one_way(tmp_path: Path, phase: str,
     assert "ended at once" in said.read_text() or "interrupted" in said.read_text()
 
 
+def test_nothing_is_left_of_a_driver_that_was_killed_while_processes_start(tmp_path: Path) -> None:
+    """Those that are just starting would look for Ray for half a minute."""
+    with running(tmp_path) as (run, _, mark):
+
+        def starting() -> bool:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return any("default_worker.py" in word for each in of_run(mark) for word in each.cmdline()[1:3])
+            return False
+
+        eventually(lambda: starting() or run.poll() is not None, DEADLINE_S)
+        assert run.poll() is None
+        run.kill()
+        eventually(lambda: not of_run(mark), LEFT_S)
+
+
 def test_a_run_whose_ray_ends_says_so_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     """Ray itself looks for it for a minute, and then ends the process in the middle of whatever it does."""
     with running(tmp_path) as (run, said, mark):

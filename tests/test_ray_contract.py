@@ -31,6 +31,7 @@ from offload.pipeline import ray_data
 from offload.pipeline.ranges import Ranges
 from offload.train import batches, cluster, deaths, draining, ray_processes, ray_train
 from offload.train.ray_train import TorchTrainer
+from offload.train.reaper import MARK, marked
 from offload.versions import TESTED_RAY, ray_version_warning
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -406,11 +407,15 @@ def test_the_processes_of_a_local_ray_can_be_watched_and_are_marked() -> None:
     assert sorted(own) == ["gcs_server", "raylet"], relies("train/ray_processes.py", "the names of a node's processes")
     watch = ray_processes.ControlWatch()
     assert watch.lost() is None
-    assert ray_processes.reachable(watch._gcs), relies("train/ray_processes.py", "Node.gcs_address is host:port")
+    assert ray_processes.connecting(watch._gcs) is None, relies(
+        "train/ray_processes.py", "Node.gcs_address is host:port"
+    )
     found = ray_processes._raylet_of(ray._private.worker._global_node.raylet_socket_name)  # type: ignore[attr-defined]
     assert found is not None, relies("train/ray_processes.py", "a raylet's name, and its socket in its command line")
     assert found.pid == own["raylet"].pid
-    assert found.environ()[ray_processes.MARK]
+    assert found.pid in marked(found.environ()[MARK]), relies(
+        "train/reaper.py", "Ray's processes inherit the environment"
+    )
     assert os.getsid(found.pid) != os.getsid(0), relies(
         "train/ray_processes.py", "services.ConsolePopen starts processes"
     )

@@ -29,6 +29,7 @@ from offload.model.checks import check_text
 from offload.model.placement import NodeResources, beside
 from offload.train import ray_processes
 from offload.train.ray_nodes import addresses_here, free_resources, is_node_of
+from offload.train.reaper import end_marked
 from offload.versions import ray_version_warning
 
 REACH_TIMEOUT_S = 5.0
@@ -116,7 +117,7 @@ def _started(interrupts: Interrupts) -> Iterator[None]:
     """A Ray of this process's own. Of a run that ends at once nothing is left; after others, what a user's function left running
     (an upload, say) stays."""
     token, mark = os.environ.get("RAY_AUTH_TOKEN"), ray_processes.new_mark()
-    with interrupts.finally_killing(lambda: ray_processes.kill_marked(mark)):
+    with ray_processes.reaped(mark), interrupts.finally_killing(lambda: ray_processes.kill_marked(mark)):
         at_once = False
         try:
             with interrupts.shielded(nothing_to_lose=True):
@@ -130,7 +131,7 @@ def _started(interrupts: Interrupts) -> Iterator[None]:
             with interrupts.shielded():
                 ray.shutdown()
                 if at_once:
-                    ray_processes.end_marked(mark)
+                    end_marked(mark)
             if token is None:  # what the user starts next has no business with it
                 os.environ.pop("RAY_AUTH_TOKEN", None)
 

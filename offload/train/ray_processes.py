@@ -1,5 +1,5 @@
-"""The processes that Ray runs of: starting them undisturbed, watching those that nothing goes on without, and ending what is left of
-them. What is private to Ray about that is touched here alone.
+"""The processes that make up a Ray: starting them undisturbed, watching those that nothing goes on without, and ending what is left
+of them. What is private to Ray about that is touched here alone.
 
 Where it stops: a cluster that others started is watched, and never ended.
 """
@@ -13,9 +13,11 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,15 +26,15 @@ import ray._private.services
 import ray._private.utils
 import ray._private.worker
 
-MARK = "OFFLOAD_RAY"  # in the environment of every process of a Ray that is started here, and of those that they start
+from offload.train.reaper import MARK, end_marked
+
 RECONNECT = (
     "gcs_rpc_server_reconnect_timeout_s"  # Ray's name for how long processes look for a control process that is gone
 )
 AWAY_S = 10.0  # the same, here; Ray's own minute is for a control process that is started again, which nobody does here
 REACH_S = 2.0
 LOOK_S = 1.0
-GRACE_S = 1.5  # for processes that notice by themselves that their Ray has ended
-KILL_S = 3.0
+REFUSED_S = 4.0  # the same where nobody listens any more, which is surer than silence
 NAMES = {"gcs_server": "control process (gcs_server)", "raylet": "node process (raylet)"}
 
 
@@ -77,19 +79,21 @@ def _undisturbed() -> Iterator[None]:
             setattr(module, name, value)
 
 
-def end_marked(mark: str, grace_s: float = GRACE_S) -> None:
-    """Kill the processes of a Ray that was started here, as far as they do not end by themselves."""
-    began = time.monotonic()
-    while (left := _marked(mark)) and time.monotonic() - began < grace_s + KILL_S:
-        if time.monotonic() - began >= grace_s:
-            for process in left:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-        time.sleep(0.05)
+@contextmanager
+def reaped(mark: str) -> Iterator[None]:
+    """Within, a process waits for the end of this one, to end what it leaves behind."""
+    command = [sys.executable, "-S", str(Path(__file__).with_name("reaper.py")), mark]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True) as process:
+        assert process.stdin is not None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                process.stdin.write(b"all is in order")
 
 
 def kill_marked(mark: str) -> None:
-    """The same at once, Ray's own processes first: what they would start is not started then."""
+    """Kill them at once, Ray's own processes first: what they would start is not started then."""
     kill_own()
     end_marked(mark, grace_s=0.0)
 
@@ -99,15 +103,6 @@ def kill_own() -> None:
     for process in own_processes().values():
         with contextlib.suppress(OSError):
             process.kill()
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark and _alive(process):
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
 
 
 def own_processes() -> dict[str, subprocess.Popen[bytes]]:
@@ -127,7 +122,8 @@ class ControlWatch:
         self._now_s = now_s
         self._gcs, self._host = str(node.gcs_address), str(node.node_ip_address)
         self._raylet = None if self._own else _raylet_of(str(node.raylet_socket_name))
-        self._patience_s = float(os.environ.get(f"RAY_{RECONNECT}", AWAY_S))
+        given = os.environ.get(f"RAY_{RECONNECT}")
+        self._patience_s = None if given is None else float(given)
         self._answered_at = self._looked_at = now_s()
 
     def lost(self) -> str | None:
@@ -144,22 +140,26 @@ class ControlWatch:
         now_s = self._now_s()
         if now_s - self._looked_at < LOOK_S:
             return None
-        if reachable(self._gcs):
+        error = connecting(self._gcs)
+        if error is None:
             self._answered_at = now_s
         self._looked_at = self._now_s()
-        if self._looked_at - self._answered_at < self._patience_s:
+        patience_s = REFUSED_S if isinstance(error, ConnectionRefusedError) else AWAY_S
+        if self._patience_s is not None:
+            patience_s = self._patience_s
+        if self._looked_at - self._answered_at < patience_s:
             return None
-        return f"Ray's {NAMES['gcs_server']} at {self._gcs} has not answered for {self._patience_s:.0f} s"
+        return f"Ray's {NAMES['gcs_server']} at {self._gcs} has not answered for {patience_s:.0f} s"
 
 
-def reachable(address: str) -> bool:
-    """Whether anything listens at ``host:port``."""
+def connecting(address: str) -> OSError | None:
+    """What goes wrong when ``host:port`` is connected to."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None
 
 
 def how_it_ended(status: int) -> str:
