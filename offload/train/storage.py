@@ -22,7 +22,8 @@ DEADLINE_S = 30.0
 
 _Made = TypeVar("_Made")
 
-CHECKSUMS_FILE = "checksums.json"  # of a checkpoint; here, since whoever looks for whole checkpoints need not load torch
+# Of a checkpoint. Here, since whoever looks for whole checkpoints need not load torch.
+CHECKSUMS_FILE = "checksums.json"
 
 # What Ray Train writes into a run's folder; all else is somebody's.
 _RAY_TRAINS = ("checkpoint_", ".validate_storage_marker")
