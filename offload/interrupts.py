@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 INTERRUPTED = 130  # exit code of whatever was interrupted, by whichever signal
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HELD = (signal.SIGTERM,)
+HELD_LOOK_S = 0.2
 END_S = 7.0  # for an orderly end, before the last resort
 COMMITTED_END_S = 30.0  # the same after a checkpoint was committed, when nobody has pressed twice
 SAID = "offload: ended at once; the same command resumes from the last checkpoint."
@@ -53,9 +55,11 @@ class Interrupts:
 
         Args:
             patient: the first one is answered in order, however long that takes; otherwise the last resort's time begins.
-            nothing_to_lose: the last resort need not wait at all.
+            nothing_to_lose: the last resort need not wait at all. SIGTERM is held back within: Ray's C++ takes it while Ray starts,
+                and would print a stack.
         """
         self._shields += 1
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD if self.installed and nothing_to_lose else ())
         if self.last_resort is not None:
             self.last_resort.allow(patient=patient, nothing_to_lose=nothing_to_lose)
         try:
@@ -66,6 +70,7 @@ class Interrupts:
                 self.last_resort.allow()
             if self.installed:  # C++ may have taken a signal meanwhile, and not told Python
                 install(self)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @contextmanager
     def finally_killing(self, kill: Callable[[], None]) -> Iterator[None]:
@@ -146,6 +151,7 @@ class LastResort(threading.Thread):
     def allow(self, *, patient: bool = False, nothing_to_lose: bool = False) -> None:
         """See :meth:`Interrupts.shielded`."""
         self._patient, self._nothing_to_lose = patient, nothing_to_lose
+        self.wake()
 
     def end_within(self, seconds: float, said: str, exit_code: int) -> None:
         """See :meth:`Interrupts.end_within`."""
@@ -164,10 +170,13 @@ class LastResort(threading.Thread):
 
     def run(self) -> None:
         """Wait for signals, and for the time when there is no more patience."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they are the main thread's
         while True:
+            held = self._nothing_to_lose and not signal.sigpending().isdisjoint(HELD)
             left_s = self._until - time.monotonic()
-            if left_s <= 0:
+            if held or left_s <= 0:
                 self.end()
+            left_s = min(left_s, HELD_LOOK_S) if self._nothing_to_lose else left_s
             ready, _, _ = select.select([self._woken], [], [], None if left_s == float("inf") else left_s)
             if not ready:
                 continue

@@ -7,7 +7,6 @@ Where it stops: a cluster that others started is watched, and never ended.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import signal
@@ -26,6 +25,7 @@ import ray._private.services
 import ray._private.utils
 import ray._private.worker
 
+from offload.interrupts import HELD
 from offload.train.reaper import MARK, end_marked
 
 RECONNECT = (
@@ -67,7 +67,7 @@ def _undisturbed() -> Iterator[None]:
     instead: list[tuple[Any, str, Any]] = [
         (ray._private.utils, "set_sigterm_handler", lambda handler: None),
         (ray._private.worker, "listen_error_messages", lambda worker, threads_stopped: None),
-        (ray._private.services, "ConsolePopen", functools.partial(subprocess.Popen, start_new_session=True)),
+        (ray._private.services, "ConsolePopen", _out_of_reach),
     ]
     kept = [(module, name, getattr(module, name)) for module, name, _ in instead]
     try:
@@ -77,6 +77,16 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for module, name, value in kept:
             setattr(module, name, value)
+
+
+def _out_of_reach(command: list[str], *, preexec_fn: Callable[[], None], **named: Any) -> Any:
+    """A process in a session of its own, with the signals that are held back here let through."""
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+        preexec_fn()
+
+    return subprocess.Popen(command, preexec_fn=prepare, start_new_session=True, **named)
 
 
 @contextmanager
@@ -125,9 +135,14 @@ class ControlWatch:
         given = os.environ.get(f"RAY_{RECONNECT}")
         self._patience_s = None if given is None else float(given)
         self._answered_at = self._looked_at = now_s()
+        self._known: str | None = None
 
     def lost(self) -> str | None:
         """What has ended, in words; None while all is well. Takes some seconds where a joined cluster's head does not answer."""
+        self._known = self._known or self._found()
+        return self._known
+
+    def _found(self) -> str | None:
         for name, process in self._own.items():
             if (status := process.poll()) is not None:
                 return f"Ray's {NAMES[name]} on {self._host} {how_it_ended(status)}"
