@@ -187,7 +187,7 @@ def main(every: float, first: float, until: float, ways: tuple[str, ...], output
         "command": shlex.join(["python", "benchmarks/endings.py", *sys.argv[1:]]),
         "machine": machine,
         "versions": side_by_side.versions(),
-        "runs": [asdict(each) for each in seen],
+        "runs": [{name: value for name, value in asdict(each).items() if name != "said"} for each in seen],
     }
     if output is not None:
         output.write_text(json.dumps(document, indent=1) + "\n")

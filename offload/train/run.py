@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 POLL_S = 2.0  # each answer takes CPU from the preprocessing
 POLL_BUSY_S = 0.5  # while the number of workers changes
 INTERRUPT_S = 0.25
-LOST_END_S = 10.0  # for Ray's shutdown without its control process, which takes 7 s
+LOST_END_S = 8.0  # for Ray's shutdown without its control process, which takes 7 s
 FITTING_END_S = 3.0  # for the thread that waits for Ray Train, once its controller has ended
 PING_S = 30.0  # for a node to answer, or for Ray to find it gone
 FEED_THREADS = 8
