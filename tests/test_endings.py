@@ -50,6 +50,14 @@ DEADLINE_S = 120.0
 LEFT_S = 10.0  # after which no process of a run is left
 
 
+@pytest.fixture(autouse=True)
+def _no_nohup() -> Iterator[None]:
+    """The tests themselves may run under nohup, which what they start would inherit."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @contextmanager
 def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, str]]:
     """A run in a process group of its own, what it says, and what marks its processes."""
@@ -58,7 +66,7 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, str
     command = [sys.executable, "-m", "offload", "run", str(script), "--run-dir", str(tmp_path / "run")]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with said.open("w") as file, subprocess.Popen(
-        command, stdout=file, stderr=file, env={**kept, "RAY_TMPDIR": "/tmp", MARK: mark}, start_new_session=True
+        command, stdout=file, stderr=file, env={**kept, "RAY_TMPDIR": "/tmp", MARK: mark}, start_new_session=True,
     ) as run:  # fmt: skip
         try:
             yield run, said, mark

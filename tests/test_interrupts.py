@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ import pytest
 from offload.interrupts import INTERRUPTED, SIGNALS, handled
 
 DEADLINE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _no_nohup() -> Iterator[None]:
+    """The tests themselves may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

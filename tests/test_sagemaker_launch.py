@@ -269,7 +269,7 @@ def test_a_script_that_could_not_run_is_refused(script: Path, content: str | Non
     ("content", "text"),
     [
         (None, "cannot be read: No such file"),
-        ("{", "cannot be read: Expecting"),
+        ("{", "is not JSON: Expecting"),
         ("[]", "is no plan"),
         ('{"schema": "offload.plan/2", "candidates": [], "recommended": 0}', "is of schema 'offload.plan/2'"),
         ('{"schema": "offload.plan/1", "candidates": [], "recommended": 0}', "is no plan"),

@@ -53,6 +53,7 @@ def own(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UV_DEFAULT_INDEX", wheels.as_uri())
     monkeypatch.setenv("UV_CACHE_DIR", str(cache))
     monkeypatch.delenv("UV_OFFLINE", raising=False)
+    monkeypatch.setenv("COLUMNS", "40")  # a narrow terminal, in which uv breaks its lines
     monkeypatch.setattr(resolve, "requirements", lambda own: ["framework"])
     (tmp_path / "mine").mkdir()
     return tmp_path / "mine" / "requirements.txt"

@@ -32,6 +32,7 @@ _OPTIONS = (
 )
 _MISTAKES = ("Couldn't parse requirement", "Error parsing included file", "Distribution not found at: file://{folder}/")
 _CONTRADICTION = "No solution found"
+_WIDE = {"COLUMNS": "10000"}  # uv breaks its lines to fit the terminal
 _DRAWN = re.compile(r"[×╰─▶│├]+|^\s*cause:|^error:", re.MULTILINE)
 _WHERE_FROM = re.compile(r"\s*(-i|-f|--(extra-)?index-url|--find-links|--no-index)\b")
 
@@ -107,7 +108,7 @@ def _write(path: Path, lines: list[str]) -> None:
 
 def _run(command: Sequence[str], folder: Path, until: float) -> Answer:
     process = subprocess.Popen(
-        command, cwd=folder, env={**_PATIENCE, **os.environ}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        command, cwd=folder, env={**_PATIENCE, **os.environ, **_WIDE}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
     try:
@@ -129,7 +130,7 @@ def read_answer(code: int, said: str, folder: Path) -> Answer:
     if contradicts and "network was disabled" not in said:
         return Answer(refused=True, said=_in_a_line(why.partition("\n")[2]))
     errors = [line for line in said.splitlines() if not line.startswith("warning:")]
-    mistaken = any(mistake.format(folder=folder) in said for mistake in _MISTAKES)
+    mistaken = any(mistake.format(folder=folder) in " ".join(said.split()) for mistake in _MISTAKES)
     return Answer(refused=mistaken, said="; ".join(map(_in_a_line, errors[:3])) or f"uv ended with {code}")
 
 

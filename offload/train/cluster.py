@@ -215,7 +215,7 @@ def check_address(address: str | None) -> str | None:
     where nothing answers as Ray does, and where this machine is no node of the cluster.
     """
     if ray.is_initialized():
-        return address
+        return address or None
     named = os.environ.get("RAY_ADDRESS") or None
     address = named if address is None or address == "" else address
     if address is None or address == "local":
