@@ -15,36 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.endings import SCRIPT
 from offload.interrupts import INTERRUPTED
 from offload.report.run_dir import EVENTS, METRICS, SUMMARY, read_lines
 from tests.helpers import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SCRIPT = """
-import time
-import numpy as np
-import torch
-import offload
-
-class Numbers(torch.utils.data.Dataset):
-    def __len__(self):
-        return 6400
-    def __getitem__(self, i):
-        return {"x": np.full(2, i / 6400, dtype=np.float32)}
-
-def train(ctx):
-    model = torch.nn.Linear(2, 1)
-    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    for _ in ctx.epochs(1000):
-        for batch in ctx.batches("train"):
-            ctx.backward((model(batch["x"]) ** 2).mean())
-            ctx.step()
-            time.sleep(0.05)
-
-def build():
-    return offload.Trainer(train, datasets={"train": offload.from_torch(Numbers())}, workers=1, batch_size=16)
-"""
 MARK = "OFFLOAD_TEST_OF_ENDINGS"
 DEADLINE_S = 120.0
 LEFT_S = 10.0  # after which no process of a run is left
