@@ -1,7 +1,7 @@
 # make demo: the whole thing on a small data set. make test: everything. Both make the environment first, once.
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ CODE := offload launchers examples benchmarks tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check format lock clean
+.PHONY: help install demo test soak check format map lock clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -20,8 +20,11 @@ install: $(INSTALLED) ## make the environment in .venv (PYTHON=python3.12 for an
 demo: $(INSTALLED) ## make a data set of JPEG files, train on it, write runs/demo
 	$(BIN)/offload demo --overwrite $(ARGS)
 
-test: $(INSTALLED) ## run all tests, two at a time (ARGS="-k name" for some, JOBS=0 for one by one)
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, JOBS=0 for one by one)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope $(ARGS)
+
+soak: $(INSTALLED) ## what takes too long for every change, before a release: about an hour; writes benchmarks/results/soak.json
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 check: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check $(CODE)
@@ -31,6 +34,9 @@ check: $(INSTALLED) ## ruff and mypy
 format: $(INSTALLED) ## let ruff repair and format
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
+
+map: $(INSTALLED) ## write docs/map.md anew: every module in a line
+	$(BIN)/python -m tests.programs.folder_map
 
 lock: $(BIN)/uv ## write requirements.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \

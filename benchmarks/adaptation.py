@@ -1,5 +1,5 @@
-"""What adaptation is worth: time and dollars to an accuracy, beside fixed batches and beside the same policy without the input
-term, which is AdaptDL's.
+"""Time and dollars to an accuracy with adaptation, beside fixed batches, and beside the same policy without the input term, which
+is AdaptDL's.
 
     python benchmarks/adaptation.py [--json] [-o benchmarks/results/adaptation.json]
 
@@ -264,7 +264,7 @@ def _run(setting: Setting) -> dict[str, Any]:
 
 
 def _outcome(setting: Setting, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds and dollars from the first worker's start to the target; what evaluation took is not counted."""
+    """Seconds and dollars from the first worker's start to the target, without the time of evaluation."""
     catalog = built_in().nodes
     per_worker = catalog[GPU].usd_per_hour / 3600
     per_core = catalog[CPU].usd_per_hour / 3600 / catalog[CPU].vcpus
@@ -292,7 +292,7 @@ def _outcome(setting: Setting, lines: Sequence[dict[str, Any]]) -> dict[str, Any
 
 @contextlib.contextmanager
 def _policy(name: str) -> Iterator[None]:
-    """AdaptDL's policy is this one where the input counts as infinitely fast."""
+    """The policy. AdaptDL's is this one with an infinitely fast input."""
     known = Seen.input_samples_per_s
     if name == "without input term":
         Seen.input_samples_per_s = lambda self, cores: math.inf  # type: ignore[method-assign]
@@ -316,7 +316,7 @@ def _cluster(setting: Setting) -> Iterator[Cluster]:
 
 
 def _change(cluster: Cluster, setting: Setting, log: Path, ended: threading.Event) -> None:
-    """Let CPU nodes join and leave, as seconds since training began say."""
+    """Let CPU nodes join and leave at the given seconds of training."""
     while not log.exists():
         if ended.wait(0.2):
             return

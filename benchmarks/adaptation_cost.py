@@ -1,4 +1,4 @@
-"""What adaptation costs where it changes nothing: samples/s with everything on, and a step's time with its gradient measured.
+"""The cost of adaptation that changes nothing: samples/s with everything on, and a step's time with its gradient measured.
 
     python benchmarks/adaptation_cost.py [--json] [-o benchmarks/results/adaptation_cost.json]
 
@@ -27,7 +27,7 @@ from rich.console import Console
 import offload
 from benchmarks.rows.digits import Digits, train
 from benchmarks.side_by_side import machine, versions
-from offload.train.gradient_noise import EAGER, EVERY, NoiseMeter
+from offload.train.worker.gradient_noise import EAGER, EVERY, NoiseMeter
 
 BATCH, EPOCHS = 64, 30
 ALPHA_S, BETA_S = 0.02, 0.0004

@@ -1,10 +1,10 @@
-"""Nodes that join and leave, again and again, in one run: what of them stays.
+"""Nodes join and leave again and again in one run: what do they leave behind?
 
     python benchmarks/churn.py [--events 50] [-o benchmarks/results/churn.json]
 
-A training run on a Ray cluster of several raylets on this machine. A node joins, preprocesses, and leaves; every second one without
-notice. Each time that the cluster is small again, processes, memory and the bytes of the object store are counted: told is what they
-were after a fifth of the events, and at the end. Every sample must come once in each finished pass.
+A run trains on a Ray cluster of several raylets on this machine. A node joins, preprocesses, and leaves; every second one without
+notice. Whenever the cluster is small again, the benchmark counts processes, memory and the bytes of the object store. The result has
+the counts after a fifth of the events, and at the end. Every sample must come once in each finished pass.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import psutil
 import ray
 import ray.train
@@ -34,23 +33,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started
 import offload
 from benchmarks.side_by_side import machine, versions
 from offload.testing.history import each_pass, log_batch, read_history
+from offload.testing.numbers import Numbers
 
 SAMPLES, BATCH = 600, 16
 STEP_S = 0.05
-ROW = 4096  # numbers in a sample: blocks of some size
+ROW = 4096  # numbers in a sample, so that blocks have some size
 DEADLINE_S = 60.0  # of one event
 KINDS = {"ray::Hub": "run's actor", "ray::RayTrainWorker": "worker", "ray::TrainController": "controller"}
-
-
-class Numbers(torch.utils.data.Dataset[Any]):
-    """Sample i is the number i, many times."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        time.sleep(0.002)
-        return {"x": np.full(ROW, i / SAMPLES, dtype=np.float32)}
 
 
 def train(ctx: offload.Context) -> None:
@@ -94,7 +83,7 @@ def _run(folder: Path, events: int, log: Console) -> dict[str, Any]:
         try:
             trainer = offload.Trainer(
                 train,
-                datasets={"train": offload.from_torch(Numbers())},
+                datasets={"train": offload.from_torch(Numbers(SAMPLES, width=ROW, seconds=0.002))},
                 workers=1,
                 batch_size=BATCH,
                 checkpoints=offload.Checkpoints(every_s=None, every_epochs=1000),
@@ -145,7 +134,7 @@ def _run(folder: Path, events: int, log: Console) -> dict[str, Any]:
 
 
 def _what_there_is() -> dict[str, float]:
-    """Once what a node leaves behind has had time to end."""
+    """The counts, after a node's remains have had time to end."""
     processes = _settled()
     found: dict[str, float] = {"processes": len(processes), "driver_mib": psutil.Process().memory_info().rss / 2**20}
     for process in processes:

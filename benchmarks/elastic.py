@@ -1,4 +1,4 @@
-"""Elasticity: what random kills, drains and resizes lose, and how long a resize stops training.
+"""Elasticity: losses through random kills, drains and resizes, and the seconds without steps of a resize.
 
     python benchmarks/elastic.py [--json] [-o benchmarks/results/elastic.json]
 
@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import psutil
 import ray
 import ray.train
@@ -37,6 +36,7 @@ import offload
 from benchmarks.side_by_side import machine, versions
 from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
+from offload.testing.numbers import Numbers
 from offload.testing.rehearsal import Rehearsal
 
 SAMPLES, EPOCHS = 400, 16
@@ -44,16 +44,6 @@ STEP_S = 0.02
 LOGICAL_CPUS = 4
 VICTIMS = ("ray::RayTrainWorker", "ray::Preprocessor")
 DEADLINE_S = 240.0
-
-
-class Numbers(torch.utils.data.Dataset[Any]):
-    """Sample i is the number i."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return {"x": np.full(32, i / SAMPLES, dtype=np.float32)}
 
 
 def train(ctx: offload.Context) -> None:
@@ -115,7 +105,7 @@ def _trainer(folder: Path, workers: tuple[int, int], **given: Any) -> offload.Tr
     (folder / "log").mkdir()
     return offload.Trainer(
         train,
-        datasets={"train": offload.from_torch(Numbers())},
+        datasets={"train": offload.from_torch(Numbers(SAMPLES, width=32))},
         batch_size=16,
         workers=workers,
         scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}),
@@ -195,7 +185,7 @@ class _ray:  # reads as a context manager
 
     def __enter__(self) -> None:
         from offload import machine
-        from offload.train import cluster
+        from offload.train.cluster import connection as cluster
 
         self._cores = machine.usable_cores
         machine.usable_cores = lambda: LOGICAL_CPUS

@@ -1,11 +1,11 @@
-"""How a run ends when it is told to, or when a process it needs dies: exit code, seconds, and what is left.
+"""How a run ends on a signal, or when a process that it needs dies: exit code, seconds, and remaining processes.
 
     python benchmarks/endings.py [--every 1] [--until 20] [-o benchmarks/results/endings.json]
 
-Starts `python -m offload run` on a tiny training again and again, each time in a process group of its own. At each moment of the start it
-sends Ctrl-C once, Ctrl-C twice, SIGTERM and SIGHUP (to the group, as a terminal does; SIGTERM and SIGKILL to the command alone), and
-for runs that train already it kills Ray's processes. Ten seconds after the command has ended it counts the processes that are left: a
-variable of the environment, which every process of a run inherits, tells them from others.
+The benchmark starts `python -m offload run` on a tiny training again and again, each time in a process group of its own. At several
+moments of the start it sends Ctrl-C once, Ctrl-C twice, SIGTERM and SIGHUP (to the group, as a terminal does; SIGTERM and SIGKILL only
+to the command). In runs that already train it kills Ray's processes. Ten seconds after the command has ended it counts the remaining
+processes, which it knows by an inherited environment variable.
 """
 
 import json
@@ -87,7 +87,7 @@ def of_run(mark: str) -> Iterator[psutil.Process]:
 
 
 def ending(way: str, send: Callable[[int, str], float], folder: Path) -> Ending:
-    """Start a run, send it what is to be sent (which returns when, after the start), and see how it ends."""
+    """Start a run, call ``send`` (which returns when it sent something, after the start), and see how the run ends."""
     script = folder / "training.py"
     script.write_text(SCRIPT)
     mark = uuid.uuid4().hex
@@ -170,9 +170,7 @@ def _name(process: psutil.Process) -> str:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 def main(every: float, first: float, until: float, ways: tuple[str, ...], output: Path | None) -> None:
     machine = side_by_side.machine()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # else ignored by all that is started, if it is ignored here
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # all started processes would ignore it if this one does
     moments = [first + every * number for number in range(int((until - first) / every) + 1)]
     seen: list[Ending] = []
     for way in ways or (*WAYS, *KILLED):

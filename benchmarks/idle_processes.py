@@ -1,10 +1,10 @@
-"""What idle Ray worker processes cost the preprocessing that shares their core.
+"""The cost of idle Ray worker processes for preprocessing on the same core.
 
     python benchmarks/idle_processes.py [--processes 5] [-o benchmarks/results/idle_processes.json]
 
-Every worker process of Ray looks for signals a hundred times a second, which cannot be set. A run of offload has five on the worker's
-host that do little else: its own actor, the worker, Ray Train's controller and synchronisation actor, and the driver. Here a plain
-loop blurs images on one core, beside a Ray cluster with as many actors that do nothing, which are stopped and go on in turn.
+Every worker process of Ray looks for signals a hundred times a second; no setting changes that. A run of offload has five on the
+worker's host that do little else: the hub, the worker, Ray Train's controller and synchronisation actor, and the driver. Here a plain
+loop blurs images on one core, beside a Ray cluster with as many idle actors, which are stopped and continued in turn.
 """
 
 import json
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started
 
 from benchmarks import side_by_side
 from benchmarks.mixed_cluster import KEEP_FREED
-from offload.train.cluster import connected
+from offload.train.cluster.connection import connected
 
 LOOP = """
 import sys, time

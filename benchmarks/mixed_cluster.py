@@ -1,12 +1,12 @@
-"""A cluster of unequal hosts: what offload makes of them, over what plain loops do at the same time on each.
+"""A cluster of unequal hosts: offload's rate on them over that of plain loops on each at the same time.
 
     python benchmarks/mixed_cluster.py [--repeats 3] [-o benchmarks/results/mixed_cluster.json]
 
 Three emulated hosts with quotas of 1, 0.75 and 0.25 of a core, of which the second is half as fast (it blurs every image twice).
-The *ideal* is the sum of the plain loops, which run before and after every run of offload; the consumer counts. What of it is left
-beside a Ray cluster that does nothing is told, too: such small hosts carry a whole host's daemons. So is what a run could deliver
-at most (*bound*): what plain loops make in as much CPU time as its preprocessing processes had on each host. Every process
-keeps the memory that it frees: else the plain loops pay for pages that offload's processes do not, by up to half their rate.
+The *ideal* is the sum of the plain loops, which run before and after every run of offload; the consumer counts. The result also has
+the rate beside an idle Ray cluster, since such small hosts carry a whole host's daemons, and the *bound*: the rate of plain loops in as
+much CPU time as the preprocessing processes had on each host. Every process keeps the memory that it frees. Otherwise the plain loops
+would pay for pages that offload's processes keep, by up to half their rate.
 """
 
 import json
@@ -104,7 +104,7 @@ def main(repeats: int, samples: int, workload: str, output: Path | None) -> None
 
 
 def hosts() -> dict[str, HostSpec]:
-    """The first has a core for itself, and the quotas of the others fill the second."""
+    """The hosts. The first has a core for itself, and the quotas of the others fill the second core."""
     try:
         whole, shared = side_by_side.cores()
     except RuntimeError as error:

@@ -1,11 +1,11 @@
-"""A host that joins while an epoch runs: how soon it preprocesses, and whether the rate becomes what the model says.
+"""A host joins while an epoch runs: how soon does it preprocess, and does the rate become the predicted one?
 
     python benchmarks/node_joins.py [--repeats 3] [-o benchmarks/results/node_joins.json]
 
 Two emulated hosts on two pinned cores. The first trains and preprocesses the blur workload; the second starts Ray in the middle of it,
-with nothing warm: no process of offload's ran there before. Told are the seconds from the moment that the cluster knows the node (and
-from `ray start`) until its first block is made, and the rate of the last thirds before and after over the prediction: the joint model's
-input side, in which a second core like the first one doubles the rate. The consumer counts.
+cold: no process of offload ran there before. The result has the seconds from the moment when the cluster knows the node (and from
+`ray start`) until its first block, and the rates of the last thirds before and after over the prediction. By the joint model a second
+core like the first one doubles the input's rate. The consumer counts.
 """
 
 import json
@@ -92,7 +92,7 @@ def _run() -> dict[str, float]:
 
 
 def _told(folder: Path, started_at: float) -> dict[str, float]:
-    """What the run wrote down, in figures."""
+    """Figures from the run's files."""
     events = read_lines(folder / "run" / "events.jsonl")
     alive_at = float((folder / "joined").read_text())
     works_at = [event["at"] for event in events if event["event"] == "node_preprocesses"][-1]

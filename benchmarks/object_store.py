@@ -1,4 +1,4 @@
-"""Ten epochs over more data than the object store holds: how full it gets, and whether anything is spilled to disk.
+"""Ten epochs over more data than the object store holds: how full does it get, and does Ray spill anything to disk?
 
     python benchmarks/object_store.py --json -o result.json
 

@@ -84,7 +84,7 @@ def _seconds(space: dict[str, Any]) -> float:
 
 
 def _gap(rng: np.random.Generator) -> float | None:
-    """How much more a useful sample costs by the recommendation than at best; None where nothing can be trained."""
+    """How much more a useful sample costs by the recommendation than at best; None if nothing can be trained."""
     gpu = NodeType(
         name="gpu", vcpus=int(rng.integers(2, 64)), memory_gib=64, gpus=int(rng.choice([1, 2, 4])), gpu_model="G",
         network_gbps=float(rng.uniform(1, 50)), usd_per_hour=float(rng.uniform(0.5, 10)),

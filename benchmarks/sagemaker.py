@@ -12,6 +12,7 @@ from `offload plan` before the jobs run. Repeats alternate; medians are printed.
 start to the first batch is taken as well.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -32,13 +33,12 @@ from rich.table import Table
 
 from benchmarks.rows.protocol import STEADY_FROM, STEADY_TO
 from benchmarks.side_by_side import cores, machine, versions
-from launchers.sagemaker.groups import groups_of
-from launchers.sagemaker.launch import launch, prepare
-from launchers.sagemaker.order import Order, job_name
-from launchers.sagemaker.progress import over_all, read_progress
-from launchers.sagemaker.service import Service
-from launchers.sagemaker.watch import stop
-from offload.errors import ConfigError
+from offload.errors import ConfigError, OffloadError
+from offload.launch.sagemaker.groups import groups_of
+from offload.launch.sagemaker.job_template import JobTemplate, job_name
+from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
+from offload.launch.sagemaker.progress import over_all, read_progress
+from offload.launch.sagemaker.service import Service
 from offload.model import Catalog, NodeType, Profile
 from offload.model.planner import plan
 from offload.model.plans import Candidate
@@ -63,7 +63,7 @@ class Setting:
     """Where and what is launched."""
 
     service: Service
-    order: Order
+    template: JobTemplate
     script: Path
     catalog: Catalog
     profile: Profile
@@ -128,22 +128,15 @@ def _document(
 def _run(setting: Setting, groups: Any) -> dict[str, Any]:
     """One job, from its request to its end. Whatever happens here, no job is left running."""
     name = job_name(setting.script, datetime.now(UTC))
-    prepared = prepare(setting.order, name, [groups], setting.script, setting.catalog)
+    [job] = prepare(setting.template, name, [groups], setting.script, setting.catalog).jobs
+    launcher = SageMakerLauncher(setting.service, setting.catalog, "estimator")
     lines: list[str] = []
-    running: list[str] = []
     try:
-        state = launch(
-            prepared,
-            setting.service,
-            "estimator",
-            wait=True,
-            say=lines.append,
-            started=lambda job: _started(job, running),
-        )
+        say(f"  {launcher.submit(job)}")
+        state = launcher.watch(name, lines.append, lines.append)
     except BaseException:
-        for job in running:
-            say(f"stopping {job}")
-            stop(setting.service, job)
+        with contextlib.suppress(OffloadError):  # it may not have been started
+            launcher.stop(name, say, wait=False)
         raise
     progress = [found for line in lines if (found := read_progress(line))]
     if state["status"] != "Completed" or not progress:
@@ -166,11 +159,6 @@ def _run(setting: Setting, groups: Any) -> dict[str, Any]:
         found["start_to_first_batch_s"] = float(first[1]) - setting.emulated.jobs[name].started_at
     say("  " + "  ".join(f"{key} {value:.4g}" for key, value in found.items()))
     return found
-
-
-def _started(job: str, running: list[str]) -> None:
-    say(f"  started {job}")
-    running.append(job)
 
 
 def _predicted(setting: Setting, shape: Mapping[str, int], gpu_speed: float | None) -> Candidate:
@@ -249,7 +237,7 @@ def _on_aws(given: Mapping[str, Any]) -> Iterator[Setting]:
     samples = given["samples"] or 64_000
     yield Setting(
         service=service,
-        order=Order(
+        template=JobTemplate(
             script=PUBLISHED.name,
             args=("--samples", str(samples)),
             role=given["role"],
@@ -293,7 +281,7 @@ def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
         samples = given["samples"] or 3000
         yield Setting(
             service=service,
-            order=Order(
+            template=JobTemplate(
                 script=PACED.name,
                 args=("--samples", str(samples), "--rate", str(RATE), "--batch-size", str(BATCH_SIZE)),
                 role="arn:aws:iam::123456789012:role/emulated",

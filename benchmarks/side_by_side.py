@@ -37,7 +37,7 @@ ENVIRONMENT = {
 
 
 class RowFailed(Exception):
-    """A row ended without a result; the text is the end of what it said."""
+    """A row ended without a result; the text is the end of its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +254,7 @@ def as_dict(measurement: Measurement) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What a result was measured on."""
+    """The machine of a result."""
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cpu_model": cpu[0].split(":", 1)[1].strip() if cpu else platform.machine(),
@@ -266,7 +266,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the libraries that a result depends on."""
+    """The versions of Python and of the libraries that a result depends on."""
     versions = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:

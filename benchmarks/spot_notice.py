@@ -4,10 +4,10 @@
 
 Two emulated hosts of one core each, a worker on each; the second is a spot node, whose metadata service (an emulated one that
 speaks IMDSv2 over HTTP) gives notice once the example trains. AWS leaves two minutes; the goal is a checkpoint within 20 s.
-`checkpoint_s` is when it is written, `listed_s` when Ray Train has it on its list, which it looks after every two seconds and which a
-restart goes by; `left_s` is when nothing of the run is on the node any more, so that Ray ended it; `going_on_s` is the first
-step without it; then the hosts are ended. Nothing is lost or repeated if what was resumed from is what the workers had written down, no
-sample comes twice in a pass, and no step was made twice.
+`checkpoint_s` is the time when it is written, `listed_s` when Ray Train lists it, every two seconds, for restarts; `left_s` when no
+part of the run is on the node any more, so that Ray ends the node; `going_on_s` is the first step without it. Then the hosts end.
+Nothing is lost or repeated if the run resumed from what the workers had written down, no sample comes twice in a pass, and no step
+was made twice.
 """
 
 import json
@@ -31,7 +31,7 @@ from offload.report.run_dir import CHECKPOINTS, read_lines
 from offload.testing import Host, HostProcess, Hosts, HostSpec
 from offload.testing.history import each_pass, read_history
 from offload.testing.metadata_service import MetadataService
-from offload.train.snapshot import SNAPSHOT
+from offload.train.checkpoints.ray_list import SNAPSHOT
 
 HEAD, SPOT = "head", "spot-1"
 GOAL_S = 20.0

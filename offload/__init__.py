@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.pipeline.device import Normalize
     from offload.pipeline.spec import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
-    from offload.train.config import Adaptation, BatchSize, Checkpoints
-    from offload.train.context import Context
-    from offload.train.trainer import Result, Trainer
+    from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster
+    from offload.train.driver.trainer import Result, Trainer
+    from offload.train.worker.context import Context
 
 __version__ = "0.1.0"
 
@@ -23,14 +23,15 @@ _HOMES = {
     "Adaptation": "offload.train.config",
     "BatchSize": "offload.train.config",
     "Checkpoints": "offload.train.config",
+    "Cluster": "offload.train.config",
     "ConfigError": "offload.errors",
-    "Context": "offload.train.context",
+    "Context": "offload.train.worker.context",
     "Normalize": "offload.pipeline.device",
     "OffloadError": "offload.errors",
     "Pipeline": "offload.pipeline.spec",
-    "Result": "offload.train.trainer",
+    "Result": "offload.train.driver.trainer",
     "RunError": "offload.errors",
-    "Trainer": "offload.train.trainer",
+    "Trainer": "offload.train.driver.trainer",
     "from_ray": "offload.pipeline.spec",
     "from_torch": "offload.pipeline.spec",
     "image_folder": "offload.pipeline.spec",
@@ -42,6 +43,7 @@ __all__ = [
     "Adaptation",
     "BatchSize",
     "Checkpoints",
+    "Cluster",
     "ConfigError",
     "Context",
     "Normalize",

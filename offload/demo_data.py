@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from offload.errors import ConfigError
+from offload.errors import ConfigError, argument
 from offload.model.checks import check_count
 
 WIDTH, HEIGHT = 500, 375
@@ -76,7 +76,7 @@ def make_demo_data(
     Raises ConfigError for too few images, for a folder that holds something else, one that cannot be written, and
     where scikit-learn is missing.
     """
-    images = check_count("--images", images, least=MIN_IMAGES, most=sys.maxsize**2, sane="such as 3000")
+    images = check_count(argument("images"), images, least=MIN_IMAGES, most=sys.maxsize**2, sane="such as 3000")
     key = {"format": _FORMAT, "images": images, "seed": seed}
     found = _read_marker(out)
     if found is not None and found.get("made_with") == key:
@@ -105,14 +105,14 @@ def make_demo_data(
 
 
 def _check_room(out: Path, images: int) -> None:
-    """Raise ConfigError where the disk does not hold so many images."""
+    """Raise ConfigError if the disk has no room for that many images."""
     try:
         there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
         free = shutil.disk_usage(there).free
     except OSError:  # writing there will say it better
         return
     sane = f"the {free / 1e9:,.1f} GB that are free at {there} hold no more"
-    check_count("--images", images, most=max(free // IMAGE_BYTES, MIN_IMAGES), sane=sane)
+    check_count(argument("images"), images, most=max(free // IMAGE_BYTES, MIN_IMAGES), sane=sane)
 
 
 def _read_marker(out: Path) -> dict[str, Any] | None:

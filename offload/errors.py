@@ -6,7 +6,24 @@ an ordinary exception.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
+
+# Around an argument within an error's text. Unicode's invisible operators: no text of a user's holds them.
+_OPEN, _BETWEEN = "\u2063", "\u2062"
+_ARGUMENT = re.compile(f"{_OPEN}([^{_OPEN}]*){_BETWEEN}([^{_OPEN}]*){_BETWEEN}([^{_OPEN}]*){_OPEN}")
+
+
+def argument(name: str, value: object = None, *, python: str | None = None) -> str:
+    """An argument, for the text of an error: in Python it reads as one of the API, on the command line as its option.
+
+    ``argument("overwrite", True)`` is ``overwrite=True`` and ``--overwrite``; ``argument("storage_path")`` is ``storage_path`` and
+    ``--storage-path``; ``argument("max_workers", 4)`` is ``max_workers=4`` and ``--max-workers 4``. ``python``: for an argument
+    that Python spells in another way. A command that has no such option shows what Python does.
+    """
+    if python is None:
+        python = name if value is None else f"{name}={value!r}"
+    return f"{_OPEN}{name}{_BETWEEN}{'' if value in (None, True) else value}{_BETWEEN}{python}{_OPEN}"
 
 
 class OffloadError(Exception):
@@ -17,6 +34,18 @@ class OffloadError(Exception):
     """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return _ARGUMENT.sub(lambda match: match[3], super().__str__())
+
+    def naming(self, options: Collection[str]) -> str:
+        """The text with the options of a command (``--overwrite``) in place of the arguments that they stand for."""
+
+        def shown(match: re.Match[str]) -> str:
+            option = f"--{match[1].replace('_', '-')}"
+            return f"{option} {match[2]}".rstrip() if option in options else match[3]
+
+        return _ARGUMENT.sub(shown, super().__str__())
 
 
 class ConfigError(OffloadError):

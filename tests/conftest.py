@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -17,9 +18,56 @@ LOGICAL_CPUS = 4
 # Commands that are interrupted in tests would inherit it, if a shell started these in the background with Ctrl-C ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Raylets that tests start by hand, as those of a run of this machine alone, start no idle Python processes ahead.
+os.environ.setdefault("RAY_enable_worker_prestart", "0")
+
 # A test does not fail because the machine is slow.
 hypothesis.settings.register_profile("offload", deadline=None)
 hypothesis.settings.load_profile("offload")
+
+
+# Files whose tests take long, the longest first: several processes share out their tests one by one, before all others. The tests
+# of any other file stay in one process, with what their module sets up.
+LONGEST = (
+    "train/driver/test_autoscaling.py",
+    "train/driver/test_training_on_hosts.py",
+    "launch/ray/test_cli.py",
+    "launch/sagemaker/test_jobs.py",
+    "train/driver/test_nodes.py",
+    "train/cluster/test_notices.py",
+    "test_examples.py",
+    "probe/test_probe.py",
+    "train/driver/test_elastic.py",
+    "train/test_training.py",
+    "cli/test_cli.py",
+    "cli/test_endings.py",
+    "train/checkpoints/test_storage.py",
+    "train/driver/test_shared_cluster.py",
+)
+SHARE_A_SETUP = ("launch/ray/test_cli.py", "test_examples.py")
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0].removeprefix("tests/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(_file_of(item.nodeid), len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of pytest-xdist: how processes share out the tests."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneByOneOrByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = _file_of(nodeid)
+            return nodeid if file in LONGEST and file not in SHARE_A_SETUP else file
+
+    config.option.loadscopereorder = False
+    return OneByOneOrByFile(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +76,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     import ray
 
     from offload import machine
-    from offload.train import cluster
+    from offload.train.cluster import connection as cluster
 
     # Ray's sockets need a short path; pytest's folders are long.
     os.environ.setdefault("RAY_TMPDIR", "/tmp")

@@ -15,6 +15,40 @@ import pytest
 
 from offload.testing import unavailable
 
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ROOT / "tests" / "programs"
+"""Scripts that tests run in processes of their own."""
+DATA = ROOT / "tests" / "data"
+
+
+def plan_document(*shapes: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    """plan.json with these candidates, as ``offload plan -o`` writes it."""
+    candidate = {
+        "workers": 1,
+        "batch_size": 64,
+        "local_batch_size": 64,
+        "accum_steps": 0,
+        "samples_per_s": 310.2,
+        "samples_per_s_low": 300.0,
+        "samples_per_s_high": 320.0,
+        "step_time_s": 0.2,
+        "stall": 0.0,
+        "bottleneck": "gpu",
+        "goodput": 310.2,
+        "usd_per_hour": 3.04,
+        "usd_per_million_samples": 2.7,
+        "hours": None,
+        "usd": None,
+    }
+    return {
+        "schema": "offload.plan/1",
+        "objective": "cost",
+        "candidates": [{"shape": shape, **candidate} for shape in shapes],
+        "recommended": 0,
+        "baseline": 0,
+        **changed,
+    }
+
 
 def write_jpegs(folder: Path, count: int, *, classes: int = 3, size: tuple[int, int] = (24, 32)) -> None:
     """Real JPEG files of noise, ``folder/<class>/<number>.jpg``."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray.train
 
+from offload.cli.script import build_trainer
 from offload.demo_data import make_demo_data
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -19,7 +21,6 @@ TUTORIAL = EXAMPLES / "tutorial"
 MOST_LINES = 8
 DEADLINE_S = 150
 
-# One after another, each on a Ray of its own: a start is most of what they take.
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(2 * DEADLINE_S + 30)]
 
 
@@ -42,20 +43,16 @@ def run(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def offload_run(folder: Path, script: str, *arguments: str) -> dict[str, object]:
-    """The summary of ``offload run examples/SCRIPT -- ARGUMENTS``."""
-    command = [
-        sys.executable,
-        "-m",
-        "offload",
-        "run",
-        str(EXAMPLES / script),
-        "--overwrite",
-        "--json",
-        "--",
-        *arguments,
-    ]
-    summary: dict[str, object] = json.loads(run(folder, *command).stdout)
+def fit(script: str, *arguments: str, workers: tuple[int, int] | None = None) -> dict[str, Any]:
+    """The summary of what ``offload run examples/SCRIPT --overwrite -- ARGUMENTS`` trains, on the Ray that the tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", sys.argv)
+        patch.setattr(sys, "path", [*sys.path])
+        trainer = build_trainer(EXAMPLES / script, arguments, address="auto")
+        if workers is not None:
+            trainer.workers = workers
+            trainer.scaling_config = ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5})
+        summary = trainer.fit(run_dir=Path("runs") / Path(script).stem, overwrite=True, quiet=True).document
     assert summary["status"] == "finished"
     return summary
 
@@ -65,71 +62,62 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the examples leave their data and runs, one for all. The data are drawn once: where an example finds those that it
     would draw, it takes them."""
     folder = tmp_path_factory.mktemp("examples")
-    make_demo_data(folder / "runs" / "tutorial-data", images=1000)
+    make_demo_data(folder / "runs" / "tutorial-data", images=120)
     (folder / "runs" / "quickstart-data").symlink_to("tutorial-data")
     return folder
 
 
+@pytest.fixture
+def inside(folder: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is that folder."""
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.soak
 def test_the_plain_script(folder: Path) -> None:
     assert "epoch 3  loss" in run(folder, sys.executable, str(TUTORIAL / "step_0_plain.py")).stdout
 
 
+@pytest.mark.soak
 def test_the_offloaded_script(folder: Path) -> None:
     assert "epoch 3  loss" in run(folder, sys.executable, str(TUTORIAL / "step_1_offloaded.py")).stderr
 
 
-def test_bytes_on_the_wire(folder: Path) -> None:
-    summary = offload_run(folder, "tutorial/step_2_uint8.py")
-    assert summary["input"]["train"]["wire_bytes_per_sample"] < 96 * 96 * 3 * 1.1  # type: ignore[index]
+@pytest.mark.soak
+@pytest.mark.usefixtures("inside")
+def test_bytes_on_the_wire() -> None:
+    summary = fit("tutorial/step_2_uint8.py")
+    assert summary["input"]["train"]["wire_bytes_per_sample"] < 96 * 96 * 3 * 1.1
 
 
+@pytest.mark.usefixtures("inside")
 def test_validation_and_inference(folder: Path) -> None:
-    summary = offload_run(folder, "tutorial/step_3_validation.py")
-    assert 0 <= summary["metrics"]["val_accuracy"] <= 1  # type: ignore[index]  # three epochs of a toy learn little
-    checkpoint = str(summary["checkpoint"])
-    assert (
-        "class of a grey image:"
-        in run(folder, sys.executable, str(TUTORIAL / "step_4_inference.py"), checkpoint).stdout
-    )
+    summary = fit("tutorial/step_3_validation.py")
+    assert summary["input"]["train"]["wire_bytes_per_sample"] < 96 * 96 * 3 * 1.1  # uint8
+    assert 0 <= summary["metrics"]["val_accuracy"] <= 1  # three epochs of a toy learn little
+    inference = [sys.executable, str(TUTORIAL / "step_4_inference.py"), str(summary["checkpoint"])]
+    assert "class of a grey image:" in run(folder, *inference).stdout
 
 
-def test_quickstart(folder: Path) -> None:
-    assert offload_run(folder, "quickstart.py")["epochs"] == 3
+@pytest.mark.usefixtures("inside")
+def test_quickstart_unchanged_with_a_range_of_workers() -> None:
+    summary = fit("quickstart.py", workers=(1, 4))
+    assert (summary["epochs"], summary["workers"]) == (3, 4)
 
 
-def test_vit_blur(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("inside")
+def test_vit_blur(monkeypatch: pytest.MonkeyPatch) -> None:
     """As its first lines say: 602 kB a sample as published, a quarter of it with --uint8."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     published, _ = importlib.import_module("vit_blur").RandomImages(1)[0]
     assert published.nbytes == 4 * 3 * 224**2
-    summary = offload_run(folder, "vit_blur.py", "--samples", "64", "--batch-size", "16", "--depth", "1", "--uint8")
+    summary = fit("vit_blur.py", "--samples", "64", "--batch-size", "16", "--depth", "1", "--uint8")
     assert summary["samples"] == 64
-    assert summary["input"]["train"]["wire_bytes_per_sample"] == pytest.approx(3 * 224**2, rel=0.01)  # type: ignore[index]
+    assert summary["input"]["train"]["wire_bytes_per_sample"] == pytest.approx(3 * 224**2, rel=0.01)
 
 
-def test_image_classification(folder: Path) -> None:
-    data = str(folder / "runs" / "tutorial-data")
+@pytest.mark.usefixtures("inside")
+def test_image_classification() -> None:
     few = ["--model", "resnet10t", "--pixels", "64", "--epochs", "1"]
-    summary = offload_run(folder, "image_classification.py", data, *few)
-    assert 0 <= summary["metrics"]["val_accuracy"] <= 1  # type: ignore[index]
-
-
-ELASTIC = """
-import importlib, json, sys
-import ray, ray.train
-import offload
-
-name, *sys.argv[1:] = sys.argv[1:]
-ray.init("local", num_cpus=4, log_to_driver=False)
-trainer = importlib.import_module(name).build()
-trainer.workers = (1, 4)
-trainer.scaling_config = ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5})
-document = trainer.fit(run_dir=f"runs/elastic-{name}", quiet=True).document
-print(json.dumps([document["status"], document["workers"]]))
-"""
-
-
-def test_an_example_runs_unchanged_with_a_range_of_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-    done = run(folder, sys.executable, "-c", ELASTIC, "quickstart")
-    assert json.loads(done.stdout.splitlines()[-1]) == ["finished", 4]
+    summary = fit("image_classification.py", str(Path("runs") / "tutorial-data"), *few)
+    assert 0 <= summary["metrics"]["val_accuracy"] <= 1

@@ -14,6 +14,7 @@ PUBLIC = [
     "Adaptation",
     "BatchSize",
     "Checkpoints",
+    "Cluster",
     "ConfigError",
     "Context",
     "Normalize",

@@ -24,6 +24,7 @@ def logged(train: Callable[[offload.Context], None], folder: Path) -> Callable[[
         batches = ctx.batches
 
         def written_down(name: str = "train", *columns: str) -> Iterator[Any]:
+            batch: Any
             for batch in batches(name, *columns):
                 if name == "train":
                     log_batch(ctx, batch, folder)

@@ -1,1 +1,1 @@
-"""Adaptation, decided: what to change while training runs, from what was measured. Pure: no clock, no I/O, no torch."""
+"""Decides what to change while training runs, from measurements. Pure: no clock, no I/O, no torch."""

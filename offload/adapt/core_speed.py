@@ -1,4 +1,4 @@
-"""How fast the cores of each node preprocess, from those that were measured. Pure."""
+"""How fast the cores of each node preprocess, from the measured nodes. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ Kind = tuple[object, ...]
 
 
 def core_speeds(nodes: Sequence[NodeResources], measured: Mapping[str, float], used: Sequence[int]) -> list[float]:
-    """The speed of each node's cores, in those that preprocess now: their mean is 1.
+    """The speed of each node's cores, relative to the mean of the cores that preprocess now.
 
     Args:
         nodes: all nodes.
-        measured: speeds relative to each other, by node id; a node that has not been measured is as fast as others of its kind,
-            or as the mean.
+        measured: relative speeds by node id. An unmeasured node is assumed as fast as others of its kind, or as the mean.
         used: how many cores of each node preprocess now.
     """
     of_kind: dict[Kind, list[float]] = {}

@@ -1,6 +1,6 @@
-"""Which size to train at next: workers, local batch and accumulation, from the joint goodput.
+"""Chooses the size to train at next (workers, local batch, accumulation) from the joint goodput.
 
-A decision is a value that carries its reason and what it is expected to bring; others execute it.
+A decision is a value with its reason and its expected gain. Other modules carry it out.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from offload.adapt.observe import Seen, Size
+from offload.adapt.observe import Seen
+from offload.model.batch_split import BatchSplit
 from offload.model.goodput import JointGoodput
 from offload.model.noise import GradientNoise
 
 Objective = Literal["time", "cost"]
-EXPLORED = 2  # times the largest batch seen that a next one may be: beyond, the model is a guess
+EXPLORED = 2  # times the largest batch seen: beyond it the model would guess
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A worker count that fits: the nodes it lies on, the cores it leaves for preprocessing, and dollars per hour of all
-    nodes that are then needed (None: unknown)."""
+    """A worker count that fits: the nodes of the workers, the cores that preprocess beside them, and dollars per hour of all
+    nodes in use (None: unknown)."""
 
     workers: int
     nodes: int
@@ -38,10 +39,10 @@ class Rules:
         max_batch_size: of the global batch; the initial one where batches are fixed.
         local_batch_size: least and most of one worker.
         objective: ``time``: the most goodput; ``cost``: the most goodput per dollar.
-        least_gain: relative gain from which a change of the batch is worth it.
-        least_resize_gain: the same of the worker count, which stops training for a while.
-        indifferent: share of the best goodput that may be missed by fewer workers: surplus ones are given back.
-        agreeing: intervals in a row that must ask for the same worker count.
+        least_gain: the least relative gain that justifies another batch.
+        least_resize_gain: the same for another worker count, which stops training for a while.
+        indifferent: the share of the best goodput that fewer workers may lose: the run releases surplus workers.
+        agreeing: consecutive intervals that must ask for the same worker count.
         overlap: delta of the joint model.
     """
 
@@ -67,7 +68,8 @@ class Keep:
 class Rebatch:
     """Another local batch or accumulation, from the next global batch on."""
 
-    size: Size
+    split: BatchSplit
+    nodes: int
     reason: str
     predicted_samples_per_s: float
     predicted_goodput: float
@@ -77,7 +79,8 @@ class Rebatch:
 class Resize:
     """Another number of workers: they commit at the next step's end and start again."""
 
-    size: Size
+    split: BatchSplit
+    nodes: int
     reason: str
     predicted_samples_per_s: float
     predicted_goodput: float
@@ -88,7 +91,7 @@ Decision = Keep | Rebatch | Resize
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What is remembered from decision to decision: the worker count last asked for, and how often in a row."""
+    """Memory between decisions: the worker count that the last one asked for, and how often in a row."""
 
     wanted_workers: int | None = None
     asked: int = 0
@@ -96,18 +99,18 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What a decision is made from.
+    """The input of a decision.
 
     Args:
-        size: at which the workers train.
-        seen: what was learned.
-        noise: of the gradient; None: not known yet, or the batch is fixed.
-        options: worker counts that fit, that of ``size`` among them if it still does.
+        split: of the global batches now.
+        seen: what the run has learned.
+        noise: gradient noise; None if it is unknown, or the batch is fixed.
+        options: worker counts that fit, with that of ``split`` if it still fits.
         work_left: initial-batch-equivalent samples still to train.
-        restart_s: seconds that a change of the worker count costs.
+        restart_s: the cost of a change of the worker count, in seconds.
     """
 
-    size: Size
+    split: BatchSplit
     seen: Seen
     noise: GradientNoise | None
     options: Sequence[Option]
@@ -118,7 +121,7 @@ class Situation:
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
     option: Option
-    size: Size
+    split: BatchSplit
     samples_per_s: float
     goodput: float
 
@@ -129,8 +132,8 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _Model:
-    """The joint model of each option. ``hopeful``: larger local batches are taken to need no more time than those seen, to find
-    out what they do need."""
+    """The joint model of each option. ``hopeful``: assume that larger local batches take no more time than those seen, so that
+    the run tries them and learns their time."""
 
     situation: Situation
     rules: Rules
@@ -143,7 +146,7 @@ class _Model:
             assert fit is not None
             step_time = fit.step_time
             if self.hopeful:
-                alpha_s = float(step_time.compute_time_s(self.situation.size.local_batch_size))
+                alpha_s = float(step_time.compute_time_s(self.situation.split.local_batch_size))
                 step_time = replace(step_time, alpha_compute=alpha_s, beta_compute=0.0)
             rate = self.situation.seen.input_samples_per_s(option.cores)
             self.models[option.workers] = JointGoodput(
@@ -151,21 +154,20 @@ class _Model:
             )
         return self.models[option.workers]
 
-    def at(self, option: Option, size: Size) -> _Choice:
-        joint, where = self.of(option), (size.nodes, size.workers, size.local_batch_size, size.accum_steps)
-        # A few samples fewer than the initial batch come of rounding to whole local batches.
+    def at(self, option: Option, split: BatchSplit) -> _Choice:
+        joint, where = self.of(option), (option.nodes, split.workers, split.local_batch_size, split.accum_steps)
+        # Rounding to whole local batches may give a few samples fewer than the initial batch.
         noise = self.situation.noise
-        efficiency = 1.0 if noise is None else float(noise.efficiency(max(size.global_batch_size, noise.batch_size)))
+        efficiency = 1.0 if noise is None else float(noise.efficiency(max(split.global_batch_size, noise.batch_size)))
         rate = float(joint.throughput(*where))
-        return _Choice(option=option, size=size, samples_per_s=rate, goodput=rate * efficiency)
+        return _Choice(option=option, split=split, samples_per_s=rate, goodput=rate * efficiency)
 
     def best(self, option: Option, within: float = math.inf) -> _Choice | None:
-        """The best batch for an option, of global batches up to ``within``; None where no batch fits it."""
+        """The best batch for an option, among global batches up to ``within``; None if none fits."""
         rules, least, most = self.rules, *self.rules.local_batch_size
         largest = max(min(rules.max_batch_size, within), rules.initial_batch_size)
         if self.situation.noise is None or largest <= rules.initial_batch_size:
-            size = split_batch(rules.initial_batch_size, option, rules.local_batch_size)
-            return self.at(option, size)
+            return self.at(option, BatchSplit.of(rules.initial_batch_size, option.workers, rules.local_batch_size[1]))
         explored = EXPLORED * max(m for _, _, m in self.situation.seen.steps)
         most = max(min(most, explored), least)
         if math.ceil(rules.initial_batch_size / option.workers) < least:
@@ -174,32 +176,19 @@ class _Model:
             option.nodes, option.workers, largest, (least, most), accumulate=True
         )
         if goodput <= 0:
-            return self.at(option, split_batch(rules.initial_batch_size, option, (least, most)))
-        size = Size(nodes=option.nodes, workers=option.workers, local_batch_size=int(local), accum_steps=int(accum))
-        return self.at(option, size)
-
-
-def split_batch(global_batch_size: int, option: Option, local: tuple[int, int]) -> Size:
-    """A global batch over an option's workers, rounded up to whole local batches; accumulated where they grow too large."""
-    share = math.ceil(global_batch_size / option.workers)
-    accum = max(math.ceil(share / local[1]) - 1, 0)
-    return Size(
-        nodes=option.nodes,
-        workers=option.workers,
-        local_batch_size=math.ceil(share / (accum + 1)),
-        accum_steps=accum,
-    )
+            return self.at(option, BatchSplit.of(rules.initial_batch_size, option.workers, most))
+        return self.at(option, BatchSplit(workers=option.workers, local_batch_size=int(local), accum_steps=int(accum)))
 
 
 def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Decision]:
-    """The next size, or why it stays; with it, what to remember."""
+    """The next size, or why the present one stays, with the memory for the next decision."""
     if situation.seen.fit is None:
         return State(), Keep(reason="no step was measured yet")
     model = _Model(situation, rules)
-    here = next((o for o in situation.options if o.workers == situation.size.workers), None)
+    here = next((o for o in situation.options if o.workers == situation.split.workers), None)
     if here is None:
         return State(), _forced(situation, rules, model)
-    now = model.at(here, situation.size)
+    now = model.at(here, situation.split)
     choices = [c for o in situation.options if (c := model.best(o)) is not None]
     best = _pick(choices, rules)
     if best is None or best.option.workers == here.workers:
@@ -214,7 +203,8 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
         reason = f"{best.option.workers} workers look better; one more interval must say so"
         return waiting, _rebatch(now, at_home, rules, instead=reason)
     return State(), Resize(
-        size=best.size,
+        split=best.split,
+        nodes=best.option.nodes,
         reason=_why(now, best, situation),
         predicted_samples_per_s=best.samples_per_s,
         predicted_goodput=best.goodput,
@@ -227,26 +217,27 @@ def _at_home(here: Option, now: _Choice, situation: Situation, rules: Rules) -> 
     waits until it looks better may wait for ever: it is tried if it could be better."""
     sizes = {local for _, _, local in situation.seen.steps}
     micro_batches = 2 if here.workers == 1 else 1  # one worker accumulates to grow its batch
-    within = EXPLORED * max(situation.size.global_batch_size, micro_batches * here.workers * max(sizes))
+    within = EXPLORED * max(situation.split.global_batch_size, micro_batches * here.workers * max(sizes))
     return _Model(situation, rules, hopeful=len(sizes) == 1).best(here, within) or now
 
 
 def _forced(situation: Situation, rules: Rules, model: _Model) -> Decision:
-    """The worker count is no longer possible: the best that is."""
+    """The best possible option, where the present worker count no longer fits."""
     choices = [c for o in situation.options if (c := model.best(o)) is not None]
     best = _pick(choices, rules)
     if best is None:
         return Keep(reason="no number of workers fits the cluster now")
     return Resize(
-        size=best.size,
-        reason=f"{situation.size.workers} workers no longer fit",
+        split=best.split,
+        nodes=best.option.nodes,
+        reason=f"{situation.split.workers} workers no longer fit",
         predicted_samples_per_s=best.samples_per_s,
         predicted_goodput=best.goodput,
     )
 
 
 def _pick(choices: Sequence[_Choice], rules: Rules) -> _Choice | None:
-    """The best, or one of fewer workers that is as good: what changes nothing is not paid for."""
+    """The best option, or one of fewer workers that is about as good: nobody should pay for idle workers."""
     if not choices:
         return None
     top = max(choice.worth(rules.objective) for choice in choices)
@@ -255,7 +246,7 @@ def _pick(choices: Sequence[_Choice], rules: Rules) -> _Choice | None:
 
 
 def _not_worth(now: _Choice, best: _Choice, situation: Situation, rules: Rules) -> str | None:
-    """Why a change of the worker count does not pay, None where it does."""
+    """Why a change of the worker count does not pay; None if it pays."""
     fewer = best.option.workers < now.option.workers
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
     if not fewer and gain < rules.least_resize_gain:
@@ -264,7 +255,7 @@ def _not_worth(now: _Choice, best: _Choice, situation: Situation, rules: Rules) 
     then_s = situation.restart_s + situation.work_left / best.goodput
     if math.isinf(left_s):
         return None
-    # Fewer workers that change nothing save the rest of the run's worker time, whatever a restart takes of it.
+    # Fewer workers at the same goodput save worker time until the end of the run, whatever the restart costs.
     worth_it = left_s * now.option.workers > then_s * best.option.workers if fewer else left_s > then_s
     if not worth_it:
         return (
@@ -276,12 +267,13 @@ def _not_worth(now: _Choice, best: _Choice, situation: Situation, rules: Rules) 
 
 def _rebatch(now: _Choice, best: _Choice, rules: Rules, instead: str | None = None) -> Decision:
     gain = best.goodput / now.goodput - 1 if now.goodput > 0 else math.inf
-    if best.size == now.size or gain < rules.least_gain:
+    if best.split == now.split or gain < rules.least_gain:
         return Keep(reason=instead or f"no other size gains {rules.least_gain:.0%}")
     return Rebatch(
-        size=best.size,
+        split=best.split,
+        nodes=best.option.nodes,
         reason=f"goodput {now.goodput:,.0f} → {best.goodput:,.0f} (+{gain:.0%}) with a global batch of "
-        f"{best.size.global_batch_size:,}",
+        f"{best.split.global_batch_size:,}",
         predicted_samples_per_s=best.samples_per_s,
         predicted_goodput=best.goodput,
     )

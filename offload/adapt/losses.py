@@ -1,28 +1,31 @@
-"""Machines that come and go without notice: how often one may before it is done without."""
+"""How often a run may lose a machine without notice before it stops using that machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 FLAPS = 3  # losses within FORGET_S
 FORGET_S = 3600.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Losses:
-    """When each machine, by its address, was lost while it was in use."""
+    """When each machine, by its address, was lost while it was in use. Times in seconds."""
 
-    _at: dict[str, list[float]] = field(default_factory=dict)
+    lost_at: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
-    def lost(self, addresses: Iterable[str], now_s: float) -> None:
-        """These were lost, unannounced."""
+    def with_lost(self, addresses: Iterable[str], now_s: float) -> Losses:
+        """The losses so far, with these machines lost now."""
+        lost_at = dict(self.lost_at)
         for address in addresses:
-            self._at[address] = [*self._recent(address, now_s), now_s]
+            lost_at[address] = (*_recent(lost_at.get(address, ()), now_s), now_s)
+        return Losses(lost_at)
 
     def flapping(self, now_s: float) -> frozenset[str]:
-        """Addresses of machines that were lost too often lately."""
-        return frozenset(address for address in self._at if len(self._recent(address, now_s)) >= FLAPS)
+        """Addresses of machines that the run lost too often recently."""
+        return frozenset(address for address, at in self.lost_at.items() if len(_recent(at, now_s)) >= FLAPS)
 
-    def _recent(self, address: str, now_s: float) -> list[float]:
-        return [at for at in self._at.get(address, []) if now_s - at < FORGET_S]
+
+def _recent(at: Iterable[float], now_s: float) -> tuple[float, ...]:
+    return tuple(each for each in at if now_s - each < FORGET_S)

@@ -1,4 +1,4 @@
-"""Gradient noise over many steps: a mean that forgets, for each parameter group.
+"""Gradient noise over many steps: an exponential mean for each parameter group.
 
 Source of the smoothing: Qiao et al., "Pollux", OSDI'21 (AdaptDL's ``gradient_noise_scale.py``).
 """
@@ -24,8 +24,8 @@ class NoiseAverage:
         batch_size: the initial global batch M0.
         sqr, var: weighted sums of the estimates, by parameter group; an estimate may be negative, a mean is cut at 0.
         weight: of the sums; 0 before the first estimate.
-        paired: whether the estimates compare gradients of consecutive steps, which differ by more than noise. They are
-            dropped when one that compares gradients of the same step comes.
+        paired: whether the estimates compare gradients of consecutive steps, which differ by more than noise. The first estimate
+            from gradients of the same step replaces them.
     """
 
     batch_size: int
@@ -37,9 +37,9 @@ class NoiseAverage:
     def updated(
         self, sqr: Sequence[float], var: Sequence[float], *, scale: float, steps: int = 1, paired: bool = False
     ) -> NoiseAverage:
-        """With one more estimate, made at ``scale`` times the initial batch, ``steps`` steps after the one before.
+        """The mean with one more estimate, made at ``scale`` times the initial batch, ``steps`` steps after the last one.
 
-        Not finite ones, and paired ones where better are there, change nothing.
+        Infinite estimates, and paired ones where better ones exist, change nothing.
         """
         if not all(map(math.isfinite, (*sqr, *var))) or (paired and not self.paired):
             return self
@@ -57,14 +57,14 @@ class NoiseAverage:
 
     @property
     def groups(self) -> tuple[GradientNoise, ...]:
-        """Each parameter group's; empty before the first estimate."""
+        """The noise of each parameter group; empty before the first estimate."""
         if not self.weight:
             return ()
         return tuple(self._noise(s, v) for s, v in zip(self.sqr, self.var, strict=True))
 
     @property
     def whole(self) -> GradientNoise | None:
-        """That of all parameters together; None before the first estimate."""
+        """The noise of all parameters together; None before the first estimate."""
         return self._noise(sum(self.sqr), sum(self.var)) if self.weight else None
 
     def _noise(self, sqr: float, var: float) -> GradientNoise:

@@ -1,6 +1,6 @@
-"""What running showed of both sides: step times by size, and the rate of the input, each learned only where it was seen.
+"""What a run has shown of both sides: step times by size, and the rate of the input.
 
-A step that waited for data tells nothing of the accelerator, and a queue that was never empty nothing of the input: in the
+A step that waited for data says nothing about the accelerator, and a queue that was never empty nothing about the input: in the
 other regime each is a bound, not a value.
 """
 
@@ -11,29 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from offload.model.batch_split import BatchSplit
 from offload.model.fit import StepTimeFit, fit_step_time
 
-LEAST_STEPS = 3  # that an interval must hold to be believed
-FORGOTTEN = 0.7  # of an older interval's weight per newer one at the same size: a machine drifts
+LEAST_STEPS = 3  # that an interval must hold to be reliable
+FORGOTTEN = 0.7  # of an older interval's weight per newer one at the same size: machines drift
 MOST_SIZES = 32
-SETTLED_S = 10.0  # with the same cores, before the input's rate is believed: blocks come in lumps of seconds
-FORGOTTEN_S = 1800.0  # after which a low share's logarithm is down to 37 % if nothing confirms it: what was in its way may be over
-INPUT_BOUND = 0.05  # stall from which the input's rate is what was delivered
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """What adaptation chooses: K workers on N nodes, local batch size m, accumulation steps s."""
-
-    nodes: int
-    workers: int
-    local_batch_size: int
-    accum_steps: int
-
-    @property
-    def global_batch_size(self) -> int:
-        """``M = K·m·(s + 1)``."""
-        return self.workers * self.local_batch_size * (self.accum_steps + 1)
+SETTLED_S = 10.0  # with the same cores, before the input's rate is reliable: blocks come in lumps of seconds
+FORGOTTEN_S = (
+    1800.0  # after which a low share's logarithm is down to 37 % unless confirmed: what slowed the input may be over
+)
+INPUT_BOUND = 0.05  # stall above which the delivered rate is the input's rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +29,20 @@ class Interval:
     """One interval of training at one size; times are sums over the steps of all ranks, in seconds.
 
     Args:
-        size: at which all of its steps were made.
+        nodes: on which the workers ran.
+        split: of the global batches of all of its steps.
         steps: of all ranks.
         samples: of all ranks.
         step_time_s: wall time, without waits for the first batch of a pass.
-        data_wait_s: waiting for the rank's own samples, without those either.
-        compute_s: computing, the optimizer included.
+        data_wait_s: time spent waiting for the rank's own samples, without first batches of a pass.
+        compute_s: time spent computing, with the optimizer.
         sync_s: synchronisation that computing did not hide.
-        busy_ceiling_samples_per_s: cores over busy core-seconds per sample: what preprocessing could deliver at best; None
-            where it is not known yet, or not all of these cores preprocessed.
+        busy_ceiling_samples_per_s: cores over busy core-seconds per sample, the best rate of preprocessing. None if it is
+            unknown, or if not all of these cores preprocessed.
     """
 
-    size: Size
+    nodes: int
+    split: BatchSplit
     steps: int
     samples: int
     step_time_s: float
@@ -63,19 +53,19 @@ class Interval:
 
     @property
     def samples_per_s(self) -> float:
-        """All ranks' samples over the time that a rank spent stepping."""
-        return self.samples * self.size.workers / self.step_time_s if self.step_time_s > 0 else 0.0
+        """All ranks' samples over one rank's stepping time."""
+        return self.samples * self.split.workers / self.step_time_s if self.step_time_s > 0 else 0.0
 
     @property
     def device_samples_per_s(self) -> float | None:
-        """What they would have trained had they never waited for data; None where no step was made."""
+        """What the workers would have trained without waiting for data; None if they made no step."""
         busy_s = self.compute_s + self.sync_s
-        return self.samples * self.size.workers / busy_s if self.steps and busy_s > 0 else None
+        return self.samples * self.split.workers / busy_s if self.steps and busy_s > 0 else None
 
     @property
     def duration_s(self) -> float:
-        """How long it took, by the ranks' clocks."""
-        return self.step_time_s / self.size.workers
+        """The interval's length by the ranks' clocks."""
+        return self.step_time_s / self.split.workers
 
     @property
     def stall(self) -> float:
@@ -85,7 +75,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeen:
-    """Means of one micro-batch at one size: forward and backward, and the last one with its synchronisation, in seconds."""
+    """Mean seconds of one micro-batch at one size: of any (forward and backward), and of the last one with its synchronisation."""
 
     compute_s: float
     last_s: float
@@ -94,8 +84,8 @@ class StepSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class Recent:
-    """The last seconds with the same cores, older ones with less weight: how long they were, how much of them was waited for
-    data, and how much of them the input would have taken at its busy ceiling; in seconds."""
+    """The recent seconds with the same cores, older ones with less weight: how many there were, how many of them the workers waited
+    for data, and how many the input would have taken at its busy ceiling."""
 
     cores: float
     duration_s: float
@@ -103,7 +93,7 @@ class Recent:
     at_ceiling_s: float
 
     def before(self, other: Recent) -> Recent:
-        """These and newer ones. What was with other cores does not count."""
+        """The recent seconds with a newer interval. Seconds with other cores do not count."""
         if self.cores != other.cores:
             return other
         kept = math.exp(-other.duration_s / SETTLED_S)
@@ -116,30 +106,30 @@ class Recent:
 
     @property
     def at_ceiling(self) -> float:
-        """What was trained, over what the input could deliver at its busy ceiling."""
+        """The trained samples over those that the input could deliver at its busy ceiling."""
         return min(self.at_ceiling_s / self.duration_s, 1.0)
 
     @property
     def input_bound(self) -> bool:
-        """Whether it was waited for data."""
+        """Whether the workers waited for data."""
         return self.waited_s >= INPUT_BOUND * self.duration_s
 
     @property
     def settled(self) -> bool:
-        """Whether it is long enough to be believed. (Decayed, ten intervals of a second weigh 6.6 s.)"""
+        """Whether it is long enough to be reliable. (Ten decayed intervals of a second weigh 6.6 s.)"""
         return self.duration_s >= (1 - math.exp(-1)) * SETTLED_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """All that was learned.
+    """Everything that the run has learned.
 
     Args:
         steps: by (nodes, workers, local batch size).
-        delivered: what the input delivered when it was the bottleneck, over its busy ceiling; 1 until it was seen.
+        delivered: the rate of the input as the bottleneck, over its busy ceiling; 1 until observed.
         ceiling_samples_per_s: the busy ceiling of the newest interval.
-        cores: that preprocessed meanwhile.
-        recent: what ``delivered`` is learned from.
+        cores: the cores that preprocessed in it.
+        recent: the source of ``delivered``.
     """
 
     steps: Mapping[tuple[int, int, int], StepSeen] = field(default_factory=dict)
@@ -149,8 +139,8 @@ class Seen:
     recent: Recent | None = None
 
     def with_interval(self, interval: Interval, cores: float) -> Seen:
-        """These and one more interval, during which ``cores`` preprocessed."""
-        if interval.steps < LEAST_STEPS * interval.size.workers or interval.samples <= 0:
+        """What the run knows after one more interval, in which ``cores`` preprocessed."""
+        if interval.steps < LEAST_STEPS * interval.split.workers or interval.samples <= 0:
             return self
         ceiling = interval.busy_ceiling_samples_per_s
         steps = self._steps_with(interval)
@@ -171,17 +161,17 @@ class Seen:
     def _delivered_with(self, recent: Recent, newest: Recent) -> float:
         if not recent.settled:
             return self.delivered
-        # What was waited for at a larger size, a moment ago, tells nothing of the input where it is not waited for now.
+        # Waiting at a larger size, a moment ago, says nothing about the input if nobody waits for it now.
         if (recent.input_bound and newest.input_bound) or recent.at_ceiling > self.delivered:
             return recent.at_ceiling
-        # Fed well it shows that the input delivers at least so much, and nothing of how much it could. A small share, of an input
-        # that mostly waits for storage, is as many times larger after a while as any other: added to, it would double within seconds.
+        # Well fed workers show that the input delivers at least this much, but not how much it could. A small share, of an input
+        # that mostly waits for storage, grows by the same factor over time as any other: by addition it would double within seconds.
         return math.pow(self.delivered, math.exp(-newest.duration_s / FORGOTTEN_S))
 
     def _steps_with(self, interval: Interval) -> dict[tuple[int, int, int], StepSeen]:
-        size = interval.size
-        key = (size.nodes, size.workers, size.local_batch_size)
-        compute = interval.compute_s / interval.steps / (size.accum_steps + 1)
+        split = interval.split
+        key = (interval.nodes, split.workers, split.local_batch_size)
+        compute = interval.compute_s / interval.steps / (split.accum_steps + 1)
         last = compute + interval.sync_s / interval.steps
         known = dict(self.steps)
         old = known.pop(key, StepSeen(compute_s=0.0, last_s=0.0, weight=0.0))
@@ -193,12 +183,12 @@ class Seen:
             weight=weight,
         )
         while len(known) > MOST_SIZES:
-            del known[next(iter(known))]  # the one not seen for the longest time
+            del known[next(iter(known))]  # the size not seen for the longest time
         return known
 
     @property
     def fit(self) -> StepTimeFit | None:
-        """The step time of every size, from those seen; None before any was."""
+        """The step time as a function of the size, fitted to the sizes seen; None before the first."""
         if not self.steps:
             return None
         keys, values = zip(*self.steps.items(), strict=True)
@@ -206,12 +196,12 @@ class Seen:
         return fit_step_time(nodes, workers, sizes, [v.compute_s for v in values], [v.last_s for v in values])
 
     def input_samples_per_s(self, cores: float) -> float:
-        """What ``cores`` cores like those seen deliver; infinite where nothing is known of them."""
+        """The rate of ``cores`` cores like those seen; infinite while nothing is known of them."""
         if self.ceiling_samples_per_s is None or self.cores <= 0:
             return math.inf
         delivered, recent = self.delivered, self.recent
         if recent is not None and recent.input_bound and not recent.settled:
-            delivered = min(delivered, recent.at_ceiling)  # until it is known for sure, nothing is built on more
+            delivered = min(delivered, recent.at_ceiling)  # nothing relies on more until it is certain
         return delivered * self.ceiling_samples_per_s * cores / self.cores
 
     def to_state(self) -> dict[str, Any]:
@@ -221,7 +211,7 @@ class Seen:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Seen:
-        """The inverse of :meth:`to_state`. What the input did is another thing after a restart."""
+        """The inverse of :meth:`to_state`, without the input's rate, which a restart may change."""
         steps = {
             (int(n), int(k), int(m)): StepSeen(compute_s=float(c), last_s=float(last), weight=float(w))
             for n, k, m, c, last, w in state["steps"]

@@ -1,4 +1,4 @@
-"""Learning-rate rules: by how much a larger batch may step further.
+"""Learning-rate rules: the factor by which a larger batch may raise the learning rate.
 
 Sources: AdaScale: Johnson et al., ICML 2020; its square root for the Adam family: Qiao et al., "Pollux", OSDI'21; linear:
 Goyal et al., "Accurate, Large Minibatch SGD", 2017; square root: Krizhevsky, "One weird trick", 2014; LEGW: You et al.,
@@ -19,14 +19,14 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 def learning_rate_factor(
     rule: Rule, *, scale: float, gain: float, passes: float = 0.0, warmup_epochs: float = 0.0
 ) -> float:
-    """What the script's learning rate is multiplied by.
+    """The factor for the script's learning rate.
 
     Args:
         rule: which.
         scale: ``k = M/M0``, the global batch over the initial one.
         gain: AdaScale's gain at that batch, in [1, k].
-        passes: how many times the data was gone through so far (LEGW).
-        warmup_epochs: LEGW's, at the initial batch; k times as many at batch M.
+        passes: passes over the data so far (LEGW).
+        warmup_epochs: LEGW's warm-up at the initial batch; it is k times as long at batch M.
 
     Raises ConfigError for an unknown rule.
     """

@@ -1,7 +1,7 @@
 """The checks of ``offload doctor``: each looks at one thing and says what to do about it.
 
-Facts about the machine come in as arguments, so that a check can be tried with any machine's figures. Where it stops:
-what may hang or crash (importing torch, calling a cluster) is the caller's, in ``offload.cli.doctor``.
+Facts about the machine come in as arguments, so that tests can use any machine's figures. Where it stops: the caller,
+``offload.cli.doctor``, does what may hang or crash (importing torch, calling a cluster).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AUTH_REMEDY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing looked at: ``warn`` means a slow or unsafe run, ``fail`` none; ``remedy`` says what to do."""
+    """The result of one check: ``warn`` means a slow or unsafe run, ``fail`` no run; ``remedy`` says what to do."""
 
     name: str
     status: Status
@@ -39,7 +39,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """What a child process found out by importing torch; ``error`` is why it could not, ``warnings`` CUDA's words."""
+    """What a child process learned by importing torch; ``error``: why it could not; ``warnings``: CUDA's messages."""
 
     torch: str | None = None
     torchvision: str | None = None
@@ -89,7 +89,7 @@ def check_auth(env: Mapping[str, str], home: Path, address: str | None) -> Check
         return Check(name="ray-auth", status=status, found=found, remedy=remedy)
 
     if mode is None:
-        if address is None:  # the processes of a local Ray inherit what the first of them decided
+        if address is None:  # the processes of a local Ray inherit the decision of the first
             return result("ok")
         has = f"a token ({token}) switches token mode on here" if token else "no token is set here"
         return result("warn", f"{has}, and a cluster in another mode refuses or hangs; {_AUTH_REMEDY}")
@@ -233,9 +233,9 @@ def check_cores(affinity: int, quota: float | None, count: int) -> Check:
 
 
 def resolve_address(address: str | None, env: Mapping[str, str], temp_dir: Path) -> str | None:
-    """What ``address`` stands for: ``auto`` and None read RAY_ADDRESS, ``auto`` then the file of ``ray start``.
+    """The address that ``address`` stands for: ``auto`` and None read RAY_ADDRESS, ``auto`` then the file of ``ray start``.
 
-    None means that a local Ray is started; ``auto`` comes back as it is where there is nothing to find.
+    None means a local Ray; ``auto`` stays if there is nothing to find.
     """
     if address in (None, "", "auto"):
         named = env.get("RAY_ADDRESS")
@@ -258,7 +258,7 @@ def check_cluster(
     """Whether the cluster at a resolved ``address`` can be reached and runs a task.
 
     ``connect`` (host, port) gives None or why not; ``call`` (address) gives the cluster's figures or why not. The port
-    is probed before anything from Ray is called, since Ray waits for a missing head without an end.
+    is probed before any call to Ray, since Ray waits forever for a missing head.
     """
 
     def fail(found: str, remedy: str) -> Check:
@@ -305,7 +305,7 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def check_packages(version: Callable[[str], str | None]) -> list[Check]:
-    """What offload can do without, and what then is slower or missing."""
+    """Optional packages, and what is slower or missing without them."""
     wanted = {
         "simplejpeg": ("JPEGs are decoded by Pillow, at about 0.6 of the speed", "pip install simplejpeg"),
         "scikit-learn": ("offload demo cannot make its data set", "pip install 'offload[demo]'"),

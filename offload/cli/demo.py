@@ -21,7 +21,7 @@ BATCH_SIZE = 32
 
 
 def build_demo(data: Path, *, images: int, epochs: int) -> offload.Trainer:
-    """Make the data set, unless it is there, and the Trainer for it. Raises ConfigError where it cannot be written."""
+    """Make the data set, unless it exists, and the Trainer for it. Raises ConfigError if the data set cannot be written."""
     epochs = check_count("--epochs", epochs, least=1, sane="such as 5")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -62,7 +62,7 @@ def training_transform() -> Any:
 
 
 def validation_transform() -> Any:
-    """The same, without anything random."""
+    """The same without randomness."""
     from torchvision.transforms import v2
 
     return v2.Compose(

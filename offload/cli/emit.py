@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from offload.cli.given import given
+from offload.cli.parameters import said_on_the_command_line
 from offload.errors import ConfigError
 from offload.files import read_text
 from offload.model.catalog import Catalog
-from offload.model.plans import Spot
+from offload.model.plans import Plan, Spot
 
 KINDS = ("ray-aws", "kuberay", "hosts")
 NEEDS = {
@@ -51,7 +51,7 @@ def emit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Emission:
-    """What is to be printed, and the options of it. ``spot``: what was said beside the plan; None: as it says itself."""
+    """The cluster file that the user wants, and its options. ``spot``: replaces what the plan says; None: as the plan says."""
 
     kind: str
     cluster: str
@@ -62,11 +62,11 @@ class Emission:
     hosts: tuple[str, ...] | None
     spot: Spot | None
 
-    def of(self, plan: Any, catalog: Catalog, source: str) -> str:
-        """The file for a plan. Raises ConfigError for what is no plan, or one that this kind of cluster cannot be made for."""
-        from launchers.ray.cluster_files import aws, hosts, kuberay
-        from launchers.ray.cluster_files.planned import planned
-        from launchers.ray.cluster_files.software import installed
+    def of(self, plan: Plan, catalog: Catalog, source: str) -> str:
+        """The file for a plan, called ``source``. Raises ConfigError for one that this kind of cluster cannot be made for."""
+        from offload.launch.ray.cluster_files import aws, hosts, kuberay
+        from offload.launch.ray.cluster_files.planned import planned
+        from offload.launch.ray.cluster_files.software import installed
 
         found, software = planned(plan, catalog, source, self.spot), installed()
         match self.kind:
@@ -97,16 +97,14 @@ def emission(
 
     Raises ConfigError for options that contradict each other or are of the wrong form, and a hosts file that cannot be read.
     """
-    for param in given(ctx):
+    for param in said_on_the_command_line(ctx):
         kinds = NEEDS.get(str(param.name))
         if kinds is not None and kind not in kinds:
-            raise ConfigError(f"{param.opts[0]} is for --emit {' and '.join(kinds)}: leave it away, or add that.")
+            raise ConfigError(f"{param.opts[0]} is for --emit {' and '.join(kinds)}: drop it, or add that.")
     if kind is None:
         return None
     if ctx.params["as_json"]:
-        raise ConfigError(
-            "--emit and --json both print on stdout: write the plan with -o plan.json, and leave --json away."
-        )
+        raise ConfigError("--emit and --json both print on stdout: write the plan with -o plan.json, and drop --json.")
     if not _NAME.fullmatch(cluster):
         raise ConfigError(
             f"--cluster-name is at most 40 lower-case letters, digits and dashes, with a letter first, found {cluster!r}."
@@ -128,6 +126,6 @@ def emission(
 
 
 def _hosts(path: Path) -> tuple[str, ...]:
-    from launchers.ray.cluster_files.hosts import parse_hosts
+    from offload.launch.ray.cluster_files.hosts import parse_hosts
 
     return parse_hosts(read_text(path, "the hosts file"), str(path))

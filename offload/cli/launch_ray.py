@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import getpass
 import re
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from offload.cli.given import given
 from offload.cli.output import Emit, stdout_for_json
+from offload.cli.parameters import said_on_the_command_line
 from offload.errors import ConfigError, RunError
 from offload.interrupts import INTERRUPTED
 from offload.report.job_text import format_ray_job, format_ray_request
 
 if TYPE_CHECKING:
-    from launchers.ray.client import Cluster
-    from launchers.ray.job import Job
+    from offload.launch.ray.client import Cluster
+    from offload.launch.ray.job import Job
 
 FILE = click.Path(path_type=Path)
 OF_A_JOB = {"status_of": ("address", "as_json"), "stop_job": ("address", "as_json", "no_wait")}
@@ -34,7 +34,7 @@ OF_A_JOB = {"status_of": ("address", "as_json"), "stop_job": ("address", "as_jso
 )  # fmt: skip
 @click.option("--working-dir", type=FILE, help="The folder that travels (default: the script's).")
 @click.option("--name", help="Of the run, and of the job with the time behind it (default: the script's).")
-@click.option("--max-workers", type=int, metavar="N", help="At most so many workers, whatever the script says.")
+@click.option("--max-workers", type=int, metavar="N", help="The most workers, whatever the script says.")
 @click.option("--cpus-per-worker", type=float, metavar="N", help="CPUs that each worker reserves.")
 @click.option("--gpus-per-worker", type=float, metavar="N", help="GPUs that each worker reserves.")
 @click.option("--requirements", type=FILE, help="pip requirements, installed on the nodes for this job.")
@@ -91,7 +91,7 @@ def ray(
 
 def _check_together(ctx: click.Context) -> None:
     """Raise ConfigError for more than one of SCRIPT, --status and --stop, and for what has no effect beside the latter two."""
-    said = {str(param.name): param for param in given(ctx)}
+    said = {str(param.name): param for param in said_on_the_command_line(ctx)}
     for name, goes_with in OF_A_JOB.items():
         if name not in said:
             continue
@@ -109,72 +109,52 @@ def _check_together(ctx: click.Context) -> None:
 def _launch(
     script: Path, args: tuple[str, ...], address: str | None, no_wait: bool, dry_run: bool, asked: dict[str, Any], emit: Emit
 ) -> None:  # fmt: skip
-    from launchers.asked import check_script
-    from launchers.ray.bundle import pack
-    from launchers.ray.client import Unreachable
-    from launchers.ray.job import job_id
+    from offload.launch.arguments import check_script
+    from offload.launch.launcher import launch
+    from offload.launch.ray.bundle import pack
+    from offload.launch.ray.launcher import RayLauncher, Submission
 
     check_script(script)
     bundle = pack(script, asked.pop("working_dir"))
     if bundle.links_left:
         _say(f"links out of the folder, or to folders, do not travel: {', '.join(map(ascii, bundle.links_left))}")
     job = _job(bundle.script, args, **asked)
-    identity = job_id(job.name, datetime.now(UTC))
+    ready = Submission.of(job, bundle)
     if dry_run:
-        request = job.request(identity, "working_dir.zip")
+        request = ready.render()
         emit(request, format_ray_request(request, bundle_bytes=len(bundle.archive)))
         return
-    cluster = _cluster(address)
-    for other in cluster.running_in(job.run_dir_there):
-        raise ConfigError(
-            f"the job {other} runs in {job.run_dir_there} already: stop it first (--stop {other}), or choose another --name."
-        )
-    how = f"offload launch ray --address {cluster.url}"
-    then = f"`{how} --status {identity}` shows it, `{how} --stop {identity}` stops it."
-    started = False
+    launcher = RayLauncher(_cluster(address))
     try:
-        cluster.submit(job, identity, bundle.archive)
-        started = True
-        _say(f"started {identity} at {cluster.url}; its run directory is {job.run_dir_there} on the cluster's head")
-        document = _seen(cluster, identity, no_wait)
+        document = launch(launcher, [ready], wait=not no_wait, show=partial(click.echo, nl=False), say=_say)
     except KeyboardInterrupt:
-        _say(f"{identity} {'goes on' if started else 'may have been started'}: {then}")
         raise click.exceptions.Exit(INTERRUPTED) from None
-    except (Unreachable, RunError) as error:  # the cluster may have taken what it did not answer to
-        raise RunError(f"{error} {identity} {'was' if started else 'may have been'} started: {then}") from None
     emit(document, format_ray_job(document))
-    if not no_wait and document["exit_code"]:
-        raise click.exceptions.Exit(document["exit_code"])
-
-
-def _seen(cluster: Cluster, job_id: str, no_wait: bool) -> dict[str, Any]:
-    from launchers.ray import watch
-
-    if no_wait:
-        return watch.state(cluster, cluster.describe(job_id))
-    return watch.follow(cluster, job_id, lambda text: click.echo(text, nl=False), _say)
+    if not no_wait and (code := launcher.exit_code(document)):
+        raise click.exceptions.Exit(code)
 
 
 def _look_at(cluster: Cluster, status_of: str | None, stop_job: str | None, no_wait: bool, emit: Emit) -> None:
-    from launchers.ray import watch
+    from offload.launch.ray.launcher import RayLauncher
 
+    launcher = RayLauncher(cluster)
     if stop_job is None:
-        document = watch.state(cluster, cluster.describe(str(status_of)))
+        document = launcher.state(str(status_of))
     else:
         try:
-            document = watch.stop(cluster, stop_job, _say, wait=not no_wait)
+            document = launcher.stop(stop_job, _say, wait=not no_wait)
         except KeyboardInterrupt:
             how = f"offload launch ray --address {cluster.url} --status {stop_job}"
             _say(f"{stop_job} is being stopped, if it was asked to: `{how}` shows it.")
             raise click.exceptions.Exit(INTERRUPTED) from None
     emit(document, format_ray_job(document))
-    if stop_job is not None and not no_wait and document["exit_code"] is None:
+    if stop_job is not None and not no_wait and launcher.exit_code(document) is None:
         _say(f"{stop_job} still runs, longer than it was given to stop: look at it with --status, and at its log.")
         raise click.exceptions.Exit(RunError.exit_code)
 
 
 def _cluster(address: str | None) -> Cluster:
-    from launchers.ray.client import Cluster, check_installed
+    from offload.launch.ray.client import Cluster, check_installed
 
     if address is None:
         raise ConfigError(
@@ -197,9 +177,9 @@ def _job(
     gpus_per_worker: float | None,
     **same: Any,
 ) -> Job:
-    from launchers.asked import pairs_of
-    from launchers.ray.bundle import read_requirements
-    from launchers.ray.job import Job, run_name
+    from offload.launch.arguments import pairs_of
+    from offload.launch.ray.bundle import read_requirements
+    from offload.launch.ray.job import Job, run_name
     from offload.train.config import WorkerOverrides
 
     return Job(
@@ -217,7 +197,7 @@ def _job(
 
 
 def _user() -> str:
-    from launchers.ray.job import run_name
+    from offload.launch.ray.job import run_name
 
     try:
         return run_name(getpass.getuser(), "user")

@@ -18,9 +18,11 @@ from offload.prices import load_catalog
 from offload.report.job_text import format_job, format_request
 
 if TYPE_CHECKING:
-    from launchers.sagemaker.groups import Groups
-    from launchers.sagemaker.launch import Prepared
-    from launchers.sagemaker.order import Order
+    from offload.launch.sagemaker.groups import Groups
+    from offload.launch.sagemaker.job_template import JobTemplate
+    from offload.launch.sagemaker.launch import Prepared
+    from offload.launch.sagemaker.service import Service
+    from offload.model import Catalog
 
 FALLBACK_REGION = "us-east-1"  # for --dry-run alone
 FILE = click.Path(path_type=Path)
@@ -166,60 +168,62 @@ def sagemaker(
     """  # fmt: skip
     with stdout_for_json(as_json) as emit:
         _check_installed()
-        from launchers.sagemaker import bundle, watch
-        from launchers.sagemaker.service import Service
+        from offload.launch.requirements import requirements as needed
+        from offload.launch.sagemaker.service import Service
 
         if requirements:
-            pinned = bundle.requirements()
+            pinned = needed()
             emit({"requirements": pinned}, "\n".join(pinned))
             return
         catalog = load_catalog(catalog_path)
         if status_of or stop_job:
-            service = Service(region)
-            if stop_job:
-                watch.stop(service, stop_job)
-            document = watch.state(watch.describe(service, str(stop_job or status_of)), catalog)
-            emit(document, format_job(document))
+            _look_at(Service(region), catalog, status_of, stop_job, wait, emit)
             return
         if script is None:
             raise ConfigError("SCRIPT is missing: a Python file that defines build() -> offload.Trainer.")
         region = Service(region).region if region else _region(asked["image_uri"], dry_run)
-        order, choices, name = _ordered(script, args, region, plan_path=plan_path, **asked)
-        _launch(order, choices, name, script, plan_path, catalog, submitter, wait, dry_run, emit)
+        template, choices, name = _asked_for(script, args, region, plan_path=plan_path, **asked)
+        _launch(template, choices, name, script, plan_path, catalog, submitter, wait, dry_run, emit)
+
+
+def _look_at(
+    service: Service, catalog: Catalog, status_of: str | None, stop_job: str | None, wait: bool, emit: Emit
+) -> None:
+    from offload.launch.sagemaker.launch import SageMakerLauncher
+
+    launcher = SageMakerLauncher(service, catalog, "boto3")
+    document = launcher.stop(stop_job, _say, wait=wait) if stop_job else launcher.state(str(status_of))
+    emit(document, format_job(document))
 
 
 def _launch(
-    order: Order, choices: tuple[Groups, ...], name: str, script: Path, plan_path: Path | None, catalog: Any, submitter: Any,
-    wait: bool, dry_run: bool, emit: Emit,
+    template: JobTemplate, choices: tuple[Groups, ...], name: str, script: Path, plan_path: Path | None, catalog: Catalog,
+    submitter: Any, wait: bool, dry_run: bool, emit: Emit,
 ) -> None:  # fmt: skip
-    from launchers.sagemaker.bundle import REQUIREMENTS
-    from launchers.sagemaker.launch import launch as start
-    from launchers.sagemaker.launch import prepare
-    from launchers.sagemaker.service import Service
-    from launchers.sagemaker.submit import starter
+    from offload.launch.launcher import launch
+    from offload.launch.sagemaker.bundle import REQUIREMENTS
+    from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
+    from offload.launch.sagemaker.service import Service
+    from offload.launch.sagemaker.submit import starter
 
     if (script.parent / REQUIREMENTS).is_file():
         _say(f"checking whether {REQUIREMENTS} can be installed beside offload")  # takes some seconds
-    prepared = prepare(order, name, choices, script, catalog, plan_path)
+    prepared = prepare(template, name, choices, script, catalog, plan_path)
     for note in prepared.notes:
         _say(note)
     if dry_run:
         if submitter == "estimator":
             starter(submitter)
-        _show_request(prepared, emit)
+        _show_request(prepared, catalog, emit)
         return
-    started: list[str] = []
+    launcher = SageMakerLauncher(Service(template.region), catalog, submitter)
     try:
-        document = start(prepared, Service(order.region), submitter, wait=wait, say=_say, started=started.append)
+        document = launch(launcher, prepared.jobs, wait=wait, show=_say, say=_say)
     except KeyboardInterrupt:
-        running = started[-1] if started else name
-        _say(
-            f"{running} {'goes on' if started else 'may have been started'}: --status {running} shows it, --stop {running} stops it."
-        )
         raise click.exceptions.Exit(INTERRUPTED) from None
     emit(document, format_job(document))
-    if wait and document["status"] != "Completed":
-        raise click.exceptions.Exit(1)
+    if wait and (code := launcher.exit_code(document)):
+        raise click.exceptions.Exit(code)
 
 
 def _say(text: str) -> None:
@@ -233,21 +237,19 @@ def _check_installed() -> None:
         raise ConfigError("launching on SageMaker needs boto3: pip install 'offload[sagemaker]'.") from None
 
 
-def _show_request(prepared: Prepared, emit: Emit) -> None:
-    from launchers.sagemaker.groups import usd_per_hour
+def _show_request(prepared: Prepared, catalog: Catalog, emit: Emit) -> None:
+    from offload.launch.sagemaker.groups import usd_per_hour
 
-    first = prepared.attempts[0]
-    job, bundle = first.job, prepared.bundle(first)
+    first = prepared.jobs[0]
     try:
-        hourly: float | None = usd_per_hour(job.groups, prepared.catalog)
+        hourly: float | None = usd_per_hour(first.job.groups, catalog)
     except ConfigError:
         hourly = None
-    request = job.request()
-    others = len(prepared.attempts) - 1
-    emit(request, format_request(request, usd_per_hour=hourly, bundle_bytes=len(bundle), others=others))
+    request, others = first.render(), len(prepared.jobs) - 1
+    emit(request, format_request(request, usd_per_hour=hourly, bundle_bytes=len(first.bundle()), others=others))
 
 
-def _ordered(
+def _asked_for(
     script: Path,
     args: tuple[str, ...],
     region: str,
@@ -269,16 +271,18 @@ def _ordered(
     tags: tuple[str, ...],
     checkpoints: str | None,
     **same: Any,
-) -> tuple[Order, tuple[Groups, ...], str]:
-    from launchers.asked import pairs_of
-    from launchers.sagemaker.groups import groups_of, groups_of_plan
-    from launchers.sagemaker.images import image_for
-    from launchers.sagemaker.order import Order, channel_of, job_name
+) -> tuple[JobTemplate, tuple[Groups, ...], str]:
+    from offload.launch.arguments import pairs_of
+    from offload.launch.sagemaker.groups import groups_of, groups_of_plan
+    from offload.launch.sagemaker.images import image_for
+    from offload.launch.sagemaker.job_template import JobTemplate, channel_of, job_name
+    from offload.model.plans import Plan
 
     if bool(gpu or cpus) == bool(plan_path):
         raise ConfigError("say which instances: either --gpu TYPE:COUNT (and --cpu TYPE:COUNT), or --plan plan.json.")
     if plan_path is not None:
-        choices = groups_of_plan(read_json(plan_path, "the plan", "Make it with offload plan -o."), str(plan_path))
+        plan = Plan.from_document(read_json(plan_path, "the plan", "Make it with offload plan -o."), str(plan_path))
+        choices = groups_of_plan(plan, str(plan_path))
     elif gpu:
         choices = (groups_of(gpu, cpus),)
     else:
@@ -295,7 +299,7 @@ def _ordered(
         raise ConfigError("say which image: either --image-uri URI, or --framework-version 2.8 for AWS's own.")
     if input_mode != "File" and not inputs:
         raise ConfigError(f"--input-mode {input_mode} says how --input is read, and there is no --input.")
-    order = Order(
+    template = JobTemplate(
         script=script.name,
         args=args,
         role=role,
@@ -311,11 +315,11 @@ def _ordered(
         hosts_deadline_s=hosts_deadline,
         **same,
     )
-    return order, choices, name or job_name(script, datetime.now(UTC))
+    return template, choices, name or job_name(script, datetime.now(UTC))
 
 
 def _region(image_uri: str | None, dry_run: bool) -> str:
-    from launchers.sagemaker.service import Service
+    from offload.launch.sagemaker.service import Service
 
     try:
         return Service().region

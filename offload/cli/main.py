@@ -15,6 +15,7 @@ import click
 
 import offload
 from offload.cli.output import stdout_for_json
+from offload.cli.parameters import options_of
 from offload.cli.script import build_trainer, check_script
 from offload.errors import OffloadError
 from offload.interrupts import INTERRUPTED, SAID, Interrupts, LastResort, install
@@ -53,7 +54,8 @@ class OffloadGroup(click.Group):
         try:
             return super().invoke(ctx)
         except OffloadError as error:
-            click.echo(f"offload: {error}", err=True)
+            options = options_of(self.get_command(ctx, ctx.invoked_subcommand or ""))
+            click.echo(f"offload: {error.naming(options)}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo(SAID if ctx.invoked_subcommand in ("run", "demo") else "offload: interrupted.", err=True)
@@ -109,7 +111,7 @@ def _run_options(command: Any) -> Any:
 @main.command(context_settings={"ignore_unknown_options": False})
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--max-workers", type=int, metavar="N", help="At most so many workers, whatever the script says.")
+@click.option("--max-workers", type=int, metavar="N", help="The most workers, whatever the script says.")
 @click.option("--cpus-per-worker", type=float, metavar="N", help="CPUs that each worker reserves.")
 @click.option("--gpus-per-worker", type=float, metavar="N", help="GPUs that each worker reserves.")
 @_run_options
@@ -135,7 +137,7 @@ def run(
     An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once. SIGTERM and
     SIGHUP do the same. Exit codes: 0 success, 130 interrupted, 2 found before the first step, 1 failed later.
     """
-    from offload.train.cluster import check_address
+    from offload.train.cluster.connection import check_address
     from offload.train.config import WorkerOverrides
 
     numbers = {"max_workers": max_workers, "cpus_per_worker": cpus_per_worker, "gpus_per_worker": gpus_per_worker}
@@ -175,7 +177,7 @@ def demo(
     Makes the data set (once), trains, prints the summary and writes the run directory with a report.
     """
     from offload.cli.demo import build_demo
-    from offload.train.cluster import check_address
+    from offload.train.cluster.connection import check_address
 
     with stdout_for_json(as_json) as emit:
         address = check_address(address)

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from offload.cli.parameters import options_of
 from offload.errors import OffloadError
 from offload.report.run_dir import to_json
 
@@ -33,7 +34,8 @@ def stdout_for_json(as_json: bool) -> Iterator[Emit]:
     try:
         yield emit
     except OffloadError as error:
-        emit({"schema": "offload.error/1", "error": str(error), "exit_code": error.exit_code}, str(error))
+        text = error.naming(options_of(click.get_current_context().command))
+        emit({"schema": "offload.error/1", "error": text, "exit_code": error.exit_code}, text)
         raise
     finally:
         sys.stdout.flush()

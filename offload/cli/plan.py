@@ -8,14 +8,15 @@ from typing import Any
 
 import click
 
-from offload.cli import stale
+from offload.cli import profile_age
 from offload.cli.emit import EMIT_PARAMETERS, Emission, emission, emit_options
-from offload.cli.given import given
 from offload.cli.output import stdout_for_json
+from offload.cli.parameters import said_on_the_command_line
 from offload.errors import ConfigError
 from offload.files import read_json
 from offload.model.catalog import Catalog
 from offload.model.planner import plan as make_plan
+from offload.model.plans import Plan
 from offload.model.profile import Profile
 from offload.prices import load_catalog, refreshed
 from offload.report.plan_chart import draw_plan
@@ -152,7 +153,7 @@ def plan(
     with stdout_for_json(as_json) as emit:
         to_emit = emission(
             ctx, emit_kind, cluster=cluster_name, region=region, ami=ami, image=image, job=job, hosts_path=hosts_path,
-            spot=asked["spot"] if "spot" in (param.name for param in given(ctx)) else None,
+            spot=asked["spot"] if "spot" in (param.name for param in said_on_the_command_line(ctx)) else None,
         )  # fmt: skip
         if plan_path is not None:
             _emit_of_plan(ctx, plan_path, to_emit, load_catalog(catalog_path))
@@ -180,7 +181,9 @@ def plan(
         ).document()
         made["warnings"] += _stale(profile)
         text = to_json(made, indent=2)
-        cluster_file = None if to_emit is None else to_emit.of(made, catalog, "the plan")
+        cluster_file = (
+            None if to_emit is None else to_emit.of(Plan.from_document(made, "the plan"), catalog, "the plan")
+        )
         if output is not None:
             _write(output, lambda: output.write_text(text + "\n", encoding="utf-8"))
         if chart is not None:
@@ -195,20 +198,20 @@ def plan(
 def _emit_of_plan(ctx: click.Context, path: Path, to_emit: Emission | None, catalog: Catalog) -> None:
     if to_emit is None:
         raise ConfigError(f"--plan {path} is there for --emit: add --emit ray-aws, kuberay or hosts.")
-    for param in given(ctx):
+    for param in said_on_the_command_line(ctx):
         if param.name == "spot" and to_emit.kind == "hosts":
             raise ConfigError("--spot is for --emit ray-aws and kuberay: hosts of your own are what they are.")
         if param.name not in OF_A_MADE_PLAN:
             raise ConfigError(
                 f"--plan {path} is a plan already, and {param.opts[-1]} is for making one: leave one of the two away."
             )
-    made = read_json(path, "the plan", "Make it with offload plan -o.")
-    click.echo(to_emit.of(made, catalog, str(path)), nl=False)
+    plan = Plan.from_document(read_json(path, "the plan", "Make it with offload plan -o."), str(path))
+    click.echo(to_emit.of(plan, catalog, str(path)), nl=False)
 
 
 def _stale(profile: Profile) -> list[str]:
     script = Path(profile.workload) if profile.workload else None
-    said = stale.changes(profile.measured, stale.facts(script), workload=profile.workload)
+    said = profile_age.changes(profile.measured, profile_age.facts(script), workload=profile.workload)
     return [f"the profile may be stale: {'; '.join(said)}. offload probe measures anew."] if said else []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from offload.cli import stale
+from offload.cli import profile_age
 from offload.cli.output import stdout_for_json
 from offload.cli.script import build_trainer
 from offload.errors import ConfigError
@@ -59,7 +59,7 @@ def probe(
     probe and writes nothing.
     """
     from offload.probe.driver import probe as measure
-    from offload.train.cluster import check_address
+    from offload.train.cluster.connection import check_address
 
     with stdout_for_json(as_json) as emit:
         check_number("--core-speed", core_speed, least=1e-4, most=1e4, sane="1 is an ml.c5 vCPU")
@@ -84,7 +84,7 @@ def probe(
 
 def _measured(script: Path, core_speed: float) -> dict[str, Any]:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"at": now, "core_speed": core_speed, **stale.facts(script)}
+    return {"at": now, "core_speed": core_speed, **profile_age.facts(script)}
 
 
 def _write(path: Path, text: str) -> None:

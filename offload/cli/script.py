@@ -14,7 +14,7 @@ from offload.errors import ConfigError, OffloadError
 from offload.model.checks import shown
 
 if TYPE_CHECKING:
-    from offload.train.trainer import Trainer
+    from offload.train.driver.trainer import Trainer
 
 
 USAGE = 2  # the exit code by which argparse, click and others refuse arguments
@@ -55,7 +55,7 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
 
 
 def build_trainer(script: Path, args: tuple[str, ...], address: str | None = None) -> Trainer:
-    """What the script's ``build()`` makes. Raises ConfigError where that is no Trainer, or it cannot be called.
+    """What the script's ``build()`` makes. Raises ConfigError if that is no Trainer, or it cannot be called.
 
     ``address``: of the run's cluster. Without one, a script that uses Ray while it is built (``ray.data.range``, say) gets a Ray
     of its own too: by itself Ray would join any that it finds on this machine, or wait for one that refuses it.

@@ -1,4 +1,4 @@
-"""Faster ways to do what a stage does, where one is known and was measured on one core."""
+"""Faster equivalents of stages, as measured on one core."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ FASTER = {
 
 
 def faster_equivalent(stage: str) -> str | None:
-    """What would do the same work as ``stage`` (a class's or function's name) faster; None where nothing is known."""
+    """A faster way to do the work of ``stage`` (the name of a class or function); None if none is known."""
     return FASTER.get(stage)

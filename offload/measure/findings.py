@@ -1,4 +1,4 @@
-"""What a probe found: from measurements to profile.json, and to a verdict in plain words. Pure."""
+"""Turns a probe's measurements into profile.json and a verdict in plain words. Pure."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from offload.model.overlap import overlap_of_queue
 from offload.model.profile import SCHEMA
 
 LEAST_UNCERTAINTY = 0.01
-LEAST_VARIATION = 0.1  # a machine that others use varies at least so much from task to task
+LEAST_VARIATION = 0.1  # from task to task: a shared machine varies at least by this
 Z95 = 1.96
 BALANCED = 0.05  # stall below which the accelerator counts as fed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Everything that was measured, per sample and in seconds.
+    """All measurements of a probe, per sample and in seconds.
 
     Args:
         workload: the script.
-        buffered_blocks: that a worker fetches ahead.
+        buffered_blocks: the blocks that a worker fetches ahead.
         core_seconds: of each preprocessing task, per sample: busy CPU time with all cores busy.
         wire_bytes: shipped per sample.
-        raw_bytes: read from files per sample; 0 where it is not known.
-        ingest_samples_per_s: what the worker takes in.
+        raw_bytes: read from files per sample; 0 if unknown.
+        ingest_samples_per_s: the rate at which the worker takes batches in.
         stages: (name, share of the core-seconds, bytes that come out or None).
         steps: the local batch sizes measured, at the model's whole depth.
-        blocks: of the model's repeated blocks, where a smaller depth was measured; else 0.
-        nodes, workers: that took part in the steps with synchronisation; 1 and 1 where there was none.
+        blocks: the number of the model's repeated blocks if a smaller depth was measured, else 0.
+        nodes, workers: those of the steps with synchronisation; 1 and 1 without any.
         gradients, samples_each, noise_count: per group of ``noise_count`` gradients of ``samples_each`` samples, the mean of
             their squared norms and the squared norm of their mean.
         batch_size: the script's initial global batch.
         local_batch_size: of its workers.
-        device: the accelerator's name; ``cpu`` where there is none.
-        device_memory_bytes: of it, where known.
-        cores: that preprocess on this machine while the script trains.
-        host_cpus_per_worker: cores that a worker takes from preprocessing.
-        measured: what tells a stale profile.
+        device: the accelerator's name, or ``cpu``.
+        device_memory_bytes: its memory, if known.
+        cores: the cores that preprocess on this machine while the script trains.
+        host_cpus_per_worker: the cores that a worker takes from preprocessing.
+        measured: facts that reveal a stale profile.
     """
 
     workload: str
@@ -75,12 +75,12 @@ class Findings:
 
     @property
     def core_seconds_per_sample(self) -> float:
-        """The typical task's."""
+        """Core-seconds per sample of the typical task."""
         return float(np.median(self.core_seconds))
 
     @property
     def fit(self) -> StepTimeFit:
-        """The step time, from the sizes measured."""
+        """The step time, fitted to the measured sizes."""
         count = len(self.steps)
         alone = [each.step_s for each in self.steps]
         together = [each.synced_s or each.step_s for each in self.steps]
@@ -89,7 +89,7 @@ class Findings:
 
     @property
     def noise(self) -> GradientNoise | None:
-        """Gradient noise at the initial batch, or None where none could be told from the gradients."""
+        """Gradient noise at the initial batch, or None if the gradients do not reveal it."""
         if not self.gradients:
             return None
         mean_square, square_of_mean = np.mean(np.array(self.gradients, dtype=float), axis=0).tolist()
@@ -131,7 +131,7 @@ class Findings:
 def profile_document(found: Findings) -> dict[str, Any]:
     """profile.json, with the ceilings and the verdict beside what a plan reads.
 
-    Raises RunError where nothing was measured.
+    Raises RunError if nothing was measured.
     """
     if not found.core_seconds:
         raise RunError("no preprocessing task finished while the input was drained: is one sample minutes of work?")
@@ -187,7 +187,7 @@ def profile_document(found: Findings) -> dict[str, Any]:
 
 
 def verdict(found: Findings) -> list[str]:
-    """In plain words: both ceilings, what binds, what preprocessing is spent on, and what would help or not."""
+    """The verdict in plain words: both ceilings, the bottleneck, the costs of preprocessing, and what would help."""
     kind = "worker's CPU" if found.device == "cpu" else found.device
     w = found.core_seconds_per_sample
     cores = f"{found.cores} core{'s' if found.cores != 1 else ''}"
@@ -201,7 +201,7 @@ def verdict(found: Findings) -> list[str]:
         said.append(f"The input binds: a step will wait for data {found.stall:.0%} of its time.")
         if ingest < found.gpu_ceiling:
             said.append(
-                f"More cores lift it to {ingest:,.0f} samples/s at most: so much can the worker itself take in. Smaller "
+                f"More cores lift it to {ingest:,.0f} samples/s at most, which is what the worker itself can take in. Smaller "
                 "samples (uint8, a smaller size) would lift that."
             )
         else:
@@ -225,7 +225,7 @@ def _rate(value: float) -> str:
 
 
 def _caveats(found: Findings) -> list[str]:
-    """What was assumed, or measured on something smaller."""
+    """Assumptions, and measurements on something smaller."""
     said = []
     if found.device == "cpu":
         said.append(
@@ -252,8 +252,8 @@ def _caveats(found: Findings) -> list[str]:
 
 
 def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any) -> Findings:
-    """Findings from what the worker sent. ``reserved_cpus`` are the cores that a worker of the script reserves; what one
-    was seen to use beside preprocessing counts where that is more. Raises ConfigError where nothing was preprocessed."""
+    """Findings from the worker's measurements. ``reserved_cpus``: the cores that a worker of the script reserves; the measured use
+    beside preprocessing counts if it is higher. Raises ConfigError if nothing was preprocessed."""
     costs = [cost for cost in event["costs"] if cost[0] > 0]
     if not costs:
         raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")

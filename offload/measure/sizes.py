@@ -1,6 +1,6 @@
-"""Which local batch sizes a probe measures, in which order. Pure: what was measured in, the next size out.
+"""Chooses the next local batch size that a probe measures. Pure.
 
-Up from a small one by doubling, so that no step is ever much larger, in time or memory, than one that went well.
+Sizes double from a small one, so that no step is much larger, in time or memory, than one that went well.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ MEMORY_SHARE = 0.9  # of the device's memory that may be used
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Steps of one local batch size: seconds of the typical one, and the device's peak memory (0: not known). ``depth``:
-    how many of the model's repeated blocks took part (0: all). ``synced_s``: the same with the gradients of several workers
-    exchanged (0: not measured)."""
+    """Steps of one local batch size: seconds of the typical step, and the device's peak memory (0: unknown). ``depth``: how many of
+    the model's repeated blocks took part (0: all). ``synced_s``: seconds with gradients exchanged between workers (0: unmeasured)."""
 
     size: int
     step_s: float
@@ -38,11 +37,11 @@ def next_size(
     """The next local batch size to measure; None when enough is known.
 
     Args:
-        measured: so far.
-        wanted: what the script trains with. Without a memory to fill nothing larger is measured.
-        left_s: seconds that may still be spent.
-        memory_bytes: of the device; None where it is not to be filled (a CPU).
-        steps: that each size takes.
+        measured: the sizes measured so far.
+        wanted: the script's local batch size. On a CPU the probe measures nothing larger.
+        left_s: the seconds left.
+        memory_bytes: the device's memory; None on a CPU, whose memory the probe does not fill.
+        steps: the number of steps for each size.
     """
     if not measured:
         return 1 if memory_bytes is None else max(1, wanted // 8)
@@ -59,7 +58,7 @@ def next_size(
 
 
 def at_whole_depth(measured: Sequence[Measured], blocks: int) -> list[Measured]:
-    """What steps of the whole model with ``blocks`` blocks take, from those measured with one and with two of them."""
+    """Step times of the whole model with ``blocks`` blocks, from steps with one and with two of them."""
     whole = [each for each in measured if each.depth == 0]
     one, two = ({each.size: each.step_s for each in measured if each.depth == depth} for depth in (1, 2))
     for size in sorted(one.keys() & two.keys()):
@@ -78,7 +77,7 @@ def predicted_peak(measured: Sequence[Measured], size: float) -> float:
 
 
 def largest_that_fits(measured: Sequence[Measured], memory_bytes: float | None) -> int | None:
-    """The largest local batch whose peak stays within the device's memory; None where that is not known."""
+    """The largest local batch whose peak stays within the device's memory; None if that is not known."""
     if memory_bytes is None or not measured or not measured[-1].peak_bytes:
         return None
     usable, last = MEMORY_SHARE * memory_bytes, measured[-1]

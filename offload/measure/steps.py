@@ -21,7 +21,7 @@ from typing import Any
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """One optimizer step of one rank, in seconds of wall time, all its micro-batches included. ``pass_start_s``: the part of
-    ``data_wait_s`` that was waited for the first batch of a pass; ``useful``: what its samples were worth, in samples of initial
+    ``data_wait_s`` spent on the first batch of a pass; ``useful``: what its samples were worth, in samples of initial
     batches."""
 
     step_time_s: float
@@ -49,11 +49,11 @@ class Totals:
     useful: float = 0.0
 
     def plus(self, other: Totals) -> Totals:
-        """Both together."""
+        """The sum of both."""
         return Totals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def minus(self, other: Totals) -> Totals:
-        """What came since ``other``."""
+        """The difference to an earlier ``other``."""
         return Totals(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
 
     @property
@@ -62,7 +62,7 @@ class Totals:
         return self.data_wait_s / self.step_time_s if self.step_time_s > 0 else 0.0
 
     def add(self, step: StepTimes) -> Totals:
-        """These and one more step."""
+        """The sums with one more step."""
         return Totals(
             steps=self.steps + 1,
             samples=self.samples + step.samples,
@@ -129,7 +129,7 @@ class StepMeter:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew after a pause that is no part of a step: validation, a checkpoint, the seam between two passes."""
+        """Start again after a pause that belongs to no step: validation, a checkpoint, the seam between two passes."""
         self._began = self._now()
         self._wait_s = self._peer_s = self._first_s = 0.0
         self._samples = 0
@@ -139,7 +139,7 @@ class StepMeter:
         self._gradient_mark: Any = None
 
     def waited(self, own_s: float, peer_s: float, samples: int, *, first: bool = False) -> None:
-        """A local batch of ``samples`` came after these waits; ``first``: of a pass."""
+        """A local batch of ``samples`` samples came after these waits; ``first``: it is the first of a pass."""
         self._wait_s += own_s
         self._first_s += own_s if first else 0.0
         self._peer_s += peer_s
@@ -157,8 +157,8 @@ class StepMeter:
             self._sync.append((self._gradient_mark, self._clock.mark()))
 
     def stepped(self, efficiency: float = 1.0) -> None:
-        """The optimizer stepped: the step is complete. ``efficiency``: what a sample of it was worth, against one of an initial
-        batch."""
+        """The optimizer stepped, which completes the step. ``efficiency``: the worth of one of its samples relative to a sample of an
+        initial batch."""
         end = self._now()
         self._close_batch()
         waits = self._wait_s, self._peer_s, self._first_s
@@ -170,7 +170,7 @@ class StepMeter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time within belongs to no batch: a look for the next one while this one is under way."""
+        """Time inside belongs to no batch: the worker looks for the next batch while this one is under way."""
         self._close_batch()
         yield
         self._batch_mark = self._clock.mark()
@@ -185,7 +185,7 @@ class StepMeter:
             self._batch_mark = None
 
     def totals(self) -> Totals:
-        """Sums over all steps whose times are known by now."""
+        """Sums over all steps whose times are known so far."""
         while self._pending:
             step = self._pending[0]
             busy = [self._clock.elapsed(a, b) for a, b in step.busy]

@@ -1,4 +1,4 @@
-"""The joint model of accelerators and what feeds them, and the plan made with it. Pure: no clock, no I/O, no torch, no ray.
+"""The joint model of accelerators and their input, and the planner that uses it. Pure: no clock, no I/O, no torch, no ray.
 
 A map: :mod:`step_time` and :mod:`fit` (the accelerators), :mod:`noise` (what a larger batch is worth), :mod:`input_rate` and
 :mod:`catalog` (the input side of a shape), :mod:`goodput` (both together), :mod:`profile` (what a probe learned),

@@ -1,4 +1,4 @@
-"""A plan in words: why this shape, what else there is, and what not to rely on."""
+"""A plan in words: why this shape, which alternatives exist, and what not to rely on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What one can rent: node types, how many of which make a shape, and the catalog that holds them with their prices.
+"""Node types, shapes made of them, and the catalog with their prices.
 
-Where it stops: text in, values out. Reading files and asking for today's prices is the command line's.
+Where it stops: text in, values out. The command line reads files and asks for today's prices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from offload.errors import ConfigError
+from offload.errors import ConfigError, argument
 from offload.model.checks import check_count, check_number
 from offload.model.overlap import plain
 
@@ -41,7 +41,7 @@ class NodeType:
         vcpus: cores as the provider counts them.
         memory_gib: main memory.
         gpus: GPUs; 0 for a CPU node.
-        gpu_model: the GPU's name: ``NVIDIA A10G``; None where it is not known.
+        gpu_model: the GPU's name: ``NVIDIA A10G``; None if it is not known.
         gpu_speed: speed of one relative to the device that the profile was measured on; None: known only where that is
             the same model.
         network_gbps: gigabits per second, sustained unless ``burst``.
@@ -105,7 +105,7 @@ class NodeType:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """How many nodes of which types: the thing one pays for. Counts may be arrays, for many shapes at once.
+    """How many nodes of which types to rent. Counts may be arrays, for many shapes at once.
 
     Raises:
         ConfigError: for a count that is negative or not whole, or no GPU node.
@@ -174,7 +174,7 @@ class Catalog:
         return Catalog({name: _node_type(name, table, source) for name, table in tables.items()})
 
     def extended_by(self, other: Catalog) -> Catalog:
-        """Both, the other's types before these."""
+        """Both catalogs; where both have a type, the other's counts."""
         return Catalog({**self.nodes, **other.nodes})
 
     def with_prices(self, usd_per_hour: Mapping[str, float], *, region: str, source: str) -> Catalog:
@@ -192,12 +192,13 @@ class Catalog:
             near = difflib.get_close_matches(name, self.nodes, n=3, cutoff=0.5)
             hint = f"Nearest: {', '.join(near)}." if near else f"It holds {', '.join(sorted(self.nodes)[:5])}, …"
             raise ConfigError(
-                f"the catalog holds no instance type {name!r}. {hint} Add a type of your own with --catalog FILE."
+                f"the catalog holds no instance type {name!r}. {hint} Add a type of your own with "
+                f"{argument('catalog', 'FILE', python='offload.prices.load_catalog(FILE)')}."
             )
         return self.nodes[name]
 
     def gpu_type(self, name: str) -> NodeType:
-        """The type of that name, for workers. Raises ConfigError where it has no GPU."""
+        """The type of that name, for workers. Raises ConfigError if it has no GPU."""
         kind = self[name]
         if not kind.gpus:
             some = [n for n, k in self.nodes.items() if k.gpus][:3]
@@ -208,7 +209,7 @@ class Catalog:
         return kind
 
     def cpu_type(self, name: str) -> NodeType:
-        """The type of that name, for preprocessing alone. Raises ConfigError where it has GPUs that would idle."""
+        """The type of that name, for preprocessing alone. Raises ConfigError if it has GPUs that would idle."""
         kind = self[name]
         if kind.gpus:
             raise ConfigError(f"{name} has {kind.gpus} GPUs that would idle in preprocessing: give it as a GPU type.")

@@ -1,4 +1,4 @@
-"""Checks of what users give, with one wording: the parameter, the value found, and what to pass instead.
+"""Checks of users' values with one wording: the parameter, the value found, and what to pass instead.
 
 Each function returns the value in its plain Python type (``np.int64(64)`` becomes ``64``) or raises ConfigError.
 ``sane`` shows a good value.

@@ -1,7 +1,7 @@
 """Learn the step time's parameters from few measurements, and say how far its predictions can be trusted.
 
 Parameters are not identifiable from a handful of points (a long sync well hidden looks like a short one), predictions
-are: compare those. Where it stops: a measurement that waited for data, its own or a peer's, must not come in here; it
+are: compare those. Where it stops: leave out measurements in which a rank waited for data, its own or a peer's; it
 would be learned as computing or as synchronisation.
 """
 
@@ -77,8 +77,8 @@ def fit_step_time(
         last_micro_batch_time_s: seconds of the last micro-batch, with synchronisation.
 
     Errors are relative (a step of 10 ms counts as much as one of 10 s) and outliers are damped. What was never seen is
-    assumed to be favourable, so that it is tried: sync over several nodes costs little more than within one, a single
-    batch size costs half its time whatever its size.
+    assumed to be favourable, so that the run tries it: synchronisation over several nodes costs little more than within one, and
+    half the time of a single measured batch size is independent of the size.
 
     Raises:
         ConfigError: for arrays of different lengths, none at all, or entries that no step can have.

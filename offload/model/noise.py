@@ -76,7 +76,7 @@ def gradient_moments(
     mean_square_norm: float, square_norm_of_mean: float, count: int, samples_each: float, batch_size: float
 ) -> tuple[float, float]:
     """Unbiased ``(|G|², tr(Σ))`` from ``count`` gradients of ``samples_each`` samples each, at equal parameters. Either may
-    come out negative; so means are to be taken of these, not of what is cut at 0.
+    come out negative; so take means of these, not of values cut at 0.
 
     Args:
         mean_square_norm: mean of the gradients' squared norms.

@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from offload.errors import ConfigError
+from offload.errors import ConfigError, argument
 
 UNKNOWN_GPU = "of unknown kind"
-PROCESS_BYTES = 300 << 20  # of memory that a preprocessing process takes at least: Python with torch and torchvision
+PROCESS_BYTES = 300 << 20  # the least memory of a preprocessing process: Python with torch and torchvision
 MEMORY_SHARE = 0.8  # of a node's memory beside its object store that these processes may take
 
 
@@ -78,7 +78,7 @@ class Placement:
     @property
     def task_cpus(self) -> float:
         """``num_cpus`` of one preprocessing core: a little under 1 where a worker took a token share of its host's only
-        core. Raises ValueError where no node has a core free."""
+        core. Raises ValueError if no node has a core free."""
         shares = [free / _cores(free) for free in self.free_cpus if _cores(free) > 0]
         if not shares:
             raise ValueError("no node has a core free for preprocessing")
@@ -171,8 +171,8 @@ def place_workers(
 ) -> Placement:
     """The largest number of workers within ``workers`` = (least, most) that leaves ``cpu_floor`` cores to preprocess.
 
-    Raises ConfigError where even the least number asks for more GPUs or CPUs than exist, or leaves preprocessing
-    without a core: Ray would wait for that without an end and without a word.
+    Raises ConfigError if even the least number needs more GPUs or CPUs than exist, or leaves preprocessing without a core: Ray
+    would wait forever, silently.
     """
     least, most = workers
     for count in range(most, least - 1, -1):
@@ -189,9 +189,9 @@ def place_workers(
         fewer = f"ask for fewer workers (workers={fitting})" if fitting else "fewer workers would not fit either"
         raise ConfigError(
             f"{asked} ask{'s' if least == 1 else ''} for {_gpus(worker.gpus * least)} ({worker.gpus:g} each), but the "
-            f"cluster has {total_gpus:g} and cannot grow: {fewer}. Or add GPU nodes (a cluster with an autoscaler is asked for them with "
-            "adaptation=offload.Adaptation(autoscale_workers=True)), or train on CPUs with "
-            "scaling_config=ray.train.ScalingConfig(use_gpu=False), or --gpus-per-worker 0."
+            f"cluster has {total_gpus:g} and cannot grow: {fewer}. Or add GPU nodes (a run asks an autoscaler for them with "
+            "cluster=offload.Cluster(autoscale_workers=True)), or train on CPUs with "
+            f"{argument('gpus_per_worker', 0, python='scaling_config=ray.train.ScalingConfig(use_gpu=False)')}."
         )
     if _fill(nodes, worker, least) is None:
         others = "".join(f", {amount:g} {name}" for name, amount in worker.others.items() if amount)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from offload.errors import ConfigError
+from offload.errors import ConfigError, argument
 from offload.model.advice import explain, network_warnings, price_warnings, spot_warnings
 from offload.model.catalog import Catalog, NodeType, Shape
 from offload.model.checks import check_count, check_number
@@ -20,7 +20,7 @@ from offload.model.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workl
 from offload.model.step_time import StepTime
 
 MOST_LISTED = 10_000
-AS_FAST = 0.005  # a shape this little slower than the fastest is as fast: a last node that hardly helps is not bought
+AS_FAST = 0.005  # a shape this little slower than the fastest counts as equally fast, so that a plan buys no node that hardly helps
 WORTH_SAYING = 0.02  # an alternative must be cheaper by this much to be mentioned
 
 # What an interruption of a spot node costs. Restarting the workers took 12–28 s with Ray 2.60; a new node comes up and
@@ -51,7 +51,7 @@ def plan(
     """Evaluate every shape of the given types and ranges (both ends included), and recommend one.
 
     Args:
-        profile, catalog: what is to be run, and what can be rented.
+        profile, catalog: the workload, and the nodes that can be rented.
         gpu_types, gpu_nodes: types that hold the workers, and how many nodes.
         cpu_types, cpu_nodes: types that only preprocess, one of them in a shape, and how many nodes.
         batch_size: the global batch; the profile's by default.
@@ -65,7 +65,7 @@ def plan(
 
     Raises:
         ConfigError: for an unknown type (the nearest are named), an empty range, a GPU whose speed is not known, limits that
-            no shape meets (what the cheapest and the fastest take is said).
+            no shape meets (the message says what the cheapest and the fastest take).
     """
     _check_ranges(gpu_types, gpu_nodes, cpu_types, cpu_nodes)
     job = _Job(
@@ -113,7 +113,7 @@ def plan(
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What is asked for."""
+    """The user's request."""
 
     profile: Profile
     batch_range: tuple[int, int]
@@ -183,7 +183,8 @@ class _Job:
         gpu = host.gpu_model or "a GPU of unknown model"
         raise ConfigError(
             f"the profile's step was measured on {device}, and {host.name} has {gpu}: give its speed relative to {device} "
-            "(--gpu-speed 40: 40 times as fast) or its own step (--step ALPHA,BETA: seconds per micro-batch and per sample), or "
+            f"({argument('gpu_speed', 40)}: 40 times as fast) or its own step "
+            f"({argument('step', 'ALPHA,BETA', python='step=(ALPHA, BETA)')}: seconds per micro-batch and per sample), or "
             "probe there."
         )
 
@@ -206,7 +207,7 @@ class _Table:
         return np.asarray(self.rows.gpu_nodes * host.usd_per_hour + self.rows.cpu_nodes * prices[self.rows.cpu_type])
 
     def goodput(self) -> Floats:
-        """With what interruptions of the GPU nodes cost: a restart of all workers, and a node missing for a while."""
+        """Goodput less the cost of interruptions of the GPU nodes: a restart of all workers, and a missing node for a while."""
         if self.job.spot != "all":
             return self.rows.goodput
         lost_s = self.rows.gpu_nodes * RESTART_S + REPLACEMENT_S
@@ -331,7 +332,7 @@ class _Table:
 
 
 def _choose(job: _Job, tables: Sequence[_Table]) -> tuple[_Table, int]:
-    """The best table and its row. Raises ConfigError where no shape meets the limits."""
+    """The best table and its row. Raises ConfigError if no shape meets the limits."""
     scores = [table.score() for table in tables]
     least = min(float(np.min(score)) for score in scores)
     if not math.isfinite(least):
@@ -339,7 +340,7 @@ def _choose(job: _Job, tables: Sequence[_Table]) -> tuple[_Table, int]:
     if job.objective == "cost":
         at = next(i for i, score in enumerate(scores) if float(np.min(score)) == least)
         return tables[at], int(np.argmin(scores[at]))
-    # The cheapest of those that are as fast as the fastest.
+    # The cheapest of the shapes that are as fast as the fastest.
     fast = [
         np.where(score <= least * (1 + AS_FAST), table.usd_per_hour(), np.inf)
         for score, table in zip(scores, tables, strict=True)
@@ -397,7 +398,7 @@ def _bigger_host(
     """A host of the same GPU, not asked about, that does better without any CPU node."""
     found: list[Candidate] = []
     for kind in catalog.nodes.values():
-        # With as many GPUs: what more of them on a host do to each other is another question than who feeds them.
+        # With as many GPUs: how more GPUs on one host affect each other is another question.
         if (kind.gpu_model, kind.gpus) != (table.host.gpu_model, table.host.gpus) or kind.name in asked:
             continue
         if job.spot == "all" and kind.spot_usd_per_hour is None:
@@ -416,7 +417,7 @@ def _bigger_host(
     return first if better else None
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
+# --- the user's limits ----------------------------------------------------------------------------------------------------
 
 
 def _check_ranges(
@@ -430,7 +431,9 @@ def _check_ranges(
         if most < least:
             raise ConfigError(f"the range of {name}, {least}..{most}, is empty: give it as {most}..{least}.")
     if not cpu_types and cpu_nodes[0] > 0:
-        raise ConfigError(f"at least {cpu_nodes[0]} CPU nodes are asked for, but no CPU type, such as ml.c5.4xlarge.")
+        raise ConfigError(
+            f"cpu_nodes asks for at least {cpu_nodes[0]} CPU nodes, and cpu_types names no CPU type, such as ml.c5.4xlarge."
+        )
 
 
 def _batch_range(profile: Profile, batch_size: int | None, max_batch_size: int | None) -> tuple[int, int]:
@@ -483,7 +486,7 @@ def _interruptions(kind: NodeType) -> float:
 
 
 def _rented(kind: NodeType, on_spot: bool) -> NodeType:
-    """The type as it is rented: a spot node costs its spot price, and a CPU node on spot is away now and then."""
+    """The type as rented: a spot node costs its spot price, and a spot CPU node is absent now and then."""
     if not on_spot:
         return kind
     if kind.spot_usd_per_hour is None:

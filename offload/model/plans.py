@@ -1,13 +1,18 @@
-"""What planning comes to: candidates and a recommendation. The document is plan.json, schema ``offload.plan/1``."""
+"""A plan: candidates and a recommendation. Its document is plan.json, schema ``offload.plan/1``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from offload.errors import ConfigError
+from offload.model.checks import check_choice, check_count, check_mapping, check_number, check_text, shown
 
 SCHEMA = "offload.plan/1"
+MOST_NODES = 1000  # of one type: more is a slip of the pen
+REMEDY = "Make it with offload plan -o."
 Objective = Literal["cost", "time"]
 Spot = Literal["none", "cpu", "all"]
 """Which nodes are spot capacity: none, those that only preprocess, or the GPU nodes too."""
@@ -41,13 +46,54 @@ class Candidate:
         return " + ".join(f"{count} × {kind}" for kind, count in self.shape.items())
 
     def document(self) -> dict[str, Any]:
-        """As it stands in plan.json; what is infinite becomes null."""
+        """Its entry in plan.json; infinite values become null."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["shape"] = dict(self.shape)
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
         }
+
+    @classmethod
+    def from_document(cls, document: Any, name: str) -> Candidate:
+        """The inverse of :meth:`document`. Raises ConfigError that begins with ``name``."""
+        values = check_mapping(name, document, sane="a candidate")
+        given = {field.name: _field(values, field.name, name) for field in fields(cls)}
+        shape = check_mapping(f"{name}.shape", given["shape"], sane="counts by instance type")
+        numbers: dict[str, Any] = {each: _number(f"{name}.{each}", given[each]) for each in _NUMBERS}
+        for each in _COUNTS:
+            numbers[each] = check_count(f"{name}.{each}", given[each], whole_floats=True)
+        for each in _OF_WORK:
+            numbers[each] = None if given[each] is None else _number(f"{name}.{each}", given[each])
+        return cls(
+            shape={
+                check_text(f"{name}: the instance types of shape", kind, sane="such as ml.g5.xlarge"): check_count(
+                    f"{name}.shape[{kind!r}]", count, most=MOST_NODES, sane="a number of nodes"
+                )
+                for kind, count in shape.items()
+            },
+            bottleneck=check_text(f"{name}.bottleneck", given["bottleneck"], sane="what binds"),
+            **numbers,
+        )
+
+
+_COUNTS = ("workers", "batch_size", "local_batch_size", "accum_steps")
+_OF_WORK = ("hours", "usd")
+_NUMBERS = (
+    *("samples_per_s", "samples_per_s_low", "samples_per_s_high", "step_time_s", "stall"),
+    *("goodput", "usd_per_hour", "usd_per_million_samples"),
+)
+
+
+def _number(name: str, value: Any) -> float:
+    """JSON has no infinity: it is null there."""
+    return math.inf if value is None else check_number(name, value, most=math.inf, infinite=True, sane="such as 310.2")
+
+
+def _field(document: Mapping[str, Any], field: str, name: str) -> Any:
+    if field not in document:
+        raise ConfigError(f"{name} has no field {field!r}.")
+    return document[field]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +131,54 @@ class Plan:
             "explanation": self.explanation,
             "warnings": list(self.warnings),
         }
+
+    @classmethod
+    def from_document(cls, document: Any, source: str) -> Plan:
+        """Read plan.json. ``source`` is its name in messages.
+
+        A plan that names no spot capacity is on demand, as ``offload plan`` plans by default.
+
+        Raises ConfigError for what is no plan, with the field, the value found and the remedy, and for one that recommends nothing.
+        """
+        if not isinstance(document, Mapping) or "schema" not in document:
+            raise ConfigError(
+                f"{source} is no plan: it holds {shown(document)} where a document with a schema belongs. {REMEDY}"
+            )
+        if document["schema"] != SCHEMA:
+            raise ConfigError(f"{source} is of schema {document['schema']!r}, not {SCHEMA!r}. {REMEDY}")
+        try:
+            return cls._read(document, source)
+        except ConfigError as error:
+            raise ConfigError(f"{source} is no plan: {error} {REMEDY}") from None
+        except _NothingRecommendedError:
+            raise ConfigError(
+                f"{source} recommends no candidate: plan with other types or ranges, or a larger budget."
+            ) from None
+
+    @classmethod
+    def _read(cls, document: Mapping[str, Any], source: str) -> Plan:
+        listed = _field(document, "candidates", "it")
+        if not isinstance(listed, list):
+            raise ConfigError(f"candidates must be a list, found {shown(listed)}.")
+        recommended = _field(document, "recommended", "it")
+        if recommended is None or not listed:
+            raise _NothingRecommendedError
+        last = len(listed) - 1
+        candidates = tuple(Candidate.from_document(each, f"candidates[{i}]") for i, each in enumerate(listed))
+        alternative = document.get("alternative")
+        spot: Any = check_choice("spot", document.get("spot", "none"), get_args(Spot))
+        objective: Any = check_choice("objective", _field(document, "objective", "it"), get_args(Objective))
+        return cls(
+            objective=objective,
+            spot=spot,
+            candidates=candidates,
+            recommended=check_count("recommended", recommended, most=last, sane="the number of a candidate, from 0"),
+            baseline=check_count("baseline", _field(document, "baseline", "it"), most=last, sane="as recommended"),
+            alternative=None if alternative is None else Candidate.from_document(alternative, "alternative"),
+            explanation=str(document.get("explanation", "")),
+            warnings=tuple(map(str, document.get("warnings", ()))),
+        )
+
+
+class _NothingRecommendedError(Exception):
+    """A plan without a recommendation."""

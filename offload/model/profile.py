@@ -1,4 +1,4 @@
-"""profile.json: what a probe learned about a workload, and what a plan needs to know. Schema ``offload.profile/1``.
+"""profile.json: a probe's findings about a workload, which a plan needs. Schema ``offload.profile/1``.
 
 A profile may be written by hand: only core-seconds and wire bytes per sample and the two compute terms are required.
 Where it stops: parsed JSON in, a checked value out.
@@ -24,7 +24,7 @@ SCHEMA = "offload.profile/1"
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    """What a number of the profile may be. ``most`` is where a wrong unit is likelier than the value."""
+    """The range of a number in the profile. Above ``most`` a wrong unit is likelier than the value."""
 
     sane: str
     least: float = 0.0
@@ -179,7 +179,7 @@ class Profile:
 
 
 class _Reader:
-    """Reads a document's fields, and says which one is wrong."""
+    """Reads a document's fields, and names a wrong one."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -200,7 +200,7 @@ class _Reader:
         return value
 
     def names(self, where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        """What is nearly a known name is a mistake; what is not is somebody else's."""
+        """A name close to a known one is a mistake; any other is an extension that this version ignores."""
         for name in table:
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.75)
             if name not in known and near:

@@ -135,7 +135,7 @@ class _Axes:
     workers: Floats
 
     def around(self, shape: Evaluated, gpus_per_node: int) -> _Axes | None:
-        """Finer axes between the neighbours of one shape's values; None where nothing lies between any of them."""
+        """Finer axes between the neighbours of one shape's values; None if nothing lies between any of them."""
         gpus = int(shape.gpu_nodes[0]) * gpus_per_node
         nearest = int(np.argmin(np.abs(np.ceil(self.workers * gpus) - shape.workers[0])))
         low, high = self.workers[max(nearest - 1, 0)], self.workers[min(nearest + 1, len(self.workers) - 1)]

@@ -38,7 +38,7 @@ class Allotment:
         self._blocks = 0
 
     def add(self, rows: int) -> list[Share]:
-        """The shares that the next block, of ``rows`` rows, sets free."""
+        """The shares that become known with the next block, of ``rows`` rows."""
         block, self._blocks = self._blocks, self._blocks + 1
         if self._quota is not None:
             if rows > sum(self._quota) - sum(self.rows):
@@ -53,7 +53,7 @@ class Allotment:
         return [Share(oldest, rank, 0, count)] if count else []
 
     def finish(self) -> list[Share]:
-        """What was held back, cut so that the ranks come out level. With ``total`` known this is empty."""
+        """The blocks held back, cut so that all ranks get equally many rows. Empty if ``total`` is known."""
         goal = level(self.rows, sum(rows for _, rows in self._held))
         shares = [share for block, rows in self._held for share in self._cut(block, rows, goal)]
         self._held.clear()

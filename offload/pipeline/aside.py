@@ -15,7 +15,7 @@ _Made = TypeVar("_Made")
 
 
 class DeadlineError(Exception):
-    """A call was not done in time."""
+    """A call took longer than its deadline."""
 
 
 def call_aside(
@@ -23,7 +23,7 @@ def call_aside(
 ) -> _Made:
     """Return what ``call`` returns, or raise what it raises; call ``meanwhile`` some times a second until then.
 
-    Raises DeadlineError after ``deadline_s``. The call then goes on, and nobody hears of its end.
+    Raises DeadlineError after ``deadline_s``. The call then goes on, and its result is lost.
     """
     outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -76,7 +76,7 @@ def each_aside(
     for _ in arguments:
         made, error = outcomes.get()
         if error is not None:
-            while not todo.empty():  # what nobody needs any more
+            while not todo.empty():  # results that nobody needs any more
                 try:
                     todo.get_nowait()
                 except queue.Empty:
@@ -86,8 +86,8 @@ def each_aside(
 
 
 class Aside:
-    """One call at a time, again and again, for who must not wait for it. ``with`` it; a call that is not done by then is left
-    to itself."""
+    """Repeated calls, one at a time, for a thread that must not wait for them. A context manager: a call that is under way at its end
+    goes on alone."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -1,11 +1,11 @@
-"""The feed: what the actor beside the driver does to hand preprocessed blocks, as references, to the workers.
+"""The feed: the part of the hub that hands preprocessed blocks, as references, to the workers.
 
 A pass is one visit of a data set: an epoch of the training data, or one validation. Its samples are cut into tasks of
 index rows: tiny ones first, so that the first batch comes soon, then such as take a second or more of measured work. The
 pool runs them; their blocks are delivered in the order of the pass. While the last tasks of an epoch run, those of the
 next one start.
 
-Where it stops: blocks are not opened here, and batches are cut in the workers (:mod:`offload.train.batches`).
+Where it stops: blocks are not opened here, and batches are cut in the workers (:mod:`offload.train.worker.batches`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from offload.errors import RunError
 from offload.pipeline.meter import Meter
-from offload.pipeline.order import epoch_order
 from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
-from offload.pipeline.pool import Block, PackedStage, Pool, Task
+from offload.pipeline.pool import Block, PackedRecipe, Pool, Task
 from offload.pipeline.ranges import Ranges
+from offload.pipeline.recipe import CHUNK, TRAINED, whole_chunks
+from offload.pipeline.shuffling import epoch_permutation
 from offload.pipeline.sizing import aligned, block_bytes, for_speed, plan_tasks
-from offload.pipeline.stage import CHUNK, TRAINED, whole_chunks
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ HELD_SHARE = 0.3
 class Stream:
     """A data set of the run, ready to be fed: an index, as ``table`` and ``groups`` of its source, or a ``dataset``.
 
-    Nothing here imports what the transforms import when it is unpickled: they lie packed in ``stage``.
+    Nothing here imports what the transforms import when it is unpickled: they lie packed in ``recipe``.
     """
 
-    stage: PackedStage
+    recipe: PackedRecipe
     table: pa.Table | None = None
     groups: NDArray[np.int64] | None = None
     dataset: ray.data.Dataset | None = None
@@ -86,13 +86,13 @@ class Cores:
 
 
 class _Tasks:
-    """The tasks of a pass over an indexed source, sized as they are asked for."""
+    """The tasks of a pass over an indexed source. Each gets its size when a core takes it."""
 
     def __init__(
         self, stream: Stream, table: pa.Table, current: Pass, meter: Meter, cores: Callable[[], Cores]
     ) -> None:
-        self._table, self._pass, self._packed, self._meter, self._cores = table, current, stream.stage, meter, cores
-        self._order = epoch_order(
+        self._table, self._pass, self._packed, self._meter, self._cores = table, current, stream.recipe, meter, cores
+        self._order = epoch_permutation(
             len(table), seed=stream.seed, epoch=current.request.epoch, shuffle=stream.shuffle, groups=stream.groups
         )
         self._positions = Ranges(current.request.done).missing_from(len(table))
@@ -131,7 +131,7 @@ class _Tasks:
         number = self._issued
         self._issued += 1
         self._unfinished += 1
-        task = Task(stage=self._packed, rows=self._rows_of(places), epoch=self._pass.request.epoch)
+        task = Task(recipe=self._packed, rows=self._rows_of(places), epoch=self._pass.request.epoch)
         return task, lambda made: self._made(number, task, made)
 
     def _rows_of(self, places: NDArray[np.int64]) -> pa.Table:
@@ -155,7 +155,7 @@ class _Tasks:
         return task, found
 
     def _most_rows(self, node: str) -> int:
-        """Of a block that this node has room for."""
+        """The most rows of a block that this node has room for."""
         rates, cores = self._meter.rates(), self._cores()
         if rates is None or node not in cores.stores:
             return len(self._positions)
@@ -187,8 +187,8 @@ class _Tasks:
 
 
 class Feed:
-    """The part of the run's actor that feeds. Its methods block; they run on many threads. ``pool`` makes what runs the
-    tasks; ``run`` is the actor's handle."""
+    """The part of the hub that feeds. Its methods block; they run on many threads. ``pool`` makes what runs the
+    tasks; ``run`` is the hub's handle."""
 
     def __init__(
         self, streams: dict[str, Stream], cores: Cores, pool: Callable[..., Any] = Pool, run: Any = None
@@ -207,16 +207,15 @@ class Feed:
         if indexed:
             self._pool = pool(self._pool_nodes(), cores.task_cpus, self, cores.runtime_env)
             for name in indexed:
-                self._pool.warm(streams[name].stage)
+                self._pool.warm(streams[name].recipe)
 
-    def begin(self) -> int:
-        """A worker group starts: whatever was fed to the one before it is dropped. Returns the number of the attempt."""
+    def begin(self, attempt: int) -> None:
+        """A worker group starts: drop whatever earlier groups were fed."""
         with self._lock:
-            self._attempt += 1
+            self._attempt = attempt
             for key in [k for k in self._passes if k.attempt != self._attempt]:
                 self._drop(key)
             self._look()
-            return self._attempt
 
     def start_ahead(self, request: PassRequest, name: str) -> None:
         """Start the first pass of the first attempt while its workers are still being started."""
@@ -228,7 +227,7 @@ class Feed:
         with self._lock:
             current = self._passes.get(key)
             if current is not None and not current.suits(request):
-                self._drop(key)  # started ahead: the epoch turned out to be partly trained, or the workers others
+                self._drop(key)  # started ahead, but the epoch was partly trained, or the worker group is another
                 current = None
             if current is None:
                 self._start(key, request)
@@ -256,7 +255,7 @@ class Feed:
         return answer
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
-        """This rank was given a slice that it cannot fetch: the node that held it is gone. It is made once more."""
+        """This rank cannot fetch a slice, because its node is gone: make the slice again."""
         with self._lock:
             current, tasks = self._passes.get(key), self._tasks.get(key)
             if current is None:
@@ -282,7 +281,7 @@ class Feed:
         self._look()
 
     def leave(self, key: PassKey, rank: int) -> None:
-        """This rank takes no more of a pass, at its end or before. When none does, what is left of it is dropped."""
+        """This rank takes no more of a pass, at its end or before. Once no rank does, drop the rest of the pass."""
         with self._lock:
             current = self._passes.get(key)
             if current is not None and current.leave(rank):
@@ -290,14 +289,14 @@ class Feed:
         self._look()
 
     def failed(self, error: BaseException) -> None:
-        """The pool cannot go on: whoever waits for a block is told, now and later."""
+        """The pool cannot go on: raise the error in every call that waits for a block, now and later."""
         with self._lock:
             self._failure = error
             for current in self._passes.values():
                 current.fail(error)
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
-        """A preprocessing process ends, since what it does cannot be interrupted."""
+        """A preprocessing process ends, since its call cannot be interrupted."""
         self.failed(
             RunError(
                 f"{what} on {node} took longer than sample_timeout_s={seconds:g}, and cannot be interrupted, so it cannot be skipped. "
@@ -306,14 +305,14 @@ class Feed:
         )
 
     def lost(self, node: str, error: BaseException) -> None:
-        """The pool: a core's process died."""
+        """The pool reports that a core's process died."""
 
     def works(self, node: str) -> None:
-        """The pool: a node's first block is made."""
+        """The pool reports a node's first block."""
 
     def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> bool:
-        """Preprocess on these nodes from now on, one core for each mention; ``stores``: the object stores that there are now.
-        Returns whether the cores left over were free in time: their last tasks come first."""
+        """Preprocess on these nodes from now on, one core for each mention; ``stores``: the present object stores.
+        Returns whether the cores left over were free in time, after their last tasks."""
         with self._lock:
             self._cores, self._failure = dataclasses.replace(self._cores, nodes=nodes, stores=stores), None
             for meter in self._meters.values():
@@ -329,7 +328,7 @@ class Feed:
         return self._cores.nodes[:: 2 if mixed else 1]
 
     def rates(self) -> dict[str, dict[str, float]]:
-        """What each data set's preprocessing was measured at, so far."""
+        """The measured rates of each data set's preprocessing."""
         return {name: meter.summary() for name, meter in self._meters.items()}
 
     def speeds(self) -> dict[str, dict[str, float]]:
@@ -337,11 +336,11 @@ class Feed:
         return {name: meter.speeds() for name, meter in self._meters.items()}
 
     def process_bytes(self) -> int:
-        """The most that a preprocessing process was seen to hold in memory of its own; 0 before any was."""
+        """The most memory of its own that a preprocessing process was seen to hold, in bytes; 0 before the first measurement."""
         return max((meter.process_bytes for meter in self._meters.values()), default=0)
 
     def cores(self) -> tuple[int, int]:
-        """How many cores are to preprocess, and how many of them do not yet: their processes are being started."""
+        """How many cores should preprocess, and how many of them do not yet because their processes are starting."""
         with self._lock:
             return self._cores.cores, 0 if self._pool is None else self._pool.starting()
 
@@ -350,7 +349,7 @@ class Feed:
         return self._meters[name].costs()
 
     def next_task(self, node: str) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
-        """The pool asks for a core of this node: a task of the pass that was opened first and may go on, None if none may."""
+        """A task for a core of this node: of the pass that was opened first among those that may go on; None if none may."""
         with self._lock:
             if self._redo:
                 return self._redo.popleft()
@@ -359,8 +358,8 @@ class Feed:
                 current = self._passes[key]
                 if tasks.exhausted() or current.closed or current.error is not None:
                     continue
-                # Whatever the limit, a pass that workers wait for goes on; not while a block of it is to come that may be
-                # what they wait for, or all other cores would fill the store behind one slow task.
+                # Whatever the limit, a pass that workers wait for goes on. But while one of its tasks runs, they may be
+                # waiting for that one, and all other cores would fill the store behind one slow task.
                 if room or (current.starving() and not tasks.under_way()):
                     found = tasks.next(node)
                     if tasks.exhausted() and current.request.followed:
@@ -369,7 +368,7 @@ class Feed:
         return None
 
     def _has_room(self, node: str) -> bool:
-        """Whether what is made and not yet taken leaves room for more, on this node and in all."""
+        """Whether blocks that no worker has taken yet leave room for more, on this node and in total."""
         held = sum((p.held_bytes for p in self._passes.values()), Counter[str]())
         of_node = self._cores.stores.get(node, math.inf)
         return held.total() < HELD_SHARE * self._cores.store_bytes and held[node] < HELD_SHARE * of_node
@@ -411,7 +410,7 @@ class Feed:
         try:
             blocks = ray_data.encode_dataset(
                 stream.dataset,
-                stream.stage,
+                stream.recipe,
                 id_column=stream.id_column,
                 done=Ranges(current.request.done),
                 epoch=current.request.epoch,

@@ -1,7 +1,7 @@
-"""Where the rows of a block are put together: in memory that a process keeps, while they are still in its cache.
+"""Puts the rows of a block together in memory that the process keeps, while the rows are still in its cache.
 
-Blocks are tens of MB. Stacked when all of their rows are made, each row would be read from memory again, and each block
-would be written to pages that the kernel has to clear first: 5 % of what decoding and cropping a JPEG costs.
+Blocks are tens of MB. Stacking all rows at the end would read each row from memory again, and write each block to pages that the
+kernel has to clear first: 5 % of the cost of decoding and cropping a JPEG.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from offload.pipeline.wire import Array, Column, Columns, as_array
 
 
 class Scratch:
-    """The memory of one block at a time, kept from block to block. Whoever fills it has to be done with the block before."""
+    """Memory for one block at a time, kept from block to block. Finish with one block before filling the next."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Array] = {}
@@ -68,7 +68,7 @@ class Gather:
 
 
 def _alike(column: Column) -> Array | Sequence[Array] | None:
-    """The rows, if they are arrays (not numbers: those are not worth it) of one shape and numeric type."""
+    """The rows, if they are arrays of one shape and numeric type. Numbers are not worth it."""
     try:
         if isinstance(column, np.ndarray):
             column = as_array(column)
@@ -76,7 +76,7 @@ def _alike(column: Column) -> Array | Sequence[Array] | None:
         if not len(column) or not all(hasattr(row, "shape") for row in column):
             return None
         rows = [as_array(row) for row in column]
-    except Exception:  # a row that is no array after all: the error that names it comes where rows are stacked
+    except Exception:  # a row that is no array after all: stacking the rows raises the error that names it
         return None
     first = rows[0]
     if first.ndim == 0 or first.dtype.kind not in "biuf":

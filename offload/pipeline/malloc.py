@@ -14,7 +14,7 @@ KEPT_BYTES = 256 << 20
 
 
 def keep_freed_memory() -> None:
-    """From now on this process keeps up to ``KEPT_BYTES`` of what it frees. Elsewhere than on glibc this does nothing."""
+    """From now on this process keeps up to ``KEPT_BYTES`` of the memory that it frees. Has an effect on glibc only."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # TypeError: CDLL(None) on Windows

@@ -17,7 +17,7 @@ from offload.pipeline.pool import Block
 from offload.pipeline.sizing import Rates
 
 RECENT_OF_A_NODE = 8  # tasks
-UNKNOWN_SPEED = 0.25  # over the fastest: what a core is taken for before its first block is there
+UNKNOWN_SPEED = 0.25  # relative to the fastest: the assumed speed of a core before its first block
 ANEW = 16  # times that medians are taken while the recent tasks are replaced once: with many cores each takes a millisecond
 
 
@@ -32,7 +32,7 @@ class _Spent:
 
 
 class Meter:
-    """Of one data set. ``cores``: how many preprocess, by node."""
+    """Measures one data set. ``cores``: how many preprocess, by node."""
 
     def __init__(self, cores: Callable[[], Mapping[str, int]]) -> None:
         self._cores = cores
@@ -64,7 +64,7 @@ class Meter:
                     self._pace[block.node] = 1 / wall_s
 
     def reshaped(self) -> None:
-        """Other nodes preprocess than before: those that are gone are forgotten."""
+        """Other nodes preprocess now: forget those that are gone."""
         with self._lock:
             for gone in self._of_node.keys() - self._cores().keys():
                 del self._of_node[gone]
@@ -118,8 +118,8 @@ class Meter:
             return [(spent.cpu_s, spent.size_bytes) for spent in self._recent]
 
     def over_fastest(self, node: str) -> float:
-        """How fast this node's cores are, by the clock, over the fastest node's. One of which no task is measured yet counts as slow,
-        as soon as others are known: its first block may be long in coming, and then others wait behind it."""
+        """The speed of this node's cores by the clock, relative to the fastest node's. Unmeasured nodes are assumed slow once others are
+        known: a first block may take long, and others would wait behind it."""
         with self._lock:
             if not self._pace:
                 return 1.0
@@ -129,8 +129,8 @@ class Meter:
             return min(1.0, self._pace[node] / float(np.quantile(list(self._pace.values()), 0.9, method="higher")))
 
     def speeds(self) -> dict[str, float]:
-        """By node, as far as it was measured: the samples/s that one of its cores makes, over the mean of all those cores. By the
-        clock, not by the CPU time: to whoever waits for a core's block it does not matter why that core is slow."""
+        """Samples/s of one core of each measured node, relative to the mean of all those cores. By the clock, not by CPU time: for a
+        worker that waits for a block it does not matter why the core is slow."""
         cores = self._cores()
         with self._lock:
             pace = {node: each for node, each in self._pace.items() if node in cores}

@@ -31,7 +31,7 @@ class Slice(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A slice that waits to be taken, and what it takes of which node's object store."""
+    """A slice that waits for its rank, with its bytes in a node's object store."""
 
     piece: Slice
     node: str = ""
@@ -49,8 +49,8 @@ class PassKey:
 
 @dataclass(frozen=True, kw_only=True)
 class PassRequest:
-    """How a pass is to be fed. ``done``: positions trained already; ``first_rows``: rows of the first global batch;
-    ``batch``: rows of every global batch, where those are to be the same ones whatever the number of workers (None: ranks
+    """How to feed a pass. ``done``: positions trained already; ``first_rows``: rows of the first global batch;
+    ``batch``: rows of every global batch, where these stay the same whatever the number of workers (None: ranks
     take what comes)."""
 
     world_size: int
@@ -62,7 +62,7 @@ class PassRequest:
 
 
 class Pass:
-    """A pass under way: what is still to be done, what is done, what waits for the workers."""
+    """A pass under way: its remaining tasks, its finished blocks, and the slices that wait for the workers."""
 
     def __init__(self, key: PassKey, request: PassRequest, total: int | None) -> None:
         self.key, self.request = key, request
@@ -77,7 +77,7 @@ class Pass:
         self._done: dict[int, Block] = {}
         self._delivered = self._first_row = 0
         self._firsts: dict[int, tuple[Block, int]] = {}
-        self._owed = [0] * request.world_size  # slices that were lost, and are being made again
+        self._owed = [0] * request.world_size  # lost slices that are being made again
         self._joined: set[int] = set()
         self._left: set[int] = set()
 
@@ -118,7 +118,7 @@ class Pass:
             self.changed.notify_all()
 
     def suits(self, request: PassRequest) -> bool:
-        """Whether it is the pass asked for, having been started ahead."""
+        """Whether this pass, started ahead, is the requested one."""
         return (self.request.done, self.request.world_size) == (request.done, request.world_size)
 
     def join(self, rank: int) -> None:
@@ -148,12 +148,12 @@ class Pass:
             return [each.piece for each in taken], not mine and self._over(rank)
 
     def owe(self, rank: int) -> None:
-        """A slice of this rank's was lost."""
+        """A slice of this rank is lost."""
         with self.changed:
             self._owed[rank] += 1
 
     def repay(self, rank: int, piece: Slice) -> None:
-        """It was made again."""
+        """A lost slice exists again."""
         with self.changed:
             self._owed[rank] -= 1
             self.queues[rank].append(_Held(piece))
@@ -163,7 +163,7 @@ class Pass:
         return self.closed or (self.finished and not self._owed[rank])
 
     def wait_for_room(self, limit: float) -> bool:
-        """Wait until less than ``limit`` bytes are held, or some rank has nothing to take. False: nobody wants more."""
+        """Wait until less than ``limit`` bytes are held, or some rank has nothing to take. False: no rank wants more."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or self.held_bytes.total() < limit or self.starving())
             return not self.closed

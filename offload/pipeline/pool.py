@@ -1,13 +1,12 @@
 """The preprocessing pool: one actor per core, fed two tasks deep, so that a core goes from one task to the next.
 
-Why not a Ray Data execution per epoch: its scheduler looks at finished tasks ten times a second, so that a core idles
-0.15 s between two tasks, spends 10 to 20 ms of CPU on each, and starts its processes anew (5 to 10 s of imports per core)
-whenever they were idle for a second or an epoch ends. Here a task costs about a millisecond, may be short, and a
+Why not a Ray Data execution per epoch? Its scheduler looks at finished tasks ten times a second, so that a core idles 0.15 s
+between two tasks. It spends 10 to 20 ms of CPU on each. It restarts its processes (5 to 10 s of imports per core) whenever they
+were idle for a second or an epoch ends. Here a task costs about a millisecond, may be short, and a
 transform is set up once per core and run. ``ray.data.Dataset`` sources still run as Ray Data pipelines
 (:mod:`offload.pipeline.ray_data`).
 
-Where it stops: it runs the tasks it is given and tells what they cost. Which rows, and how many, is decided in
-:mod:`offload.pipeline.feed`.
+Where it stops: :mod:`offload.pipeline.feed` decides which rows a task gets, and how many.
 """
 
 from __future__ import annotations
@@ -29,42 +28,42 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload import machine
-from offload.pipeline import stage as stages
+from offload.pipeline import recipe as recipes
 from offload.pipeline.gather import Scratch
 from offload.pipeline.malloc import keep_freed_memory
-from offload.pipeline.stage import Stage
+from offload.pipeline.recipe import Recipe
 from offload.pipeline.watch import GIVEN_UP, Watch
 
 IN_FLIGHT = 2  # tasks per actor: the one that runs, and the next
-AT_ONCE_S = 0.25  # between two tasks: longer, and the core was idle or set something up
-REPLACEMENTS = 3  # of one core's process, should it die
+AT_ONCE_S = 0.25  # between two tasks; after a longer pause the core was idle or was setting something up
+REPLACEMENTS = 3  # of one core's process that dies
 NODE_GONE = ray.exceptions.ActorUnschedulableError
 DEAD = (ray.exceptions.RayActorError, NODE_GONE)
-START_S = 60.0  # that a process may take to start, imports and set-up included, before its core counts as a slow one
-TOLD_S = 10.0  # for the run's actor to answer a process that is about to end
-RETRIES = 3  # of one task, should the process that runs it die: it may be what kills it
+START_S = 60.0  # that a process may take to start, with imports and set-up, before its core counts as slow
+TOLD_S = 10.0  # for the hub to answer a process that is about to end
+RETRIES = 3  # of one task whose process died: the task itself may kill processes
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedStage:
-    """A stage in the object store, with the key under which a process keeps it unpickled."""
+class PackedRecipe:
+    """A recipe in the object store, with the key under which a process keeps it unpickled."""
 
     key: str
     ref: ray.ObjectRef[np.ndarray[Any, Any]]
 
     @classmethod
-    def of(cls, stage: Stage) -> PackedStage:
-        packed = stages.pack(stage)
+    def of(cls, recipe: Recipe) -> PackedRecipe:
+        packed = recipes.pack(recipe)
         return cls(key=hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest(), ref=ray.put(packed))
 
-    def ready(self) -> Stage:
-        """The stage, unpickled once per process."""
-        return stages.unpack(self.key, lambda: ray.get(self.ref))
+    def ready(self) -> Recipe:
+        """The recipe, unpickled once per process."""
+        return recipes.unpack(self.key, lambda: ray.get(self.ref))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a task made, and what it cost its core, imports and set-up apart. ``cpu_s`` counts from the end of the task before
+    """A task's output and its cost for the core, without imports and set-up. ``cpu_s`` counts from the end of the task before
     it, where it followed at once. ``process_bytes``: what the process itself holds in memory after it; 0: not known."""
 
     rows: int
@@ -85,15 +84,15 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Index rows to be processed by a stage, for an epoch."""
+    """Index rows to be processed by a recipe, for an epoch."""
 
-    stage: PackedStage
+    recipe: PackedRecipe
     rows: pa.Table
     epoch: int
 
 
 class _Board:
-    """Tells the run's actor of what a preprocessing process takes long for. ``run``: its handle, None where there is none."""
+    """Reports to the hub what a preprocessing process takes long for. ``run``: the hub's handle, or None."""
 
     def __init__(self, run: Any) -> None:
         self._run, self._node = run, ray.get_runtime_context().get_node_id()
@@ -109,7 +108,7 @@ class _Board:
 
 
 class Preprocessor:
-    """The actor: one core. ``run``: a handle of the run's actor, which is told of what takes long."""
+    """The actor: one core. ``run``: the hub's handle; the process reports to it what takes long."""
 
     def __init__(self, run: Any = None) -> None:
         keep_freed_memory()
@@ -119,24 +118,24 @@ class Preprocessor:
         self._ended: tuple[float, float] | None = None
         self._done = 0  # tasks
 
-    def warm(self, stage: PackedStage) -> None:
-        """Import and set up what the stage needs, before there is work."""
+    def warm(self, recipe: PackedRecipe) -> None:
+        """Import and set up what the recipe needs, before there is work."""
         self._watch.doing(lambda: "setting up the preprocessing of a data set")
         try:
-            stage.ready()
+            recipe.ready()
         finally:
             self._watch.idle()
 
-    def process(self, rows: pa.Table, stage: PackedStage, epoch: int) -> tuple[pa.Table, Cost]:
+    def process(self, rows: pa.Table, recipe: PackedRecipe, epoch: int) -> tuple[pa.Table, Cost]:
         """The block of these rows, and its cost."""
-        ready = stage.ready()
+        ready = recipe.ready()
         cpu, wall = time.process_time(), time.perf_counter()
         since = cpu
         if self._ended is not None and wall - self._ended[1] < AT_ONCE_S:
             since = self._ended[0]  # the last block's way into the object store is part of the price
-        block = stages.process(ready, rows, epoch=epoch, scratch=self._scratch, watch=self._watch)
+        block = recipes.process(ready, rows, epoch=epoch, scratch=self._scratch, watch=self._watch)
         cpu_s, wall_s = time.process_time() - since, time.perf_counter() - wall
-        # What a process keeps is soon there, and to ask takes long: after the first, second, fourth, … task.
+        # A process soon holds what it keeps, and measuring takes long: measure after the first, second, fourth, … task.
         self._done += 1
         process_bytes = 0 if self._done & (self._done - 1) else machine.process_bytes()
         self._ended = time.process_time(), time.perf_counter()
@@ -150,12 +149,12 @@ Done = Callable[[Block | BaseException], None]
 
 
 class Work(Protocol):
-    """Where the pool gets its tasks. ``run``: a handle of the run's actor, None where there is none."""
+    """The source of the pool's tasks. ``run``: the hub's handle, or None."""
 
     run: Any
 
     def next_task(self, node: str) -> tuple[Task, Done] | None:
-        """The next task, for a core of this node, and what to call with its outcome; None if there is none at present."""
+        """The next task for a core of this node, and the function to call with its outcome; None if there is no task now."""
 
     def failed(self, error: BaseException) -> None:
         """Preprocessing cannot go on."""
@@ -169,7 +168,7 @@ class Work(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class _Given:
-    """A task under way. ``tries``: processes that died of it, or beside it."""
+    """A task under way. ``tries``: processes that died while it ran."""
 
     task: Task
     done: Done
@@ -178,7 +177,7 @@ class _Given:
 
 @dataclass(eq=False, kw_only=True)
 class _Core:
-    """One core's actor. ``ready``: it runs, and has set up what it was told to; ``leaving``: it gets no more tasks."""
+    """One core's actor. ``ready``: it runs and has finished its set-up; ``leaving``: it gets no more tasks."""
 
     node: str
     actor: Any
@@ -193,19 +192,18 @@ class _Core:
 class Pool:
     """An actor per core, and the thread that feeds them with what ``work`` has.
 
-    ``nodes``: per core the node to run on. They are told apart, not spread as Ray likes: where Ray put one too many, the
-    worker that is to start there would wait for its CPU without an end. ``task_cpus``: what each counts as;
-    ``runtime_env``: what each starts in.
+    ``nodes``: the node of each core. If Ray chose, it could put one actor too many on a node, and the worker that should start
+    there would wait for its CPU forever. ``task_cpus``: the CPUs of each actor; ``runtime_env``: its runtime environment.
 
-    Should a process die, its tasks are run by others, and it is replaced. All state belongs to the pool's thread; other
-    threads send it news.
+    The pool replaces a process that dies, and other processes run its tasks. All state belongs to the pool's thread; other
+    threads send it messages.
     """
 
     def __init__(self, nodes: Sequence[str], task_cpus: float, work: Work, runtime_env: Mapping[str, Any]) -> None:
         self._actor: Any = ray.remote(Preprocessor)
         self._options: dict[str, Any] = {"num_cpus": task_cpus, "runtime_env": dict(runtime_env) or None}
         self._work = work
-        self._stages: list[PackedStage] = []
+        self._recipes: list[PackedRecipe] = []
         self._cores = [self._new_core(node) for node in nodes]
         self._again: deque[_Given] = deque()
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -214,24 +212,24 @@ class Pool:
         self._asked = self._begun = 0  # reshapes, by the threads that write these
         threading.Thread(target=self._run, daemon=True, name="pool").start()
 
-    def warm(self, stage: PackedStage) -> None:
-        """Let every core import and set up a stage now."""
-        self._news.put(lambda: self._warm_all(stage))
+    def warm(self, recipe: PackedRecipe) -> None:
+        """Let every core import and set up a recipe now."""
+        self._news.put(lambda: self._warm_all(recipe))
 
     def look(self) -> None:
         """There may be work that there was not before."""
         self._news.put(None)
 
     def reshape(self, nodes: Sequence[str]) -> threading.Event:
-        """Run on these nodes from now on, one core for each mention. The event is set when the cores that are left over have
-        finished their tasks and are free."""
+        """Run on these nodes from now on, one core for each mention. The returned event is set once the cores that are left over have
+        finished their tasks."""
         left = threading.Event()
         self._asked += 1
         self._news.put(lambda: self._reshape(Counter(nodes), left))
         return left
 
     def starting(self) -> int:
-        """How many cores have no process yet that could be given a task. One that others hold is not waited for for ever."""
+        """How many cores have no process yet that could take a task. A core that others hold counts for a limited time only."""
         earliest = time.monotonic() - START_S
         return self._asked - self._begun + sum(not core.ready and core.began > earliest for core in tuple(self._cores))
 
@@ -242,7 +240,7 @@ class Pool:
                     self._start(*found)
                 if (news := self._news.get()) is not None:
                     news()
-        except BaseException as error:  # whoever waits for blocks would do so forever
+        except BaseException as error:  # whoever waits for blocks would wait forever
             self._work.failed(error)
             raise
 
@@ -251,17 +249,17 @@ class Pool:
             **self._options, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote(self._work.run)
         core = _Core(node=node, actor=actor, replaced=replaced)
-        for stage in self._stages:
-            self._warm(core, stage)
+        for recipe in self._recipes:
+            self._warm(core, recipe)
         return core
 
-    def _warm_all(self, stage: PackedStage) -> None:
-        self._stages.append(stage)
+    def _warm_all(self, recipe: PackedRecipe) -> None:
+        self._recipes.append(recipe)
         for core in self._cores:
-            self._warm(core, stage)
+            self._warm(core, recipe)
 
-    def _warm(self, core: _Core, stage: PackedStage) -> None:
-        warmed: Future[None] = core.actor.warm.remote(stage).future()
+    def _warm(self, core: _Core, recipe: PackedRecipe) -> None:
+        warmed: Future[None] = core.actor.warm.remote(recipe).future()
         warmed.add_done_callback(lambda made: self._news.put(lambda: self._warmed(core, made)))
 
     def _warmed(self, core: _Core, warmed: Future[None]) -> None:
@@ -273,14 +271,16 @@ class Pool:
             core.ready = True
 
     def _found(self) -> tuple[_Core, _Given] | None:
-        """A task and the core that is to run it, None where there is none, or all cores have enough to do. One that has no
-        process yet must not keep a task whose block others wait for."""
+        """A task and the core that should run it; None without a task, or if all cores have enough to do. A core without a process must
+        not keep a task whose block others wait for."""
         able = [core for core in self._cores if core.ready and not core.leaving and len(core.given) < IN_FLIGHT]
         while able:
             core = min(able, key=lambda core: len(core.given))
             if (given := self._next(core.node)) is not None:
                 return core, given
-            able = [other for other in able if other.node != core.node]  # this one has no room, and another may have
+            able = [
+                other for other in able if other.node != core.node
+            ]  # this one has no room, but another may have some
         return None
 
     def _next(self, node: str) -> _Given | None:
@@ -292,7 +292,7 @@ class Pool:
     def _start(self, core: _Core, given: _Given) -> None:
         core.given.add(given)
         task = given.task
-        ref, cost = core.actor.process.options(num_returns=2).remote(task.rows, task.stage, task.epoch)
+        ref, cost = core.actor.process.options(num_returns=2).remote(task.rows, task.recipe, task.epoch)
         # Not ray.wait in a loop: that wakes ten times a second for nothing, on a core that has samples to make.
         cost.future().add_done_callback(lambda made: self._news.put(lambda: self._finished(core, given, ref, made)))
 
@@ -323,7 +323,7 @@ class Pool:
         if not core.leaving and not gone and core.replaced < REPLACEMENTS:
             self._cores.append(self._new_core(core.node, core.replaced + 1))
         self._tell_free()
-        # Where a node is gone others will be named, or the run ends for want of any.
+        # The driver names other nodes in place of one that is gone, or ends the run if there are none.
         if not self._cores and not gone:
             self._work.failed(error)
 

@@ -14,21 +14,21 @@ import pyarrow as pa
 import ray.data
 from ray.data import DataContext
 
-from offload.pipeline import stage as stages
-from offload.pipeline.pool import Block, Cost, PackedStage
+from offload.pipeline import recipe as recipes
+from offload.pipeline.pool import Block, Cost, PackedRecipe
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.wire import Columns
 
 
 def be_quiet() -> None:
-    """Keep Ray Data's progress and warnings off the run's output. (What fails, fails with an error.)"""
+    """Keep Ray Data's progress and warnings out of the run's output. Failures still raise errors."""
     DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
 def encode_dataset(
     dataset: ray.data.Dataset,
-    packed: PackedStage,
+    packed: PackedRecipe,
     *,
     id_column: str | None,
     done: Ranges,
@@ -53,8 +53,8 @@ def encode_dataset(
     return iterate(encoded)
 
 
-def _encode(columns: Columns, *, packed: PackedStage, id_column: str | None, done: Ranges, epoch: int) -> pa.Table:
-    return stages.encode_foreign(packed.ready(), columns, id_column=id_column, done=done, epoch=epoch)
+def _encode(columns: Columns, *, packed: PackedRecipe, id_column: str | None, done: Ranges, epoch: int) -> pa.Table:
+    return recipes.encode_foreign(packed.ready(), columns, id_column=id_column, done=done, epoch=epoch)
 
 
 def iterate(dataset: ray.data.Dataset) -> Iterator[Block]:

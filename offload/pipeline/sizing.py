@@ -13,8 +13,8 @@ from dataclasses import dataclass
 TASK_S = 1.0
 LONGEST_TASK_S = 3.0  # to make a local batch whole
 BLOCK_BYTES = 128 << 20
-SAME_SPEED = 0.25  # that cores may differ by: so much do equal ones
-PLAN_TASKS_PER_CORE = 8  # how many tasks one plan holds before sizes are taken from newer measurements
+SAME_SPEED = 0.25  # by which equal cores may differ
+PLAN_TASKS_PER_CORE = 8  # tasks in one plan; the next plan uses newer measurements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,13 @@ def plan_tasks(
 
 def aligned(size: int, rows: int, local_batch_size: int) -> int:
     """``size`` less what it takes for a rank that has ``rows`` rows so far to have whole local batches again: the tasks
-    before anything was measured leave it with a part of one."""
+    before anything was measured leave it with part of one."""
     return size - rows % local_batch_size if size >= local_batch_size else size
 
 
 def for_speed(size: int, speed: float, local_batch_size: int) -> int:
-    """``size`` for a core that is ``speed`` times as fast as the cluster's fastest. One that is much slower gets less, or
-    those behind its block would wait for it; whole local batches, where there is room for one."""
+    """``size`` for a core that is ``speed`` times as fast as the cluster's fastest. A much slower core gets less, or
+    the blocks behind it would wait; it gets whole local batches where one fits."""
     if speed > 1 - SAME_SPEED:
         return size
     rows = max(1, int(size * speed))

@@ -19,6 +19,7 @@ from offload.model.checks import (
     check_text,
     shown,
 )
+from offload.pipeline.recipe import Kind, OnError, Recipe
 from offload.pipeline.sources.base import Index, Lister, silent
 from offload.pipeline.sources.files import Path
 from offload.pipeline.sources.from_torch import DEFAULT_COLUMNS, list_torch_dataset
@@ -26,7 +27,6 @@ from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.webdataset import list_webdataset
 from offload.pipeline.split import is_image_transform, split_transform
-from offload.pipeline.stage import Kind, OnError, Stage
 
 if TYPE_CHECKING:
     import ray.data
@@ -52,14 +52,9 @@ class Pipeline:
     aside: bool = True
     """Whether ``list`` may be called on another thread: code of the user's may be bound to the one that made it."""
 
-    @property
-    def has_setup(self) -> bool:
-        """Whether the transform is a class, constructed once per preprocessing actor."""
-        return isinstance(self.transform, type)
-
-    def stage(self, index: Index | None, *, seed: int, dataset: str = "") -> Stage:
+    def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> Recipe:
         """What the tasks of this pipeline run. ``dataset``: its name, for messages."""
-        return Stage(
+        return Recipe(
             transform=self.transform,
             kind=self.kind,
             seed=seed,
@@ -97,7 +92,7 @@ def image_folder(
             directory and goes on.
         shuffle: whether an epoch's order is random (a function of the seed and the epoch). None: only for ``"train"``.
         sample_timeout_s: the longest that reading or transforming one sample may take, to about a second. One that takes
-            longer is interrupted and treated as ``on_error`` says. None: it is waited for, and told of after a minute.
+            longer is interrupted and treated as ``on_error`` says. None: training waits for it, and the run names it after a minute.
         filesystem: a pyarrow or fsspec file system to use instead of the path's own.
 
     Raises:

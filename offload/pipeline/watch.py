@@ -1,7 +1,7 @@
-"""What a preprocessing process is doing: a sample that takes long is told of, one that takes too long is given up.
+"""What a preprocessing process is doing. It reports a sample that takes long, and gives up one that takes too long.
 
-The process works on its main thread, which a data set may block for ever. Another thread looks at what it is doing. Where
-it stops: a call that neither Python nor a signal can interrupt ends with its process.
+The process works on its main thread, which a data set may block forever. Another thread watches it. Where it stops: a call that
+neither Python nor a signal can interrupt ends with its process.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-SLOW_S = 60.0  # after which a sample is told of; again after twice the time, and so on
+SLOW_S = 60.0  # after which the process reports a sample; again after twice the time, and so on
 GRACE_S = 10.0  # for an interrupted call to end
 LOOK_S = 0.5
 GIVEN_UP = 71  # exit status of a process that could not be interrupted
 
 
 class SampleTimeoutError(BaseException):
-    """A sample took longer than its deadline. No ``Exception``: a data set that catches those must not go on with it."""
+    """A sample took longer than its deadline. Not an ``Exception``, so that a data set that catches those does not catch it."""
 
 
 class Board(Protocol):
-    """Who is told."""
+    """Receives reports of what takes long."""
 
     def slow(self, what: str, seconds: float) -> None:
-        """``what`` has taken so long already."""
+        """``what`` has already taken this many seconds."""
 
     def given_up(self, what: str, seconds: float) -> None:
         """``what`` did not end at its deadline, and cannot be interrupted: the process ends."""
@@ -44,10 +44,10 @@ class _Doing:
 
 
 class Watch:
-    """Of one process. :meth:`doing` and :meth:`idle` are called by the thread that works, :meth:`look` by another.
+    """Watches one process. :meth:`doing` and :meth:`idle` are called by the thread that works, :meth:`look` by another.
 
     Args:
-        board: who is told.
+        board: receives reports of what takes long.
         now: the time, in seconds.
     """
 
@@ -66,11 +66,11 @@ class Watch:
         self._doing = _Doing(what, deadline_s, self._now())
 
     def idle(self) -> None:
-        """It has ended."""
+        """The process has finished it."""
         self._doing = None
 
     def look(self, interrupt: Callable[[], None]) -> None:
-        """Tell of what takes long, and ``interrupt`` what is over its deadline."""
+        """Report what takes long, and ``interrupt`` what is over its deadline."""
         doing = self._doing
         if doing is None:
             return
@@ -97,7 +97,7 @@ class Watch:
 
 
 class Nobody:
-    """A board that nobody reads."""
+    """A board that ignores all reports."""
 
     def slow(self, what: str, seconds: float) -> None: ...
     def given_up(self, what: str, seconds: float) -> None:

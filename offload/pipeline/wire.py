@@ -2,9 +2,8 @@
 
 A block is an Arrow table of one chunk. Tensors are Arrow's own fixed-shape tensors, so that a worker on the task's host
 sees them without a copy and on another host after one transfer. Arrays of types that Arrow lacks (complex numbers, bfloat16,
-records) travel as the bytes of their rows; text and bytes as Arrow's; any other Python object pickled, row by row. Beside the
-user's columns travel `sample_id`, the position of the sample in its pass, and, where samples may be skipped, what was wrong
-with the skipped ones.
+records) travel as the bytes of their rows, text and bytes as Arrow's own types, and any other Python object pickled, row by row.
+Three more columns travel with the user's: `sample_id`, the sample's position in its pass, and the reasons for skipped samples.
 
 Where it stops: bytes in, bytes out; nothing here knows of ranks, devices or transforms.
 """
@@ -44,7 +43,7 @@ class RaggedError(ValueError):
 
 
 class UnsendableError(TypeError):
-    """``what`` cannot travel in a block; ``instead`` is what to write. ``column`` and ``row``: where it is, once that is known."""
+    """``what`` cannot travel in a block; ``instead`` is the remedy. ``column`` and ``row`` name the place once it is known."""
 
     def __init__(self, what: str, instead: str, column: str = "", row: int = 0) -> None:
         super().__init__(f"{what} cannot be sent to a worker: {instead}")
@@ -63,7 +62,7 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
     """One array of the rows' arrays or numbers. Anything else (text, bytes, objects, rows of types that have none in common)
     stays a list.
 
-    Raises RaggedError where arrays differ in shape, UnsendableError for a row that is no array in memory.
+    Raises RaggedError if arrays differ in shape, UnsendableError for a row that is no array in memory.
     """
     if not len(rows) or any(row is None or isinstance(row, str | bytes | Mapping | set) for row in rows):
         return list(rows)
@@ -86,7 +85,7 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
 
 
 def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """The type that holds the values of all these types; None where there is none."""
+    """The type that holds the values of all these types; None if there is none."""
     kinds = list(dict.fromkeys(dtypes))
     if len(kinds) == 1:
         return kinds[0]
@@ -200,15 +199,13 @@ def _encode(name: str, column: Column) -> pa.Array:
 def _encode_rows(name: str, rows: list[Any]) -> pa.Array:
     for kind, of in ((str, pa.string()), (bytes, pa.binary())):
         if all(row is None or isinstance(row, kind) for row in rows):
-            with contextlib.suppress(
-                pa.ArrowException, UnicodeError
-            ):  # text that is none, such as half of a surrogate pair
+            with contextlib.suppress(pa.ArrowException, UnicodeError):  # invalid text, such as half of a surrogate pair
                 return pa.array(rows, of)
     pickled = []
     for i, row in enumerate(rows):
         try:
             pickled.append(cloudpickle.dumps(row, protocol=5))  # type: ignore[no-untyped-call]
-        except Exception as error:  # whatever a class of the user's raises
+        except Exception as error:  # whatever a user's class raises
             what = f"an object of type {type(row).__name__} ({_first_line(error)})"
             raise UnsendableError(what, f"return {_PLAIN}", name, i) from None
     return pa.ExtensionArray.from_storage(ObjectType(), pa.array(pickled, pa.large_binary()))

@@ -6,6 +6,7 @@ forked from a process of that node that imported everything once. What is import
 """
 
 import functools
+import os
 import shlex
 import sys
 import uuid
@@ -17,20 +18,24 @@ ALWAYS = (
     "ray",
     "torch",
     "ray.train.torch",
-    "offload.train.context",
-    "offload.train.ray_train",
+    "offload.train.worker.process",
+    "offload.train.driver.ray_train",
     "offload.pipeline.pool",
 )
 # Imported ahead where the driver imported them too: a script that does without them need not have them.
 IF_USED = ("torchvision", "torchvision.transforms.v2", "timm", "cv2", "simplejpeg", "PIL.Image", "pandas", "scipy")
+SWITCH = "OFFLOAD_PRELOAD"
 # Each of these names another Python than this one.
 OTHER_PYTHON = ("py_executable", "pip", "uv", "conda", "container", "image_uri")
 
 
 def runtime_env(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The runtime environment of processes that are to start with their imports done, in a job with this environment of its
-    own. Empty where the job brings a Python of its own: that one is not ours to replace."""
-    if any(job.get(name) for name in OTHER_PYTHON):
+    """The runtime environment of processes that start with their imports done, for a job with this environment of its own.
+
+    Empty where the job brings a Python of its own, which is not ours to replace, and where the user turns preloading off
+    (``OFFLOAD_PRELOAD=0`` in the driver's environment).
+    """
+    if os.environ.get(SWITCH) == "0" or any(job.get(name) for name in OTHER_PYTHON):
         return {}
     modules = ",".join([*ALWAYS, *(name for name in IF_USED if name in sys.modules)])
     launcher = Path(__file__).with_name("launch.py")

@@ -13,7 +13,7 @@ RECENT_S = 120.0  # process numbers come again
 
 
 def exit_status(pid: int, within_s: float = 0.0) -> int | None:
-    """The exit status of a process that has just ended, negative where a signal ended it; None where it is not known within the
+    """The exit status of a process that has just ended, negative where a signal ended it; None if it is not known within the
     time."""
     until = time.monotonic() + within_s
     while (status := _written(pid)) is None and time.monotonic() < until:

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
 
 
 def socket_path(key: str, raylet: int) -> str:
-    """Where the server for this key listens that belongs to this raylet. Raises PermissionError where another user made the
+    """Where the server for this key listens that belongs to this raylet. Raises PermissionError if another user made the
     folder: whoever listens there is handed this process's environment."""
     folder = socket_folder()
     os.makedirs(folder, mode=0o700, exist_ok=True)

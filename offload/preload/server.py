@@ -2,11 +2,10 @@
 
     python server.py SOCKET MODULE[,MODULE…] RAYLET LOCK
 
-It ends with the raylet whose processes it starts, and takes those along that do not end by themselves; and when none of them
-has lived for a while. How each of them ended it writes down beside its socket, since nobody else is told: Ray sees that a
-connection broke. It has one thread and
-no connection to anything but its socket, so that a fork of it is as good as a new process. Forks end as those of
-:mod:`multiprocessing` do: with what Python has registered to be done at exit, and without what C++ libraries have.
+The server ends with the raylet whose processes it starts, and kills those that do not end by themselves. It also ends once it has
+had no process for a while. It writes down beside its socket how each of them ended, since nobody else learns it: Ray only sees a
+broken connection. The server has one thread and no connection but its socket, so that a fork of it is as good as a new process.
+Forks end as those of :mod:`multiprocessing` do: they run what Python has registered for its exit, but not what C++ libraries have.
 """
 
 import atexit
@@ -34,17 +33,20 @@ if __name__ == "__main__":
 from offload.preload import ray_ids
 
 IDLE_S = 30.0  # without a process of ours alive
-ORPHANS_S = 3.0  # for processes to end after their raylet; those that are just starting would look for it for a minute
+ORPHANS_S = 3.0  # for processes to end after their raylet; one that is just starting would look for it for a minute
 LOOK_S = 0.5
 ENDED = ".ended"  # the file with lines of PID, STATUS (negative for a signal) and seconds since 1970
 REQUEST_S = 5.0
 LARGEST = 16 << 20
 RAY = ("ray", "offload")  # what imports Ray
+OF_WORKERS = "torch._dynamo"  # an optimizer's first step imports it, which takes as long as importing torch does
+WORKER = b"ray::RayTrainWorker"  # how the command line of one that trains begins
+QUIET_S = 2.0  # without a request before what later workers need is imported: nobody is served meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A process to be: what the launcher handed over. ``files``: its standard input, output and error."""
+    """A process to start, as the launcher described it. ``files``: its standard input, output and error."""
 
     command: list[str]
     env: dict[str, str]
@@ -115,6 +117,7 @@ def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | N
     """Fork for every request. Returns in each fork with what it is to be, and None in the server when it is to end. How forks
     end is written to ``ended``."""
     alive: set[int] = set()
+    prepared = "torch" not in sys.modules
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -123,8 +126,11 @@ def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | N
         for source in (listener, raylet_ended, woken):
             selector.register(source, selectors.EVENT_READ)
         while True:
-            ready = [key.fileobj for key, _ in selector.select(None if alive else IDLE_S)]
-            if woken in ready:
+            patience = IDLE_S if not alive else None if prepared else QUIET_S
+            ready = [key.fileobj for key, _ in selector.select(patience)]
+            if alive and not ready:
+                prepared = _prepared_for_workers(alive, raylet_ended)
+            elif woken in ready:
                 os.read(woken, 4096)
                 alive -= _ended(alive, ended)
             elif raylet_ended in ready or not ready:
@@ -149,6 +155,24 @@ def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | N
     os.close(woken)
     os.close(wake)
     return wanted
+
+
+def _prepared_for_workers(alive: set[int], raylet_ended: int) -> bool:
+    """Import what the next worker on this node would, once one trains here. Returns whether there is nothing more to import."""
+    if not any(_command_line(child).startswith(WORKER) for child in alive):
+        return False
+    _imported([OF_WORKERS], raylet_ended)
+    gc.collect()
+    gc.freeze()
+    return True
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:  # it has ended
+        return b""
 
 
 def _ended(alive: set[int], ended: str) -> set[int]:
@@ -213,7 +237,7 @@ def _live(wanted: Wanted) -> NoReturn:
 
 
 def _status(wanted: Wanted) -> int:
-    """The exit status with which the script ends, once it has; what Python says of it is said."""
+    """Run the script to its end. Returns its exit status, once Python's own message about it is printed."""
     try:
         _become(wanted)
     except SystemExit as end:

@@ -35,7 +35,7 @@ def refreshed(catalog: Catalog, region: str, *, names: list[str], client: Any = 
     """The catalog with AWS's on-demand training prices of ``region`` for these types, as the price list has them now.
 
     ``client`` is a boto3 client of the service "pricing"; one is made from the environment's credentials by default.
-    Raises ConfigError where boto3 or credentials are missing, or a type is not offered there.
+    Raises ConfigError if boto3 or credentials are missing, or a type is not offered there.
     """
     client = client or _pricing_client()
     prices = {name: _training_price(client, region, name) for name in names}

@@ -1,1 +1,1 @@
-"""Measures a script in a minute: what its input side and its accelerator can do, each with the other taken away."""
+"""Measures a script in a minute: what its input and its accelerator can do, each without the other."""

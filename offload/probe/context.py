@@ -1,7 +1,6 @@
-"""The context that a probed script's function gets: its batches are replayed from memory, and its steps measured.
+"""The context of a probed script's function: it replays batches from memory and measures steps.
 
-The loop runs as it was written, with nothing to wait for. Where it stops: what follows from the measurements is
-:mod:`offload.measure.findings`'s.
+The loop runs as written, and never waits for data. Where it stops: :mod:`offload.measure.findings` draws the conclusions.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ import torch
 from offload.errors import RunError
 from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, Measured, next_size
 from offload.probe.depth import Depth, repeated_blocks
-from offload.train.context import TRAIN, Context, StopRun, WorkerSetup, tuple_of
-from offload.train.stepping import step_all
+from offload.train.messages import TRAIN
+from offload.train.worker.context import Context, tuple_of
+from offload.train.worker.loop import StopRun, TrainingLoop
+from offload.train.worker.stepping import step_all
 
 NOISE_GROUPS = 4
 FEW_GROUPS = 2
@@ -32,8 +33,8 @@ class ProbeContext(Context):
     ``budget_s`` is what the sizes may take together; ``told`` hears the share of the work that is done.
     """
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        super().__init__(setup)
+    def __init__(self, loop: TrainingLoop) -> None:
+        super().__init__(loop)
         self.depth: Depth | None = None
         self.may_cut = True
         self.cached: dict[str, Any] = {}
@@ -51,21 +52,25 @@ class ProbeContext(Context):
     def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
         """As in training; on a CPU a deep model may be measured at a smaller depth."""
         self.depth = None
-        # Joined workers expect gradients of all that they were built with.
+        # DDP expects gradients of all parameters that it was built with.
         if self.device.type == "cpu" and self.may_cut and self.world_size == 1:
             self.depth = repeated_blocks(getattr(model, "_orig_mod", model))
         return super().prepare(model, *others)
 
     def begin_anew(self) -> None:
-        """Forget what was measured: the script's function is to run once more, on the whole model."""
+        """Forget all measurements: the script's function runs once more, on the whole model."""
         self.may_cut = False
-        self._state.model = None
+        self._loop.state.model = None
         self.measured.clear()
         self.gradients.clear()
         self._group, self._sum, self._comparing = [], None, False
 
-    def _epochs(self, n: int) -> Iterator[int]:
+    def epochs(self, n: int) -> Iterator[int]:
         """One epoch, in which everything is measured."""
+        super().epochs(n)  # checks the number
+        return self._one_epoch()
+
+    def _one_epoch(self) -> Iterator[int]:
         yield 0
         raise StopRun
 
@@ -75,6 +80,7 @@ class ProbeContext(Context):
             return
         for batch in self._replayed():
             self._open = True
+            self._loop.rows = len(next(iter(batch.values())))
             yield tuple_of(batch, columns) if columns else batch
             if self._open:
                 raise RunError(
@@ -84,9 +90,9 @@ class ProbeContext(Context):
         raise StopRun
 
     def _replayed(self) -> Iterator[dict[str, Any]]:
-        began, wanted = time.monotonic(), self._setup.split.local_batch_size
+        began, wanted = time.monotonic(), self._loop.setup.split.local_batch_size
         share = self.budget_s * (0.5 if self.depth is not None else 0.8)
-        memory = self._device_memory()
+        memory = self.device_memory()
         if self.depth is not None:
             self.depth.cut(2)
         while (
@@ -147,16 +153,16 @@ class ProbeContext(Context):
     def _timed_steps(self, size: int, times: list[float]) -> Iterator[dict[str, Any]]:
         for number in range(self._warm + self._steps):
             batch = self._rows(size, 0)
-            self._synchronize()
+            self.synchronize()
             began = time.monotonic()
             yield batch
-            self._synchronize()
+            self.synchronize()
             if number >= self._warm:
                 times.append(time.monotonic() - began)
 
     def _agreed(self, value: int | None) -> int | None:
-        """Rank 0's: all ranks measure the same sizes."""
-        return value if self._talk is None else self._talk.broadcast(value, 0)
+        """Rank 0's value: all ranks measure the same sizes."""
+        return value if self._loop.talk is None else self._loop.talk.broadcast(value, 0)
 
     def _rows(self, size: int, first: int) -> dict[str, Any]:
         """``size`` of the cached rows from ``first`` on, from the beginning again where they end."""
@@ -170,9 +176,9 @@ class ProbeContext(Context):
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradient of the loss; where gradients are compared, note its norm."""
-        scaler = self._state.scaler
+        scaler = self._loop.state.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
-        joined = self._stepper.model
+        joined = self._loop.stepper.model
         alone = isinstance(joined, torch.nn.parallel.DistributedDataParallel) and not self._syncing
         with joined.no_sync() if alone else contextlib.nullcontext():  # type: ignore[union-attr,operator]
             scaled.backward()  # type: ignore[no-untyped-call]
@@ -184,18 +190,18 @@ class ProbeContext(Context):
         self._open = False
         if self._comparing and self._group:
             return False  # the next gradient is taken at equal parameters
-        scaler = self._state.scaler
-        for optimizer in self._state.optimizers:
+        scaler = self._loop.state.scaler
+        for optimizer in self._loop.state.optimizers:
             if scaler is not None:
                 scaler.unscale_(optimizer)
             if clip_norm is not None:
                 parameters = [p for group in optimizer.param_groups for p in group["params"]]
                 torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-        step_all(self._state.optimizers, scaler)
+        step_all(self._loop.state.optimizers, scaler)
         return True
 
     def _note_gradient(self, scale: float) -> None:
-        parameters = [p for o in self._state.optimizers for g in o.param_groups for p in g["params"]]
+        parameters = [p for o in self._loop.state.optimizers for g in o.param_groups for p in g["params"]]
         reached = [p for p in parameters if p.grad is not None]
         gradients = [p.grad / scale for p in reached if p.grad is not None]
         for parameter in reached:
@@ -223,11 +229,13 @@ class ProbeContext(Context):
     def report(self, **metrics: Any) -> None:
         """Nothing is recorded."""
 
-    def _synchronize(self) -> None:
+    def synchronize(self) -> None:
+        """Wait for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _device_memory(self) -> float | None:
+    def device_memory(self) -> float | None:
+        """Bytes of the GPU that this process could use; None without one."""
         if self.device.type != "cuda":
             return None
         gc.collect()
@@ -245,7 +253,7 @@ class Kept:
         self._parts: dict[str, list[Any]] = {}
 
     def add(self, batch: Mapping[str, Any]) -> None:
-        """Keep of this batch what is still wanted."""
+        """Keep the rows of this batch that are still missing."""
         if not self._left:
             return
         for name, column in batch.items():
@@ -254,7 +262,7 @@ class Kept:
         self._left -= len(rows)
 
     def joined(self) -> dict[str, Any]:
-        """All that was kept, as one batch; empty where there was none."""
+        """All kept rows as one batch."""
         return {
             name: torch.cat(parts) if isinstance(parts[0], torch.Tensor) else [row for part in parts for row in part]
             for name, parts in self._parts.items()

@@ -1,7 +1,7 @@
-"""A smaller depth of the same model, for machines on which a whole step takes too long to be measured often.
+"""A smaller depth of the same model, for machines on which a whole step takes too long to measure often.
 
 Models of repeated blocks (transformers, residual stages) take ``T(1) + (D − 1)·(T(2) − T(1))`` seconds a step at depth D.
-Where it stops: what was measured at depths 1 and 2 is put together in :mod:`offload.measure.sizes`.
+Where it stops: :mod:`offload.measure.sizes` combines the measurements at depths 1 and 2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SHARE = 0.5  # of the model's parameters that the blocks must hold for depth to 
 
 
 class Depth:
-    """The longest row of equal blocks of a model, which can be cut short and made whole again."""
+    """The longest row of equal blocks of a model, which can be shortened and restored."""
 
     def __init__(self, blocks: torch.nn.Module) -> None:
         self._blocks = blocks
@@ -24,11 +24,11 @@ class Depth:
         return len(self._all)
 
     def cut(self, depth: int) -> None:
-        """Leave the first ``depth`` blocks."""
+        """Keep the first ``depth`` blocks only."""
         self._blocks._modules = dict(list(self._all.items())[:depth])
 
     def whole(self) -> None:
-        """All blocks again."""
+        """Restore all blocks."""
         self._blocks._modules = dict(self._all)
 
 

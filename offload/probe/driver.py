@@ -1,4 +1,4 @@
-"""The driver's side of a probe: a run of one or two workers that measure instead of training, and leaves nothing behind."""
+"""The driver's side of a probe: a run of one or two workers that measure, do not train, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import ray
-import ray.train
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -22,20 +20,21 @@ from offload.probe.context import NOISE_GRADIENTS
 from offload.probe.worker import Budget, run_probe
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
-from offload.train.batches import PREFETCH_BLOCKS
-from offload.train.cluster import Cluster, check_address, connected
-from offload.train.context import TRAIN
-from offload.train.journal import Journal
-from offload.train.monitor import News
-from offload.train.run import TOKEN_CPUS, Run, describe_failure
-from offload.train.storage import Storage
-from offload.train.trainer import Trainer
+from offload.train.checkpoints.storage import Storage
+from offload.train.cluster.connection import Cluster, check_address, connected
+from offload.train.driver.event_log import EventLog
+from offload.train.driver.failures import describe_failure
+from offload.train.driver.run import TOKEN_CPUS, Run
+from offload.train.driver.trainer import Trainer
+from offload.train.hub.client import HubClient
+from offload.train.messages import TRAIN
+from offload.train.worker.batches import PREFETCH_BLOCKS
 
 STAGE_ROWS = 64
 
 
 def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str, Any]) -> Findings | None:
-    """Measure a script's trainer; None where the user interrupted it. ``known``: what is known of it already.
+    """Measure a script's trainer; None if the user interrupted it. ``known``: facts to store with the findings.
 
     Raises ConfigError or RunError as ``Trainer.fit`` does.
     """
@@ -78,20 +77,20 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
 
 
 class ProbeRun(Run):
-    """A run whose worker measures. ``found`` is what it sent at the end."""
+    """A run whose worker measures. ``found``: what the worker sent at the end."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.journal = _NoJournal(self.directory, self.live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
+        self.log = _NoLog(self.directory, self.live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
         self.found: dict[str, Any] | None = None
         stream = self.listed[TRAIN].stream(self.trainer.seed)
         self.budget = Budget(
-            stage=stream.stage if stream.table is not None else None,
+            recipe=stream.recipe if stream.table is not None else None,
             rows=None if stream.table is None else stream.table.slice(0, STAGE_ROWS),
         )
 
     def shows(self, progress: Progress) -> None:
-        """Where the bar is."""
+        """Show this progress bar."""
         self._progress, self._task = progress, progress.add_task("starting", total=1.0)
 
     def _worker_resources(self) -> WorkerResources:
@@ -109,9 +108,9 @@ class ProbeRun(Run):
         text, kind = describe_failure(error, "the probed script failed", remedy)
         raise kind(text) from None
 
-    def _read(self, hub: Any) -> None:
-        news: News = ray.get(hub.read.remote(self.journal.news.cursor))
-        self.journal.news = replace(news, totals={})  # nothing is trained that would have to be committed
+    def _read(self, hub: HubClient) -> None:
+        news = hub.read(self.log.news.cursor)
+        self.log.news = replace(news, totals={})  # nothing is trained that would have to be committed
         for event in news.events:
             if event["event"] == "probing":
                 self._progress.update(self._task, description=event["phase"], completed=event["share"])
@@ -121,15 +120,15 @@ class ProbeRun(Run):
                 self._progress.console.print(event["text"], soft_wrap=True, markup=False)
 
 
-class _NoJournal(Journal):
-    """Nothing of a probe is written down."""
+class _NoLog(EventLog):
+    """An event log that writes nothing."""
 
     def finish(self, status: str, checkpoint: str | None, error: str | None = None) -> dict[str, Any]:
         return {}
 
 
 def _workers(trainer: Trainer, cluster: Cluster) -> int:
-    """Two where the script asks for several and two fit, so that their synchronisation is seen; else one."""
+    """Two if the script asks for several and two fit, so that the probe sees their synchronisation; else one."""
     gpus = sum(node.gpus for node in cluster.whole)
     config = trainer.scaling_config
     on_gpus = bool(config.use_gpu) if config is not None else gpus >= 1

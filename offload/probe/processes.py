@@ -1,7 +1,7 @@
-"""CPU time of what runs beside this worker on its host: Ray's raylet, the preprocessing, and the rest of the run.
+"""CPU time of the processes beside this worker on its host: the raylet, preprocessing, and the rest of the run.
 
-What the raylet spends comes with every sample wherever it is preprocessed; what the worker and the run's actors spend
-leaves so much less of their host's cores for preprocessing.
+The raylet's share belongs to every sample, wherever it is preprocessed. The worker and the run's actors leave that much less of
+the host's cores to preprocessing.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ PREPROCESSING = "ray::Preprocessor"
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSeconds:
-    """Since the processes started; 0 where it cannot be read."""
+    """CPU seconds since the processes started; 0 if they cannot be read."""
 
     raylet_s: float = 0.0
     beside_s: float = 0.0
 
     def since(self, before: CpuSeconds) -> CpuSeconds:
-        """What came since ``before``."""
+        """The difference to an earlier reading."""
         return CpuSeconds(raylet_s=self.raylet_s - before.raylet_s, beside_s=self.beside_s - before.beside_s)
 
 
 def cpu_seconds() -> CpuSeconds:
-    """Of the raylet that started this process, and of its other processes that do not preprocess, this one included."""
+    """CPU seconds of the raylet that started this process, and of its processes that do not preprocess, this one included."""
     try:
         raylet = psutil.Process().parent()
         if raylet is None or "raylet" not in raylet.name():

@@ -1,4 +1,4 @@
-"""What each stage of preprocessing costs: the data set and the transform are run on one core with their steps timed.
+"""Costs of each stage of preprocessing: runs the data set and the transform on one core and times their steps.
 
 Steps are those of a Compose (torchvision's and timm's) that is the transform itself or an attribute of the data set;
 anything else is one stage.
@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources.base import At, nowhere
-from offload.pipeline.stage import Stage, process
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 PACK = "pack"
-LEAST_RAW_BYTES = 256  # below, it is what reading this process's own counters takes
+LEAST_RAW_BYTES = 256  # below this the time of reading the counters dominates
 ROWS = 4  # at a time: some samples take seconds
 
 
 @dataclass
 class Spent:
-    """CPU seconds of one thread and bytes that came out, over ``calls`` calls of a step."""
+    """CPU seconds of one thread and output bytes, over ``calls`` calls of a step."""
 
     cpu_s: float = 0.0
     bytes_out: float = 0.0
@@ -36,7 +36,7 @@ class Spent:
 
 @dataclass
 class StageCosts:
-    """Per stage what ``samples`` samples took. ``raw_bytes``: read from files meanwhile."""
+    """Costs of ``samples`` samples by stage. ``raw_bytes``: read from files meanwhile."""
 
     samples: int = 0
     cpu_s: float = 0.0
@@ -45,8 +45,8 @@ class StageCosts:
 
     @contextmanager
     def timing(self, name: str) -> Iterator[list[Any]]:
-        """Count what happens within as one call of step ``name``, less what other steps counted meanwhile. What it put
-        out is to be appended, and behind it the bytes of a row, where that is something else."""
+        """Count the time inside as one call of step ``name``, less the time that other steps counted. The caller appends the output, and
+        then the bytes of a row if these differ."""
         inside, began = self._counted(), time.thread_time()
         out: list[Any] = []
         yield out
@@ -59,28 +59,28 @@ class StageCosts:
         return sum(each.cpu_s for each in self.spent.values())
 
     def shares(self) -> Iterator[tuple[str, float, float | None]]:
-        """(name, share of the CPU time, bytes that a sample leaves it with) for each stage, the rest as ``pack``."""
+        """(name, share of the CPU time, output bytes of a sample) for each stage; the rest is called ``pack``."""
         known = sum(each.cpu_s for each in self.spent.values())
         for name, each in self.spent.items():
             yield name, each.cpu_s / self.cpu_s, each.bytes_out / each.calls if each.calls and each.bytes_out else None
         yield PACK, max(self.cpu_s - known, 0.0) / self.cpu_s, None
 
 
-def measure_stages(stage: Stage, rows: pa.Table, *, seconds: float) -> StageCosts:
-    """Run ``stage`` over index rows, again and again for about ``seconds``, with its steps timed. ``stage`` is changed: it
-    must be of no further use."""
+def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCosts:
+    """Run ``recipe`` over index rows repeatedly for about ``seconds`` and time its steps. This changes ``recipe``: do not use it
+    again."""
     costs = StageCosts()
-    reader: Any = stage.reader
+    reader: Any = recipe.reader
     _wrap_attributes(getattr(reader, "dataset", None), costs)
-    _wrap_steps(stage.transform, costs)
-    stage = dataclasses.replace(stage, reader=_TimedReader(reader, costs), transform=_timed_transform(stage, costs))
+    _wrap_steps(recipe.transform, costs)
+    recipe = dataclasses.replace(recipe, reader=_TimedReader(reader, costs), transform=_timed_transform(recipe, costs))
     until = time.monotonic() + seconds
     start = 0
-    _once(stage, rows, start)  # imports, caches
+    _once(recipe, rows, start)  # imports, caches
     costs.spent.clear()
     while time.monotonic() < until:
         began, read = time.thread_time(), _bytes_read()
-        done = _once(stage, rows, start)
+        done = _once(recipe, rows, start)
         costs.cpu_s += time.thread_time() - began
         costs.raw_bytes += _bytes_read() - read
         costs.samples += done
@@ -88,10 +88,10 @@ def measure_stages(stage: Stage, rows: pa.Table, *, seconds: float) -> StageCost
     return costs
 
 
-def _once(stage: Stage, rows: pa.Table, start: int) -> int:
+def _once(recipe: Recipe, rows: pa.Table, start: int) -> int:
     part = rows.slice(start, ROWS)
     ids = pa.array(np.arange(start, start + part.num_rows, dtype=np.int64))
-    process(stage, part.append_column(SAMPLE_ID, ids).append_column(POSITION, ids), epoch=0)
+    process(recipe, part.append_column(SAMPLE_ID, ids).append_column(POSITION, ids), epoch=0)
     return int(part.num_rows)
 
 
@@ -120,23 +120,23 @@ def _timed_step(step: Any, costs: StageCosts) -> Callable[..., Any]:
     return timed
 
 
-def _timed_transform(stage: Stage, costs: StageCosts) -> Any:
-    if stage.kind == "none":
-        return stage.transform
-    inner = stage.transform
+def _timed_transform(recipe: Recipe, costs: StageCosts) -> Any:
+    if recipe.kind == "none":
+        return recipe.transform
+    inner = recipe.transform
     name = getattr(inner, "__name__", type(inner).__name__)
 
     def timed(given: Any) -> Any:
         with costs.timing(name) as out:
             out.append(inner(given))
-            out[1:] = [_per_row(out[0], stage.kind == "batch")]
+            out[1:] = [_per_row(out[0], recipe.kind == "batch")]
         return out[0]
 
     return timed
 
 
 class _TimedReader:
-    """A reader that tells what reading took, the steps within it apart."""
+    """A reader that times reading, without the steps inside it."""
 
     def __init__(self, inner: Any, costs: StageCosts) -> None:
         self._inner, self._costs = inner, costs

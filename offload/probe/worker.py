@@ -1,12 +1,13 @@
-"""What a worker of a probe runs: the input side alone, then the script's loop on replayed batches.
+"""A probe's worker: it drains the input alone, then runs the script's loop on replayed batches.
 
-One after the other, since on a small machine each would slow the other down.
+On a small machine each would slow the other down.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +19,19 @@ import torch
 
 from offload.errors import RunError
 from offload.pipeline.passes import PassKey, Slice
-from offload.pipeline.pool import PackedStage
+from offload.pipeline.pool import PackedRecipe
 from offload.probe.context import Kept, ProbeContext
 from offload.probe.processes import cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, measure_stages
-from offload.train.batches import Batches, NoPeers
-from offload.train.context import TRAIN, StopRun, WorkerSetup, first_pass, run_user_function
-from offload.train.feed_client import ActorFeed, open_pass
-from offload.train.voice import Silent
+from offload.train.hub.client import HubClient
+from offload.train.messages import TRAIN
+from offload.train.worker.agreement import NoAgreement
+from offload.train.worker.batches import Batches, NoPeers
+from offload.train.worker.feed_client import BlockReader, HubFeed
+from offload.train.worker.loop import StopRun, TrainingLoop, first_pass
+from offload.train.worker.process import place_of, run_user_function
+from offload.train.worker.reporter import Forward
+from offload.train.worker.setup import WorkerSetup
 
 KEPT_BLOCKS = 4  # replayed to see how fast a worker takes batches in
 KEPT_BYTES = 128 << 20
@@ -35,25 +41,26 @@ TELL_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Seconds for each part, and what the stages of preprocessing are measured on (None: a ``ray.data.Dataset``)."""
+    """Seconds for each part, and the recipe to measure step by step (None: a ``ray.data.Dataset``)."""
 
     drain_s: float = 20.0
     ingest_s: float = 2.0
     stages_s: float = 6.0
     replay_s: float = 24.0
-    stage: PackedStage | None = None
+    recipe: PackedRecipe | None = None
     rows: pa.Table | None = None
 
 
 def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
-    """Measure, and send what was found as an event ``probed``."""
+    """Measure, and send the findings as an event ``probed``."""
     torch.manual_seed(setup.seed)
     np.random.seed(setup.seed & 0xFFFFFFFF)
-    context = ProbeContext(setup)
-    tell = _Teller(context)
+    loop = TrainingLoop(setup, place_of(setup))
+    context = ProbeContext(loop)
+    tell = _Teller(loop)
     try:
         tell.phase("draining the input", 0.0)
-        drained = _drain(context, setup, budget, tell)
+        drained = _drain(loop, context, budget, tell)
         measuring = time.monotonic()
         tell.phase("timing the stages", 0.45)
         stages = _stages(budget) if context.rank == 0 else None
@@ -62,18 +69,18 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
         context.told = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
         if not context.cached:
             raise RunError("the training data set delivered no batch to replay. Are there samples in it?")
-        with contextlib.redirect_stdout(context.printing()):
+        with contextlib.redirect_stdout(Forward(loop.reporter, sys.stdout)):
             _replay(user_function, context)
         if not context.measured:
             raise RunError(
                 "the script's function asked for no batch of ctx.batches('train'), so that no step could be measured."
             )
         nodes = [ray.get_runtime_context().get_node_id()]
-        if context._talk is not None:
-            nodes = context._talk.gather_objects(nodes[0])
+        if loop.talk is not None:
+            nodes = loop.talk.gather_objects(nodes[0])
         if context.rank:
             return
-        context._reporter.event(
+        loop.reporter.event(
             "probed",
             workers=context.world_size,
             nodes=len(set(nodes)),
@@ -85,14 +92,14 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
             blocks=0 if context.depth is None else len(context.depth),
             measuring_s=drained["drained_s"] + time.monotonic() - measuring,
             device=torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu",
-            device_memory_bytes=context._device_memory(),
+            device_memory_bytes=context.device_memory(),
         )
     finally:
-        context.finish()
+        loop.finish()
 
 
 def _replay(user_function: Any, context: ProbeContext) -> None:
-    """The script's own loop. Where the smaller depth is what it fails of, it runs once more on the whole model."""
+    """Run the script's loop. If it fails because of the smaller depth, run it again on the whole model."""
     try:
         run_user_function(user_function, context)
     except StopRun:
@@ -106,10 +113,10 @@ def _replay(user_function: Any, context: ProbeContext) -> None:
 
 
 class _Teller:
-    """Sends how far the probe is, at once."""
+    """Sends the probe's progress at once."""
 
-    def __init__(self, context: ProbeContext) -> None:
-        self._reporter, self._silent = context._reporter, context.rank > 0
+    def __init__(self, loop: TrainingLoop) -> None:
+        self._reporter, self._silent = loop.reporter, loop.rank > 0
 
     def phase(self, name: str, share: float) -> None:
         if self._silent:
@@ -118,11 +125,12 @@ class _Teller:
         self._reporter.flush()
 
 
-def _drain(context: ProbeContext, setup: WorkerSetup, budget: Budget, tell: _Teller) -> dict[str, Any]:
+def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Teller) -> dict[str, Any]:
     """Take batches as fast as they come, and keep some."""
+    setup = loop.setup
     feed = _Recording(setup.hub)
-    key = PassKey(attempt=context._attempt, name=TRAIN, number=0)
-    open_pass(setup.hub, key, first_pass(setup.split, deterministic=setup.deterministic), context.rank)
+    key = PassKey(attempt=loop.attempt, name=TRAIN, number=0)
+    setup.hub.open(key, first_pass(setup.split, deterministic=setup.deterministic), context.rank)
     batches = _batches(context, setup, feed, key)
     began, before, told, samples = time.monotonic(), cpu_seconds(), 0.0, 0
     kept: Kept | None = None
@@ -144,7 +152,7 @@ def _drain(context: ProbeContext, setup: WorkerSetup, budget: Budget, tell: _Tel
     drained_s, spent = time.monotonic() - began, cpu_seconds().since(before)
     batches.close()
     context.cached = kept.joined() if kept is not None else {}
-    costs = ray.get(setup.hub.costs.remote(TRAIN))
+    costs = setup.hub.costs(TRAIN)
     ingest = _ingest(context, setup, feed.kept, budget.ingest_s) if feed.kept else None
     return {
         "costs": costs,
@@ -164,32 +172,32 @@ def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey)
         device=context.device,
         on_device=setup.on_device[TRAIN],
         padded=False,
-        voice=Silent(),
+        agreement=NoAgreement(),
         template={},
     )
 
 
 def _ingest(context: ProbeContext, setup: WorkerSetup, kept: list[Slice], seconds: float) -> float:
-    """Samples/s that this worker takes in, cuts, joins and copies to its device, when blocks are there already."""
+    """Samples/s that this worker takes in, cuts, joins and copies to its device from blocks that are ready."""
     feed = _Replaying(kept)
     batches = _batches(context, setup, feed, PassKey(attempt=0, name=TRAIN, number=0))
     batches.get()
     began, samples = time.monotonic(), 0
     while time.monotonic() - began < seconds and (batch := batches.get()) is not None:
         samples += batch.rows
-    context._synchronize()
+    context.synchronize()
     rate = samples / (time.monotonic() - began)
     batches.close()
     return rate
 
 
 def _stages(budget: Budget) -> dict[str, Any] | None:
-    if budget.stage is None or budget.rows is None:
+    if budget.recipe is None or budget.rows is None:
         return None
     threads = torch.get_num_threads()
-    stage = budget.stage.ready()  # holds this process to one thread, as it does each preprocessing process
+    recipe = budget.recipe.ready()  # holds this process to one thread, as it does each preprocessing process
     try:
-        costs = measure_stages(stage, budget.rows, seconds=budget.stages_s)
+        costs = measure_stages(recipe, budget.rows, seconds=budget.stages_s)
     finally:
         torch.set_num_threads(threads)
     raw_bytes = costs.raw_bytes / max(costs.samples, 1)
@@ -199,11 +207,11 @@ def _stages(budget: Budget) -> dict[str, Any] | None:
     }
 
 
-class _Recording(ActorFeed):
-    """The feed, of which the first blocks are kept."""
+class _Recording(HubFeed):
+    """The feed, with its first blocks kept."""
 
-    def __init__(self, actor: Any) -> None:
-        super().__init__(actor)
+    def __init__(self, hub: HubClient) -> None:
+        super().__init__(hub)
         self.kept: list[Slice] = []
 
     def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
@@ -212,15 +220,16 @@ class _Recording(ActorFeed):
         return slices, over
 
 
-class _Replaying(ActorFeed):
+class _Replaying(BlockReader):
     """A feed that hands out the same blocks again and again."""
 
     def __init__(self, kept: list[Slice]) -> None:
-        super().__init__(None)
         self._kept, self._next = kept, 0
 
     def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
         self._next += 1
         return [self._kept[self._next % len(self._kept)]], False
+
+    def again(self, key: PassKey, rank: int, piece: Slice) -> None: ...
 
     def leave(self, key: PassKey, rank: int) -> None: ...

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def format_request(request: Mapping[str, Any], *, usd_per_hour: float | None, bundle_bytes: int, others: int) -> str:
-    """A CreateTrainingJob document, and before it what one wants to know of it first. ``others``: jobs to try after it."""
+    """A CreateTrainingJob document under a summary of its main points. ``others``: the number of jobs to try after it."""
     seconds = request["StoppingCondition"]["MaxRuntimeInSeconds"]
     groups = request["ResourceConfig"]["InstanceGroups"]
     cost = (
@@ -85,7 +85,7 @@ def format_ray_job(state: Mapping[str, Any]) -> str:
 
 
 def format_ray_request(request: Mapping[str, Any], *, bundle_bytes: int) -> str:
-    """What would be submitted to a Ray cluster, and before it what one wants to know of it first."""
+    """A request to a Ray cluster under a summary of its main points."""
     rows = [
         ("job", str(request["submission_id"])),
         ("command", str(request["entrypoint"])),

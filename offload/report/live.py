@@ -72,7 +72,7 @@ class LiveLine:
             self._console.print(line, soft_wrap=True, markup=False)
 
     def status(self, text: str) -> None:
-        """What happens before there is anything to measure."""
+        """Show what happens before the first measurement."""
         self._waited_at = time.monotonic()
         if self._live is not None:
             self._live.update(Text(text, style="dim"))
@@ -80,7 +80,7 @@ class LiveLine:
             self._console.print(text, soft_wrap=True, markup=False)
 
     def waiting(self, text: str) -> None:
-        """What is waited for, with how far it is: a line that changes on a terminal, elsewhere one every half minute."""
+        """Show what the run waits for, and its progress: a line that changes on a terminal, elsewhere one every half minute."""
         if self._live is not None:
             self._live.update(Text(text, style="dim"))
         elif time.monotonic() - self._waited_at >= WAITING_INTERVAL_S:
@@ -88,12 +88,12 @@ class LiveLine:
             self._console.print(text, soft_wrap=True, markup=False)
 
     def printed(self, text: str, *, rank: int) -> None:
-        """What the user's function printed on a worker."""
+        """Show what the user's function printed on a worker."""
         prefix = f"[rank {rank}] " if rank else ""
         for line in text.splitlines():
             self._console.print(prefix + line, soft_wrap=True, markup=False)
 
     def note(self, text: str) -> None:
-        """A line of its own, which stays."""
+        """Show a separate line, which stays."""
         self._console.print(text, soft_wrap=True, markup=False)
         sys.stderr.flush()

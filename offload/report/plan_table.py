@@ -17,7 +17,7 @@ MARKS = {"recommended": "→", "baseline": "="}
 
 def format_plan(document: dict[str, Any], *, shown: int = SHOWN, width: int = 120) -> str:
     """The table, the explanation and the warnings as text. At most ``shown`` rows and the two that are marked; columns
-    that would say nothing new (goodput where it is samples/s, hours without an amount of work) are left away."""
+    that add nothing (goodput equal to samples/s, hours without an amount of work) are omitted."""
     candidates = document["candidates"]
     marked = {document["baseline"]: MARKS["baseline"], document["recommended"]: MARKS["recommended"]}
     rows = sorted({*range(min(shown, len(candidates))), *marked})

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from offload.errors import ConfigError, RunError
+from offload.errors import ConfigError, RunError, argument
 
 SUMMARY = "summary.json"
 EVENTS = "events.jsonl"
@@ -45,7 +45,7 @@ def _finite(value: Any) -> Any:
 class RunDirectory:
     """One run's directory. Nothing that is in it changes before :meth:`begin`.
 
-    Raises ConfigError where it cannot be written, or holds a finished run and ``overwrite`` is not set.
+    Raises ConfigError if it cannot be written, or holds a finished run and ``overwrite`` is not set.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
@@ -53,8 +53,8 @@ class RunDirectory:
         finished = self._finished_before()
         if finished and not overwrite:
             raise ConfigError(
-                f"{self.path} holds a finished run. Pass --overwrite to replace it (fit(overwrite=True)), or choose another "
-                "--run-dir."
+                f"{self.path} holds a finished run. Pass {argument('overwrite', True)} to replace it, or choose another "
+                f"{argument('run_dir')}."
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -70,9 +70,9 @@ class RunDirectory:
         self.resuming = not overwrite and (self.path / EVENTS).exists()
 
     def begin(self) -> None:
-        """The run starts: an old one that is to be overwritten is removed, lines that a crash cut off are ended.
+        """The run starts: remove an old run that the user overwrites, and end lines that a crash cut off.
 
-        Raises ConfigError where that is not allowed."""
+        Raises ConfigError if that is not allowed."""
         try:
             if self._overwrite:
                 self._clear()
@@ -82,9 +82,9 @@ class RunDirectory:
             raise self._unwritable(error) from None
 
     def committed_step(self) -> int | None:
-        """The step of the newest checkpoint that the directory's run certainly stored; None where it stored none.
+        """The step of the newest checkpoint that the directory's run certainly stored; None if it stored none.
 
-        A checkpoint that training did not wait for is certain once another one was begun, or a run resumed.
+        A checkpoint that training did not wait for is certain once the next one began, or a run resumed.
         """
         certain: int | None = None
         under_way: int | None = None
@@ -151,7 +151,7 @@ class RunDirectory:
     def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError(
             f"cannot write to the run directory {self.path}: {error.strerror}. Free space there or allow writing, or "
-            "choose another with --run-dir (fit(run_dir=...))."
+            f"choose another {argument('run_dir')}."
         )
 
     def _finished_before(self) -> bool:
@@ -162,7 +162,7 @@ class RunDirectory:
         return isinstance(document, dict) and document.get("status") == "finished"
 
     def _clear(self) -> None:
-        # Only what a run writes, and only where one ran: a user may keep other files beside them.
+        # Remove only a run's own files, and only if one ran here: a user may keep others beside them.
         if not (self.path / EVENTS).exists():
             return
         for name in _OWN:

@@ -57,7 +57,7 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def verdict(document: dict[str, Any]) -> str:
-    """In plain words, what bound the run."""
+    """The run's bottleneck in plain words."""
     stall = document["stall"]
     if not document["steps"]:
         return "Nothing was trained."

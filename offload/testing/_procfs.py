@@ -19,7 +19,7 @@ class Process:
     own_s: float
     """User and system CPU time of all its threads."""
     reaped_s: float
-    """The same of its children that died and were waited for, theirs included."""
+    """The same for its children that have ended and been reaped, and for theirs."""
     command: str
 
 

@@ -17,11 +17,11 @@ ROUND = 1000  # attempts of one driver; those of a driver started again count on
 def log_batch(ctx: Any, batch: Mapping[str, Any], folder: Path, driver: int = 0) -> None:
     """Write down the batch in hand, before it is trained. ``driver``: how often the run was started before."""
     line = {
-        "attempt": driver * ROUND + ctx._attempt,
+        "attempt": driver * ROUND + ctx._loop.attempt,
         "workers": ctx.world_size,
         "epoch": ctx.epoch,
-        "step": ctx._state.progress.step,
-        "ids": batch["sample_id"][: ctx._stepper.batch.rows].tolist(),  # behind those, fillers
+        "step": ctx.global_step,
+        "ids": batch["sample_id"][: ctx.rows].tolist(),  # behind those, fillers
     }
     with open(folder / f"{line['attempt']}-{ctx.rank}.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

@@ -23,7 +23,7 @@ LONGEST_TTL_S = 21_600
 
 
 class MetadataService:
-    """Of one instance. A context manager: it listens inside the ``with`` block. ``address``: to listen at, with a free port."""
+    """The service of one instance. A context manager: it listens inside the ``with`` block. ``address``: to listen at, with a free port."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self._documents: dict[str, str] = {}
@@ -47,7 +47,7 @@ class MetadataService:
         self._server.server_close()
 
     def give_notice(self, *, in_s: float = 120.0, action: str = "terminate") -> None:
-        """The instance is to be taken back."""
+        """Give notice that AWS takes the instance back."""
         at = datetime.now(UTC) + timedelta(seconds=in_s)
         self.answer(INSTANCE_ACTION, json.dumps({"action": action, "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"}))
 

@@ -10,7 +10,7 @@ class PacedAccelerator:
     It sleeps towards a deadline on the monotonic clock. A sleep always ends a little late; the excess is taken off
     the next step, so that many steps in a row take exactly their nominal time on average. The excess is dropped when
     the caller had been away for longer than it (waiting for data, say): time spent elsewhere buys no faster step.
-    What it measures is to be reported under its name, never as a GPU.
+    Report what it measures under its name, never as a GPU.
     """
 
     name = "paced accelerator"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +10,8 @@ import numpy as np
 
 from offload.adapt.decide import Objective
 from offload.adapt.rules import RULES, Rule
-from offload.errors import ConfigError
+from offload.errors import ConfigError, argument
+from offload.model.batch_split import BatchSplit
 from offload.model.checks import (
     MOST,
     check_choice,
@@ -55,14 +55,10 @@ class BatchSize:
         return self.max is not None and self.max > self.initial
 
     def split(self, workers: int, global_batch_size: int | None = None) -> BatchSplit:
-        """How a global batch, the initial one by default, is cut for so many workers: ``M = K·m·(s + 1)``, rounded up to whole
+        """How a global batch, the initial one by default, is cut for ``workers`` workers: ``M = K·m·(s + 1)``, rounded up to whole
         local batches."""
-        share = math.ceil((global_batch_size or self.initial) / workers)
-        accum_steps = 0
-        if self.local is not None and share > self.local[1]:
-            accum_steps = math.ceil(share / self.local[1]) - 1
-        return BatchSplit(
-            local_batch_size=math.ceil(share / (accum_steps + 1)), accum_steps=accum_steps, workers=workers
+        return BatchSplit.of(
+            global_batch_size or self.initial, workers, self.local[1] if self.local is not None else None
         )
 
     def carried_over(self, before: BatchSplit, workers: int) -> BatchSplit:
@@ -75,38 +71,12 @@ class BatchSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSplit:
-    """A global batch over workers: local batch size m, accumulation steps s, workers K."""
-
-    local_batch_size: int
-    accum_steps: int
-    workers: int
-
-    @property
-    def global_batch_size(self) -> int:
-        """``M = K·m·(s + 1)``."""
-        return self.workers * self.local_batch_size * (self.accum_steps + 1)
-
-    def with_local_at_most(self, most: int | None) -> BatchSplit:
-        """The same global batch, or one that is a few samples larger, in local batches of ``most`` at most. Up to twice as many
-        micro-batches as needed are taken, if those leave the global batch as it is."""
-        if most is None or self.local_batch_size <= most:
-            return self
-        share = self.local_batch_size * (self.accum_steps + 1)
-        least = math.ceil(share / most)
-        micro_batches = next((n for n in range(least, 2 * least + 1) if share % n == 0), least)
-        return BatchSplit(
-            local_batch_size=math.ceil(share / micro_batches), accum_steps=micro_batches - 1, workers=self.workers
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """When checkpoints are committed and how many stay. One is always committed at the end of an epoch (every
     ``every_epochs``), at the end of the run, and on Ctrl-C; ``every_s`` adds one, between two
-    global batches, whenever so many seconds have passed since the last. ``"auto"`` finds the interval from what a commit
-    costs and how often nodes fail, so that commits take at most 1 % of the time. Those are written while training goes on.
-    ``keep`` are the newest to stay; with ``best`` (a reported metric) those that are best by ``mode``, and the newest."""
+    global batches, once this many seconds have passed since the last. ``"auto"`` derives the interval from what a commit
+    costs and how often nodes fail, so that commits take at most 1 % of the time. Training goes on while they are written.
+    ``keep``: how many stay, the newest ones; with ``best`` (a reported metric) the best by ``mode``, and the newest."""
 
     every_epochs: int = 1
     every_s: float | Literal["auto"] | None = "auto"
@@ -138,31 +108,15 @@ class Adaptation:
         interval_s: seconds between two decisions.
         schedule: worker counts in place of decisions, by the epoch from which on they hold (``{0: 2, 30: 4}``) or by the share of
             the training that is done (``{0.0: 2, 0.5: 4}``). Training waits there until the workers have changed.
-        preprocessing_cores: least and most, on a cluster that adds and removes nodes as they are asked for (Ray's autoscaler):
-            as many are asked for as the accelerators are worth at present, and whole nodes that are not needed are left, so
-            that they go. None: all that the cluster has preprocess, and none is asked for.
-        autoscale_workers: whether nodes for workers, too, are asked for and given back, on such a cluster: worker counts that there
-            is no room for yet count as possible, and a node for workers that has none is left. At the start the least number is
-            waited for.
-        nodes_deadline_s: how long it is waited for at the start.
-        mixed_gpus: whether workers may train on several kinds of GPU at once. Otherwise they are all of one kind, that which holds
-            the most of them, and nodes with others preprocess.
         objective: ``"time"``: the most progress per second; ``"cost"``: the most per dollar. A node without workers that is
             there for workers costs nothing then: it can be given back.
-        usd_per_hour: prices of instance types, in place of those of the catalog. Nodes say their type by the label
-            ``instance-type`` (``ray start --labels instance-type=ml.g5.xlarge``).
     """
 
     learning_rate: Rule | Literal["auto"] = "auto"
     warmup_epochs: float = 0.0
     interval_s: float = 30.0
     schedule: Mapping[int, int] | Mapping[float, int] | None = None
-    preprocessing_cores: tuple[int, int] | None = None
-    autoscale_workers: bool = False
-    nodes_deadline_s: float = 900.0
-    mixed_gpus: bool = False
     objective: Objective = "time"
-    usd_per_hour: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         check_choice("Adaptation: learning_rate", self.learning_rate, ("auto", *RULES))
@@ -171,17 +125,7 @@ class Adaptation:
             self,
             warmup_epochs=check_number("Adaptation: warmup_epochs", self.warmup_epochs, sane="such as 5"),
             interval_s=check_number("Adaptation: interval_s", self.interval_s, above=0.0, sane="seconds, such as 30"),
-            nodes_deadline_s=check_number(
-                "Adaptation: nodes_deadline_s", self.nodes_deadline_s, above=0.0, sane="seconds, such as 900"
-            ),
-            autoscale_workers=check_flag("Adaptation: autoscale_workers", self.autoscale_workers),
-            mixed_gpus=check_flag("Adaptation: mixed_gpus", self.mixed_gpus),
         )
-        if self.preprocessing_cores is not None:
-            cores = check_range("Adaptation: preprocessing_cores", self.preprocessing_cores, sane="such as (4, 64)")
-            _set(self, preprocessing_cores=cores)
-        if self.usd_per_hour is not None:
-            _set(self, usd_per_hour=_prices(self.usd_per_hour))
         if self.schedule is not None:
             _set(self, schedule=_schedule(self.schedule))
         if self.by_progress and any(isinstance(at, int) and at > 0 for at in self.schedule or {}):
@@ -195,22 +139,64 @@ class Adaptation:
         return any(isinstance(at, float) for at in self.schedule or {})
 
     def scheduled(self, epoch: int, progress: float) -> int | None:
-        """The worker count in an epoch, and at that share of the training; None where decisions are free."""
+        """The worker count in an epoch, and at that share of the training; None if decisions are free."""
         entries = sorted((self.schedule or {}).items())
         begun = self.entries_begun(epoch, progress)
         return entries[begun - 1][1] if begun else None
 
     def entries_begun(self, epoch: int, progress: float) -> int:
-        """How many entries of the schedule have begun in an epoch, at that share of the training. The last of them holds."""
+        """How many entries of the schedule have begun in an epoch, at that share of the training. The last one holds."""
         return sum(at <= (progress if self.by_progress else epoch) for at in self.schedule or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What a run may ask of its cluster, and how it uses the nodes.
+
+    Args:
+        preprocessing_cores: least and most, on a cluster that adds nodes on request and removes idle ones (Ray's autoscaler). The
+            driver asks for as many cores as keep the accelerators busy, and releases whole nodes that it does not need. None: every
+            core of the cluster preprocesses, and the driver asks for none.
+        autoscale_workers: whether the driver also asks for nodes for workers. Worker counts that do not fit yet then count as possible,
+            and the driver releases a node for workers that holds none. At the start it waits for the least number.
+        nodes_deadline_s: how long it waits for nodes at the start.
+        mixed_gpus: whether workers may train on several kinds of GPU at once. Otherwise all train on the kind that holds the most of
+            them, and nodes with other GPUs preprocess.
+        usd_per_hour: prices of instance types, in place of the catalog's. Nodes carry their type in the label ``instance-type`` (``ray
+            start --labels instance-type=ml.g5.xlarge``).
+
+    Raises:
+        ConfigError: for values that cannot be.
+    """
+
+    preprocessing_cores: tuple[int, int] | None = None
+    autoscale_workers: bool = False
+    nodes_deadline_s: float = 900.0
+    mixed_gpus: bool = False
+    usd_per_hour: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            nodes_deadline_s=check_number(
+                "Cluster: nodes_deadline_s", self.nodes_deadline_s, above=0.0, sane="seconds, such as 900"
+            ),
+            autoscale_workers=check_flag("Cluster: autoscale_workers", self.autoscale_workers),
+            mixed_gpus=check_flag("Cluster: mixed_gpus", self.mixed_gpus),
+        )
+        if self.preprocessing_cores is not None:
+            cores = check_range("Cluster: preprocessing_cores", self.preprocessing_cores, sane="such as (4, 64)")
+            _set(self, preprocessing_cores=cores)
+        if self.usd_per_hour is not None:
+            _set(self, usd_per_hour=_prices(self.usd_per_hour))
 
 
 def _prices(given: Any) -> dict[str, float]:
     sane = "dollars by instance type, such as {'ml.g5.xlarge': 1.4}"
-    prices = check_mapping("Adaptation: usd_per_hour", given, sane=sane)
+    prices = check_mapping("Cluster: usd_per_hour", given, sane=sane)
     return {
-        check_text("Adaptation: the keys of usd_per_hour", name, sane=sane): check_number(
-            f"Adaptation: usd_per_hour[{name!r}]", usd, above=0.0, sane="dollars, such as 1.4"
+        check_text("Cluster: the keys of usd_per_hour", name, sane=sane): check_number(
+            f"Cluster: usd_per_hour[{name!r}]", usd, above=0.0, sane="dollars, such as 1.4"
         )
         for name, usd in prices.items()
     }
@@ -247,10 +233,10 @@ def _set(config: Any, **values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOverrides:
-    """What is said of workers in place of the script, on the command line, say; None: as the script says.
+    """Settings of the workers that replace the script's, such as those of the command line; None: as the script says.
 
     Args:
-        max_workers: at most so many.
+        max_workers: the most workers.
         cpus_per_worker, gpus_per_worker: what each reserves.
 
     Raises:
@@ -263,22 +249,24 @@ class WorkerOverrides:
 
     def __post_init__(self) -> None:
         if self.max_workers is not None:
-            _set(self, max_workers=check_count("--max-workers", self.max_workers, least=1, sane="such as 4"))
+            _set(self, max_workers=check_count(argument("max_workers"), self.max_workers, least=1, sane="such as 4"))
         if self.cpus_per_worker is not None:
             _set(
                 self,
-                cpus_per_worker=check_number("--cpus-per-worker", self.cpus_per_worker, most=MOST, sane="such as 2"),
+                cpus_per_worker=check_number(
+                    argument("cpus_per_worker"), self.cpus_per_worker, most=MOST, sane="such as 2"
+                ),
             )
         if self.gpus_per_worker is not None:
             sane = "a whole number, or a share of one GPU such as 0.5"
-            gpus = check_number("--gpus-per-worker", self.gpus_per_worker, most=MOST, sane=sane)
+            gpus = check_number(argument("gpus_per_worker"), self.gpus_per_worker, most=MOST, sane=sane)
             if gpus >= 1 and gpus != int(gpus):
-                raise ConfigError(f"--gpus-per-worker must be {sane}, found {gpus:g}.")
+                raise ConfigError(f"{argument('gpus_per_worker')} must be {sane}, found {gpus:g}.")
             _set(self, gpus_per_worker=gpus)
 
     def bounds(self, workers: tuple[int, int] | None) -> tuple[int, int] | None:
-        """(least, most) in place of the script's: the least stays, where it is not more; without a range of the script's it is
-        one."""
+        """(least, most) in place of the script's. The least number stays if it is not above ``max_workers``; without a range in the
+        script it is 1."""
         if self.max_workers is None:
             return workers
         return min(workers[0] if workers is not None else 1, self.max_workers), self.max_workers

@@ -26,7 +26,7 @@ At = Callable[[int], None]
 
 
 def nowhere(row: int) -> None:
-    """Do nothing with a row that is begun."""
+    """Ignore the start of a row."""
 
 
 class Reader(Protocol):
@@ -36,7 +36,7 @@ class Reader(Protocol):
         """The samples of these index rows, in their order. Calls ``at`` with the number of each row that it begins."""
 
     def describe(self, rows: pa.Table, row: int) -> str:
-        """What a user would call this sample: its path, or its place in a file."""
+        """The user's name for this sample: its path, or its place in a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,11 @@ Tell = Callable[[str], None]
 
 
 def silent(text: str) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
 class Lister(Protocol):
     """Lists a source. ``tell`` is called now and then; from another thread, where ``aside``."""
 
     def __call__(self, tell: Tell = silent) -> Index:
-        """The index. Raises ConfigError where there is none."""
+        """The index. Raises ConfigError if there is none."""

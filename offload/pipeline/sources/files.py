@@ -53,7 +53,7 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
 def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple[pafs.FileSystem, str, list[str]]:
     """All files below a folder, sorted by path: (file system, the folder on it, paths on it).
 
-    Raises ConfigError where the folder is missing, is a file, or may not be read.
+    Raises ConfigError if the folder is missing, is a file, or may not be read.
     """
     fs, root = open_filesystem(path, filesystem)
     root = root.rstrip("/")

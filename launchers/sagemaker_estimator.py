@@ -1,0 +1,62 @@
+"""Start a heterogeneous SageMaker training job through the SDK's PyTorch estimator.
+
+    python launchers/sagemaker_estimator.py examples/vit_blur.py --gpu ml.g5.xlarge:1 --cpu ml.c5.4xlarge:1 \\
+        --role arn:aws:iam::123456789012:role/training --bucket my-bucket --image-uri URI --dry-run -- --epochs 3
+
+Copy this script and change what your jobs need: `JobTemplate` has inputs, tags, spot capacity, VPCs, keys and caps on spend.
+``offload launch sagemaker`` has an option for each, follows the job, and tries the next best plan where AWS lacks capacity.
+
+Needs version 2 of the SageMaker SDK (pip install 'offload[sagemaker]'). Without ``--dry-run`` the job is started and costs money.
+"""
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from offload.errors import OffloadError
+from offload.launch.launcher import launch
+from offload.launch.sagemaker.groups import groups_of
+from offload.launch.sagemaker.job_template import JobTemplate, job_name
+from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
+from offload.launch.sagemaker.service import Service
+from offload.prices import built_in
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("script", type=Path, help="defines build() -> offload.Trainer")
+    parser.add_argument("--gpu", required=True, metavar="TYPE:COUNT", help="instances for the workers")
+    parser.add_argument("--cpu", action="append", default=[], metavar="TYPE:COUNT", help="instances that preprocess")
+    for name in ("role", "bucket", "image-uri"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--region", help="default: that of your AWS configuration")
+    parser.add_argument("--dry-run", action="store_true", help="print the request, call nothing")
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
+
+    service, catalog = Service(given.region), built_in()
+    template = JobTemplate(
+        script=given.script.name,
+        args=for_script,
+        role=given.role,
+        bucket=given.bucket,
+        image=given.image_uri,
+        region=service.region,
+    )
+    name = job_name(given.script, datetime.now(UTC))
+    prepared = prepare(template, name, [groups_of(given.gpu, given.cpu)], given.script, catalog)
+    print(*prepared.notes, sep="\n", file=sys.stderr)
+    if given.dry_run:
+        print(json.dumps(prepared.jobs[0].render(), indent=2))
+        return
+    state = launch(SageMakerLauncher(service, catalog, "estimator"), prepared.jobs, wait=True, show=print, say=print)
+    print(json.dumps(state, indent=2))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OffloadError as error:
+        sys.exit(f"Error: {error}")

@@ -1,0 +1,64 @@
+"""Whether a profile still describes the script, libraries and machine at hand.
+
+:func:`facts` finds out what they are; :func:`changes` compares plain facts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("ray", "torch", "torchvision", "timm")
+
+
+def facts(script: Path | None) -> dict[str, Any]:
+    """Facts about this machine and environment, and the script's source where there is one."""
+    return {
+        "cpu_model": cpu_model(),
+        "cores": os.cpu_count() or 1,
+        "versions": {name: version for name in LIBRARIES if (version := _version(name)) is not None},
+        "script_sha256": digest(script) if script is not None and script.is_file() else None,
+    }
+
+
+def changes(measured: Mapping[str, Any], now: Mapping[str, Any], *, workload: str) -> list[str]:
+    """What differs, one sentence each. What either side does not know is not compared."""
+    said = []
+    for name, version in (measured.get("versions") or {}).items():
+        here = now["versions"].get(name)
+        if here is not None and here != version:
+            said.append(f"it was measured with {name} {version}, and {here} is installed")
+    if measured.get("script_sha256") and now["script_sha256"] and measured["script_sha256"] != now["script_sha256"]:
+        said.append(f"{workload} has changed since, perhaps its transform or its model")
+    if measured.get("cpu_model") and (measured["cpu_model"], measured.get("cores")) != (now["cpu_model"], now["cores"]):
+        said.append(
+            f"it was measured on another machine ({measured['cpu_model']}, {measured.get('cores')} cores) than this one "
+            f"({now['cpu_model']}, {now['cores']} cores)"
+        )
+    return said
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,56 @@
+"""Archives that are the same, byte for byte, for the same files.
+
+Where it stops: which files travel is :mod:`offload.launch.files`'.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from offload.launch.files import bytes_of
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that zip knows
+
+
+def zipped(files: Mapping[str, Path]) -> bytes:
+    """A zip archive of files, by their names in it. Raises ConfigError for one that cannot be read."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            member = zipfile.ZipInfo(name, _EPOCH)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.external_attr = _mode(files[name]) << 16
+            archive.writestr(member, bytes_of(files[name]))
+    return buffer.getvalue()
+
+
+def packed_sizes(archive: bytes) -> dict[str, int]:
+    """How many bytes each file takes in a zip archive."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        return {member.filename: member.compress_size for member in opened.infolist()}
+
+
+def tarred(files: Mapping[str, Path], made: Mapping[str, str], private: Collection[str] = ()) -> bytes:
+    """A tar.gz archive of files and of texts, by their names in it. Only the owner may read those that are ``private``.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
+        for name in sorted({*files, *made}):
+            content = made[name].encode() if name in made else bytes_of(files[name])
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            member.mode = 0o600 if name in private else 0o644 if name in made else _mode(files[name])
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _mode(path: Path) -> int:
+    return 0o755 if os.access(path, os.X_OK) else 0o644

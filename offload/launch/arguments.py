@@ -1,0 +1,127 @@
+"""Checks of arguments that all launchers share: the script, ``NAME=VALUE`` pairs, secrets.
+
+Where it stops: only its name, or an address around it, reveals a secret.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from offload.errors import ConfigError
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET = re.compile(
+    r"SECRET|\w*(PASSWORD|PASSWD|PASSPHRASE|PWD)|CREDENTIALS?|PAT|(API|ACCESS|PRIVATE|SECRET|AUTH)(KEY|TOKEN|SECRET)"
+)
+_OF_A_MODEL = re.compile(
+    "ANSWER|AUDIO|BLANK|BOS|CLASS|CLS|DIST|END|EOS|EOT|FIRST|IMAGE|LAST|MASK|MASKED|MAX|MIN|NEXT|NUM|PAD|PATCH|PER|"
+    "PLACEHOLDER|PREFIX|PROMPT|QUERY|REGISTER|SEP|SOS|SOT|SPECIAL|START|STOP|SUFFIX|TEXT|UNK|UNKNOWN|VIDEO|VISION|"
+    "VISUAL|WORD"
+)
+"""Before ``TOKEN``: those that a model reads."""
+_OF_DATA = re.compile(
+    "ATTENTION|AUDIO|BATCH|CACHE|CAPTION|CHECKPOINT|CLASS|COLUMN|CONFIG|DATA|DATASET|DICT|FEATURE|FIELD|FOREIGN|"
+    "GROUP|ID|IMAGE|IMG|INDEX|INPUT|JSON|KMS|LABEL|LOSS|MASK|METRIC|MODEL|MONITOR|OBJECT|ORDER|OUTPUT|PARTITION|"
+    "PREFIX|PRIMARY|PUBLIC|QUERY|ROW|SAMPLE|SHARD|SORT|SPLIT|STATE|TARGET|TEXT|VIDEO|WEIGHT"
+)
+"""Before ``KEY``: what is looked up by it, and no lock."""
+_OF_A_PASS = re.compile("ALL|BACKWARD|BAND|FIRST|FORWARD|FULL|HIGH|LAST|LOW|MULTI|NUM|ONE|PER|SECOND|SINGLE|TWO")
+"""Before ``PASS``: over data, or of a filter."""
+_DIRECTORIES = ("PWD", "OLDPWD")  # of a shell
+
+_LOGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s@:?#]*)(:[^/\s@]*)?@", re.IGNORECASE)
+_FROM_THERE = re.compile(r"\$\{\w+\}")  # pip fills it in from its environment
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether a variable or an option of this name probably holds a secret."""
+    if name in _DIRECTORIES:
+        return False
+    words = [word.upper() for word in _WORDS.findall(name)]
+    while words and words[-1].isdigit():
+        words.pop()
+    *before, last = words or [""]
+    if last == "ID" and before:
+        *before, last = before
+        if last == "KEY":
+            return before[-1:] in (["API"], ["ACCESS"], ["PRIVATE"], ["SECRET"])
+    of = before[-1] if before else ""
+    match last:
+        case "TOKEN":
+            return not _OF_A_MODEL.fullmatch(of)
+        case "KEY":
+            return bool(of) and not _OF_DATA.fullmatch(of)
+        case "PASS":
+            return bool(of) and not _OF_A_PASS.fullmatch(of)
+        case "STRING":
+            return of == "CONNECTION"
+        case _:
+            return _SECRET.fullmatch(last) is not None
+
+
+def holds_a_login(text: str) -> bool:
+    """Whether an address within a text carries a password or a token (``https://user:password@host``, ``https://token@host``).
+
+    A user name alone is no secret where it only identifies a user or a container (``git@``, ``ssh://``, ``abfs://``), and
+    neither is ``${NAME}``.
+    """
+    for scheme, user, password in _LOGIN.findall(text):
+        if password not in ("", ":"):
+            secret = password[1:]
+        elif scheme.lower().rpartition("+")[2] in ("http", "https") and user != "git":
+            secret = user
+        else:
+            continue
+        if secret and not _FROM_THERE.fullmatch(secret):
+            return True
+    return False
+
+
+def options_in(args: Sequence[str]) -> list[str]:
+    """The names that a script's arguments set: ``--name``, ``-name``, ``name=value``, with or without a ``+`` before them."""
+    found = (re.fullmatch(r"(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)(=.*)?", arg, re.DOTALL) for arg in args)
+    return [match[2] for match in found if match is not None and (match[1].startswith("-") or match[3])]
+
+
+def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a dict. Raises ConfigError for one without ``=``, and for a repeated name."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{option} is NAME=VALUE, found {text!r}.")
+        if name in found:
+            raise ConfigError(f"{option} {name} is given twice.")
+        found[name] = value
+    return found
+
+
+def check_script(script: Path) -> None:
+    """Raise ConfigError for a script that would fail on machines that cost time and money. The script does not run here: it may need
+    what only those machines have."""
+    if not script.is_file():
+        raise ConfigError(f"there is no script {script}.")
+    try:
+        tree = ast.parse(script.read_bytes())  # bytes: they may begin with a byte order mark, or declare an encoding
+    except OSError as error:
+        raise ConfigError(f"{script} cannot be read: {error.strerror}.") from None
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{script} is not Python: {error}.") from None
+    names = {
+        name
+        for node in tree.body
+        for name in (
+            [node.name]
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            else [alias.asname or alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom)
+            else [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if isinstance(node, ast.Assign)
+            else []
+        )
+    }
+    if not names & {"build", "*"}:
+        raise ConfigError(f"{script} defines no build(). Add one that returns an offload.Trainer.")

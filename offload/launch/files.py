@@ -1,0 +1,141 @@
+"""Chooses the files that travel to other machines with a script: those of the user's folder, and this version of offload.
+
+Where it stops: each launcher decides what to make of them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import offload
+from offload.errors import ConfigError
+
+LEFT_OUT = (".*", "__pycache__", "*.pyc")
+"""Files and folders that stay at home: hidden ones (``.git``, ``.env``, ``.aws``), and what Python makes again."""
+FOLDERS_LEFT_OUT = ("runs", "checkpoints", "venv", "node_modules", "build", "dist", "*.egg-info")
+"""Folders of the user's that do as well."""
+SECRET = (
+    *("*.pem", "*.key", "id_rsa*", "id_ed25519*", "credentials*", "secrets*", "*.p12", "*.pfx"),
+    *("*auth_token*", "service-account*.json", "service_account*.json", "kubeconfig*"),
+)
+"""Those that nobody means to upload: they are refused, not left out, since the script may need them."""
+CLUSTER_TOKEN = "RAY_AUTH_TOKEN_PATH"
+"""Names a file that is refused whatever it is called."""
+OURS = "offload"
+LARGEST_SHOWN = 3
+
+
+def files_of(folder: Path, *, instead_of_keys: str) -> dict[str, Path]:
+    """All files that travel, by their names there: those below the user's folder, and offload's package.
+
+    ``instead_of_keys``: a remedy for users with secrets in the folder.
+
+    Raises ConfigError for files that look like keys or hold the cluster's token, for names that no archive can hold, and for a
+    user's package with the name of offload's.
+    """
+    files = dict(_of_user(folder.resolve(), instead_of_keys))
+    package = Path(str(offload.__file__)).resolve().parent
+    return files | {f"{OURS}/{name}": path for name, path in _below(package)}
+
+
+def links_left(folder: Path) -> list[str]:
+    """The links below a folder that do not travel: those that lead out of it, to a folder, or to nothing."""
+    folder = folder.resolve()
+    travel = {path for _, path in _below(folder, FOLDERS_LEFT_OUT)}
+    return [
+        path.relative_to(folder).as_posix()
+        for path in _walked(folder, FOLDERS_LEFT_OUT)
+        if path.is_symlink() and path not in travel
+    ]
+
+
+def check_size(folder: Path, files: Mapping[str, Path], most_bytes: int, remedy: str) -> None:
+    """Raise ConfigError for more bytes than may travel. It names the largest files; ``remedy``: where data belong."""
+    sizes = {name: _size_of(path) for name, path in files.items()}
+    total = sum(sizes.values())
+    if total > most_bytes:
+        raise ConfigError(
+            f"{folder} holds {total / 2**20:,.0f} MiB to upload with the script, at most {most_bytes >> 20} MiB are: {remedy}. "
+            f"Largest: {largest(sizes)}."
+        )
+
+
+def largest(sizes: Mapping[str, int]) -> str:
+    """The largest of some files, in words. ``sizes``: bytes, by name."""
+    names = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:LARGEST_SHOWN]
+    return ", ".join(f"{name} ({sizes[name] / 2**20:,.1f} MiB)" for name in names)
+
+
+def bytes_of(path: Path) -> bytes:
+    """The content of a file. Raises ConfigError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:  # it existed when the folder was listed
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path} cannot be read, and would be uploaded with the script: {error.strerror}.")
+
+
+def _of_user(folder: Path, instead_of_keys: str) -> Iterator[tuple[str, Path]]:
+    token = os.environ.get(CLUSTER_TOKEN)
+    for name, path in _below(folder, FOLDERS_LEFT_OUT):
+        if not _is_utf8(name):
+            raise ConfigError(f"the name of {name!r} in {folder} is not UTF-8, and cannot be uploaded: rename it.")
+        if name.split("/")[0] == OURS:
+            if path.resolve().is_relative_to(Path(str(offload.__file__)).resolve().parents[1]):
+                continue  # this very package, which travels anyway
+            raise ConfigError(f"{folder} holds a package {OURS!r}, as offload's own is called: rename it.")
+        if _is(path.name.lower(), SECRET) or (token and path.resolve() == Path(token).resolve()):
+            raise ConfigError(
+                f"{path} looks like a key or a password, and would be uploaded with the script: move it elsewhere, and "
+                f"{instead_of_keys}."
+            )
+        yield name, path
+
+
+def _below(folder: Path, but: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
+    """(name on the other machine, path) of every file that travels; links that lead out of the folder do not."""
+    for path in _walked(folder, but):
+        if path.is_file() and path.resolve().is_relative_to(folder):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _walked(folder: Path, but: tuple[str, ...]) -> Iterator[Path]:
+    """Everything below except folders and what stays at home. Links are not followed: a link to a folder is an entry itself."""
+    for path, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            name for name in folders if not _is(name, LEFT_OUT + but) and not _is_environment(path, name)
+        )
+        links = [name for name in folders if os.path.islink(os.path.join(path, name))]
+        for name in sorted([*names, *links]):
+            if not _is(name, LEFT_OUT):
+                yield Path(path, name)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_environment(path: str, name: str) -> bool:
+    """Whether a folder is a virtual environment, whatever it is called."""
+    return os.path.exists(os.path.join(path, name, "pyvenv.cfg"))
+
+
+def _is(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)

@@ -1,0 +1,98 @@
+"""The archive that travels to a cluster: the user's folder and this version of offload.
+
+Ray unpacks it on each node that runs a part of the job, makes it the working directory and puts it first on Python's path. So the
+version that launched is the version that runs, whatever the nodes have installed. The archive is the same, byte for byte, for the
+same files: Ray names it by its content, and does not send again what a cluster has.
+
+Where it stops: :mod:`offload.launch.ray.client` uploads it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from offload.errors import ConfigError, argument
+from offload.files import read_text
+from offload.launch.archives import packed_sizes, zipped
+from offload.launch.files import check_size, files_of, largest, links_left
+
+READ_BYTES = 200 << 20
+"""The most bytes of files: the launcher packs them in memory."""
+PACKED_BYTES = 100 << 20
+"""Ray's dashboard takes requests below this (``DASHBOARD_CLIENT_MAX_SIZE``)."""
+_WHERE_DATA_BELONG = (
+    "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own"
+)
+_OPTION = re.compile(r"(-[rcef]|--(?:requirement|constraint|editable|find-links)(?=[\s=]|$))[\s=]*(.*)")
+_OF_VERSION_CONTROL = re.compile(r"(git|hg|svn|bzr)\+(?!file:)[a-z+]+://")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """``script``: the name of the user's script within the archive. ``links_left``: links in the folder that stay at home."""
+
+    archive: bytes
+    script: str
+    links_left: tuple[str, ...]
+
+
+def pack(script: Path, working_dir: Path | None = None) -> Bundle:
+    """The archive (zip) for a script. ``working_dir``: the folder that travels, by default the script's.
+
+    Raises ConfigError for a script that is not below that folder, files that look like keys, or too many bytes.
+    """
+    folder = (working_dir or script.parent).resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"{argument('working_dir')} {working_dir} is not a folder.")
+    if not script.resolve().is_relative_to(folder):
+        raise ConfigError(
+            f"{script} is not below {argument('working_dir')} {working_dir}, and so would not travel: pass a folder that both lie in."
+        )
+    name = script.resolve().relative_to(folder).as_posix()
+    files = files_of(
+        folder,
+        instead_of_keys="let the script fetch what it needs from where the cluster's nodes may read it (a secret store, or a "
+        "file on the nodes)",
+    )
+    if name not in files:
+        raise ConfigError(
+            f"{script} would not travel: hidden files, links out of the folder, folders called runs, checkpoints, build, dist, "
+            f"node_modules or *.egg-info, and virtual environments, stay here. Move it elsewhere below {argument('working_dir')}."
+        )
+    check_size(folder, files, READ_BYTES, _WHERE_DATA_BELONG)
+    packed = zipped(files)
+    if len(packed) >= PACKED_BYTES:
+        raise ConfigError(
+            f"{folder} makes an archive of {len(packed) / 2**20:,.1f} MiB, and Ray's dashboard takes less than "
+            f"{PACKED_BYTES >> 20} MiB: {_WHERE_DATA_BELONG}. Largest, packed: {largest(packed_sizes(packed))}."
+        )
+    return Bundle(archive=packed, script=name, links_left=tuple(links_left(folder)))
+
+
+def read_requirements(path: Path) -> list[str]:
+    """The lines of a pip requirements file, without comments. Raises ConfigError if it cannot be read, or if it names files of this
+    machine, since pip runs on the nodes."""
+    text = read_text(path, argument("requirements"))
+    lines = [re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.replace("\\\n", " ").splitlines()]
+    for line in filter(None, lines):
+        if _leads_here(line):
+            raise ConfigError(
+                f"{argument('requirements')} {path} has the line {line!r}, which leads to files of this machine, and pip runs on "
+                "the cluster's nodes: write the packages into the one file."
+            )
+    return [line for line in lines if line]
+
+
+def _leads_here(line: str) -> bool:
+    """Whether a line of a requirements file names a file or a folder of this machine."""
+    if "file:" in line.lower():
+        return True
+    if option := _OPTION.match(line):
+        name, value = option.groups()
+        if name in ("-e", "--editable"):
+            return not _OF_VERSION_CONTROL.match(value)
+        return not value.startswith(("http://", "https://"))
+    what = line.partition(";")[0].strip()
+    return "://" not in what and ("/" in what or what.startswith(".") or what.endswith((".whl", ".zip", ".tar.gz")))

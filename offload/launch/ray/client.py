@@ -1,0 +1,222 @@
+"""A cluster's job API, through Ray's own client, with deadlines and with errors that a user can act on.
+
+Only this module touches what is private in Ray's client: by itself the client waits forever for an answer, and prefers an address
+from the environment to its argument. Where it stops: :mod:`offload.launch.ray.job` makes the request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from offload.errors import ConfigError, argument
+from offload.launch.launcher import Unreachable
+from offload.launch.ray.address import dashboard_url
+from offload.launch.ray.job import RUN_DIR, Job
+
+REACH_S = 5.0
+ANSWER_S = 60.0
+SEND_S = 900.0
+"""For a request to be sent, once the cluster was reached: the archive may be large and the link slow."""
+NEEDS = (
+    "The head needs ray[default] (pip install 'ray[default]'), and its dashboard must be reachable: through ssh (ssh -L "
+    f"8265:127.0.0.1:8265 head, and {argument('address', 'http://127.0.0.1:8265')}), or RAY_AUTH_MODE=token ray start "
+    "--head --dashboard-host=0.0.0.0."
+)
+ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+COMES_FIRST = "RAY_API_SERVER_ADDRESS"
+_STATUS = re.compile(r"Request failed with status code (\d+): (.*)", re.DOTALL)
+
+
+_REASONS = (r"\[Errno -?\d+\] ([^'\")]+)", r"(timed out)", r"(CERTIFICATE_VERIFY_FAILED[^)(]*)", r"(BadStatusLine)")
+
+
+class Cluster:
+    """A cluster that takes jobs.
+
+    Args:
+        address: of its dashboard.
+
+    Raises:
+        ConfigError: if the token's file cannot be read, no dashboard answers there, it refuses the token, or it runs another version
+            of Ray.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.url = dashboard_url(address)
+        _check_token_file()
+        self.client: Any = self._connected()
+        self.ray_version = str(self.client._server_ray_version)
+        self._check_version()
+        self.client.answer_s = ANSWER_S
+
+    def submit(self, job: Job, job_id: str, archive: bytes) -> None:
+        """Upload the archive, unless the cluster has it, and start the job. Raises ConfigError if the cluster refuses."""
+        with tempfile.TemporaryDirectory() as folder, self._asking("take the job"):
+            path = Path(folder) / "working_dir.zip"
+            path.write_bytes(archive)
+            self.client.submit_job(**job.request(job_id, str(path)))
+
+    def running_in(self, run_dir: str) -> Sequence[str]:
+        """The running jobs that write to a run directory. Raises ConfigError if the cluster has no job API."""
+        with self._asking("list its jobs"):
+            jobs = self.client.list_jobs()
+        return [
+            str(job.submission_id)
+            for job in jobs
+            if (job.metadata or {}).get(RUN_DIR) == run_dir and str(job.status) not in ENDED
+        ]
+
+    def describe(self, job_id: str) -> Any:
+        """Ray's details of a job. Raises ConfigError for an unknown id, Unreachable if the cluster does not answer."""
+        with self._asking(f"describe the job {job_id}", job_id):
+            return self.client.get_job_info(job_id)
+
+    def stop(self, job_id: str) -> None:
+        """Ask a job to stop. Raises as :meth:`describe` does."""
+        with self._asking(f"stop the job {job_id}", job_id):
+            self.client.stop_job(job_id)
+
+    def log_so_far(self, job_id: str) -> str:
+        """All that a job has printed. Raises as :meth:`describe` does."""
+        with self._asking(f"show the log of {job_id}", job_id):
+            return str(self.client.get_job_logs(job_id))
+
+    async def log(self, job_id: str) -> AsyncIterator[str]:
+        """A job's output from its beginning to its end. Raises Unreachable if the connection breaks before."""
+        import aiohttp
+
+        try:
+            async for text in self.client.tail_job_logs(job_id):
+                yield text
+        except (RuntimeError, OSError, aiohttp.ClientError) as error:
+            raise Unreachable(f"the log of {job_id} at {self.url} broke off: {error}.") from None
+
+    def _connected(self) -> Any:
+        import requests
+        from ray.exceptions import AuthenticationError
+
+        try:
+            return _client(self.url)
+        except AuthenticationError as error:
+            raise ConfigError(self._on_the_token(str(error))) from None
+        except (ConnectionError, requests.exceptions.Timeout) as error:
+            reason = _reason(error)
+            if "BadStatusLine" not in reason:
+                raise ConfigError(
+                    f"no Ray dashboard can be reached at {self.url}: {reason} ({REACH_S:.0f} s were given to it). {NEEDS} Check the "
+                    "port (usually 8265), and that it is open for this machine."
+                ) from None
+        except (requests.exceptions.RequestException, RuntimeError, ValueError, KeyError, TypeError):
+            pass
+        raise ConfigError(
+            f"what answers at {self.url} is no Ray dashboard, or one that takes no jobs. Check the port (usually 8265). {NEEDS}"
+        )
+
+    def _on_the_token(self, text: str) -> str:
+        given = next((name for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(name)), None)
+        mode = os.environ.get("RAY_AUTH_MODE", "unset")
+        found = f"here RAY_AUTH_MODE is {mode}, and the token comes from {given or 'the file ~/.ray/auth_token, if there is one'}"
+        refused = "refuses the token" if "Authentication failed" in text else "asks for a token, and was given none"
+        return (
+            f"the Ray cluster at {self.url} {refused}: {found}. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
+            "cluster's token."
+        )
+
+    def _check_version(self) -> None:
+        import ray
+
+        if self.ray_version.split(".")[:2] != ray.__version__.split(".")[:2]:
+            raise ConfigError(
+                f"the Ray cluster at {self.url} runs Ray {self.ray_version}, and here is Ray {ray.__version__}: install the cluster's here "
+                f"(pip install 'ray[data,train]=={self.ray_version}'), or start a cluster of this one."
+            )
+
+    @contextmanager
+    def _asking(self, what: str, job_id: str | None = None) -> Iterator[None]:
+        import requests
+        from ray.exceptions import AuthenticationError
+
+        try:
+            yield
+        except (ConnectionError, requests.exceptions.RequestException) as error:
+            raise Unreachable(f"the Ray cluster at {self.url} did not {what}: {_reason(error)}.") from None
+        except AuthenticationError as error:
+            raise ConfigError(self._on_the_token(str(error))) from None
+        except (RuntimeError, ValueError) as error:
+            status, text = match.groups() if (match := _STATUS.search(str(error))) else (None, str(error))
+            if job_id is not None and status == "404":
+                raise ConfigError(
+                    f"there is no job {job_id} at {self.url}: `ray job list` shows those that are."
+                ) from None
+            # A head, or a proxy, that restarts. Ray also answers 500 to a job that it refuses.
+            if status is not None and status.startswith("5") and (job_id is not None or status != "500"):
+                raise Unreachable(f"the Ray cluster at {self.url} did not {what}: it answered with {status}.") from None
+            last = (text.strip().splitlines() or ["it did not say why"])[-1].rstrip(".")
+            hint = f" {NEEDS}" if status in ("404", "405") or "agent" in last else ""
+            raise ConfigError(f"the Ray cluster at {self.url} did not {what}: {last}.{hint}") from None
+
+
+def _check_token_file() -> None:
+    """Raise ConfigError if the token's file holds no token."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if not path or os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
+        return
+    try:
+        found = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"RAY_AUTH_TOKEN_PATH is {path}, which cannot be read: {error.strerror}. Set it to the file that holds the cluster's token."
+        ) from None
+    if not found:
+        raise ConfigError(f"RAY_AUTH_TOKEN_PATH is {path}, which is empty: put the cluster's token there.")
+
+
+def check_installed() -> None:
+    """Raise ConfigError if a package that Ray's job client needs is not installed here."""
+    try:
+        import aiohttp  # noqa: F401
+        import requests  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"launching on a Ray cluster needs {error.name}: pip install 'offload[ray]'.") from None
+
+
+def _client(url: str) -> Any:
+    """Ray's client, with a deadline for every request."""
+    from ray.job_submission import JobSubmissionClient
+
+    class Client(JobSubmissionClient):
+        answer_s = REACH_S
+
+        def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
+            # urllib3 applies the connect timeout while it sends the whole body, in one call.
+            send_s = REACH_S if more.get("data") is None else SEND_S
+            return super()._do_request(method, endpoint, **{"timeout": (send_s, self.answer_s), **more})
+
+    for name in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # it logs each upload
+    before = os.environ.get(COMES_FIRST)
+    os.environ[COMES_FIRST] = url
+    try:
+        return Client(url)
+    finally:
+        os.environ.pop(COMES_FIRST)
+        if before is not None:
+            os.environ[COMES_FIRST] = before
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, in a few words."""
+    while error.__context__ is not None and type(error) is ConnectionError:  # Ray's, which only names the address
+        error = error.__context__
+    text = str(error)
+    for pattern in _REASONS:
+        if match := re.search(pattern, text):
+            return match[1].strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -1,0 +1,49 @@
+"""The first lines of each file: its purpose, and the commands that use it."""
+
+from __future__ import annotations
+
+import textwrap
+
+from offload.launch.ray.cluster_files.planned import Planned
+from offload.launch.ray.cluster_files.text import WIDTH
+
+DASHBOARD = "http://127.0.0.1:8265"
+STORAGE = "s3://YOUR-BUCKET/runs/train"
+TOKEN_FILE = "auth_token"  # the name under which Ray looks for it in ~/.ray
+
+
+def token_folder(cluster: str) -> str:
+    """The folder of the cluster's token on this machine. Only its owner may read it, and no cluster file holds it."""
+    return f"~/.offload/{cluster}"
+
+
+def make_token(cluster: str) -> str:
+    """The shell command that makes a token, unless one exists: a running cluster keeps its token. Only the owner may read folder
+    and file."""
+    file = f"{token_folder(cluster)}/{TOKEN_FILE}"
+    return f"(umask 077; mkdir -p {token_folder(cluster)}; [ -s {file} ] || openssl rand -hex 32 > {file})"
+
+
+def head_of(kind: str, planned: Planned, cluster: str, prices: str, steps: dict[str, list[str]]) -> str:
+    """The plan in a sentence, and the steps: each has a name, and lines to type."""
+    made = (
+        f"A Ray cluster of {planned} for offload, made by offload plan --emit {kind}. Planned: {planned.samples_per_s:,.0f} samples/s "
+        f"for ${planned.usd_per_hour:.2f} an hour{prices}."
+    )
+    wide = max(map(len, steps)) + 2
+    typed = [
+        f"{f'{name}:' if at == 0 else '':{wide}}{line}"
+        for name, lines in steps.items()
+        for at, line in enumerate(lines)
+    ]
+    return "\n".join([*textwrap.wrap(made, WIDTH), "", *typed, ""])
+
+
+def submit(cluster: str, tunnel: str) -> list[str]:
+    """How any machine with the token submits a script: through a tunnel, since the dashboard listens on its own host only.
+    Checkpoints need a place that all nodes reach. A run that begins before the GPUs are there must still reserve them."""
+    return [
+        f"{tunnel}   # keep it open, and in another shell:",
+        f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token_folder(cluster)}/{TOKEN_FILE}",
+        f"offload launch ray train.py --address {DASHBOARD} --gpus-per-worker 1 --storage-path {STORAGE}",
+    ]

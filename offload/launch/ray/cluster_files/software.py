@@ -1,0 +1,44 @@
+"""What the nodes of a cluster must hold for a run of this offload: the same Python, Ray and packages as here."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from offload.launch.requirements import IN_IMAGE, requirements
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """Versions. A job brings offload itself along; what offload imports must be on the nodes."""
+
+    ray: str
+    python: tuple[int, int]
+    requirements: tuple[str, ...]
+
+    @property
+    def image(self) -> str:
+        """Ray's own image of these versions: it holds Ray, but not the requirements."""
+        major, minor = self.python
+        return f"rayproject/ray:{self.ray}-py{major}{minor}-gpu"
+
+    @property
+    def pip_install(self) -> str:
+        """The shell command that installs the requirements."""
+        return f"pip install --no-cache-dir {' '.join(map(_quoted, self.requirements))}"
+
+
+def installed() -> Software:
+    """What is installed here."""
+    # "2.8.0+cpu" is a build for this machine; nodes take the one that their index has for them.
+    torch = [f"{package}=={version(package).split('+')[0]}" for package in IN_IMAGE]
+    return Software(
+        ray=version("ray"),
+        python=(sys.version_info.major, sys.version_info.minor),
+        requirements=(*requirements(), *torch),
+    )
+
+
+def _quoted(requirement: str) -> str:
+    return f"'{requirement}'" if "[" in requirement else requirement

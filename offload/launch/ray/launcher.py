@@ -1,0 +1,77 @@
+"""Ray clusters as a launcher: jobs that are ready to be submitted, and the cluster that takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from offload.errors import ConfigError, argument
+from offload.launch.launcher import Document, Say
+from offload.launch.ray import watch
+from offload.launch.ray.bundle import Bundle
+from offload.launch.ray.client import Cluster
+from offload.launch.ray.job import Job, job_id
+
+WORKING_DIR = "working_dir.zip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job under an id of its own, with what travels."""
+
+    job_id: str
+    job: Job
+    archive: bytes
+
+    @classmethod
+    def of(cls, job: Job, bundle: Bundle) -> Submission:
+        """A job that is submitted now: no cluster takes an id twice."""
+        return cls(job_id=job_id(job.name, datetime.now(UTC)), job=job, archive=bundle.archive)
+
+    def render(self) -> Document:
+        """The arguments of Ray's ``submit_job``."""
+        return self.job.request(self.job_id, WORKING_DIR)
+
+    def bundle(self) -> bytes:
+        """The zip archive that becomes the job's working directory."""
+        return self.archive
+
+
+class RayLauncher:
+    """One cluster. See :class:`offload.launch.launcher.Launcher`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def submit(self, job: Submission) -> str:
+        """Upload the archive, unless the cluster has it, and start the job."""
+        run_dir = job.job.run_dir_there
+        for other in self.cluster.running_in(run_dir):
+            raise ConfigError(
+                f"the job {other} runs in {run_dir} already: stop it first "
+                f"({argument('stop', other, python=f'stop({other!r})')}), or choose another {argument('name')}."
+            )
+        self.cluster.submit(job.job, job.job_id, job.archive)
+        return f"started {job.job_id} at {self.cluster.url}; its run directory is {run_dir} on the cluster's head"
+
+    def state(self, job_id: str) -> Document:
+        """A document of the schema ``offload.ray-job/1``."""
+        return watch.state(self.cluster, self.cluster.describe(job_id))
+
+    def watch(self, job_id: str, show: Say, say: Say) -> Document:
+        """Show what a job prints until it has ended. RunError where the cluster does not answer for ten minutes."""
+        return watch.follow(self.cluster, job_id, show, say)
+
+    def stop(self, job_id: str, say: Say, *, wait: bool) -> Document:
+        """Ask a job to stop; with ``wait`` for as long as Ray lets it commit a checkpoint."""
+        return watch.stop(self.cluster, job_id, say, wait=wait)
+
+    def exit_code(self, state: Document) -> int | None:
+        """That of the job's driver."""
+        code: int | None = state["exit_code"]
+        return code
+
+    def how_to_see(self, job_id: str) -> str:
+        """The commands, with the cluster's address."""
+        how = f"offload launch ray --address {self.cluster.url}"
+        return f"`{how} --status {job_id}` shows it, `{how} --stop {job_id}` stops it."

@@ -1,0 +1,83 @@
+"""What offload needs on other machines, beside what a user's requirements.txt names.
+
+Where it stops: :mod:`offload.launch.sagemaker.resolve` finds out whether both can be installed together.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from offload.errors import ConfigError
+from offload.launch.files import bytes_of
+
+IN_IMAGE = ("torch", "torchvision")
+"""Never installed over an image's own, which fit its CUDA."""
+_INCLUDES = re.compile(r"\s*(?:-r|--requirement)[= ]?\s*([^\s#]+)")
+_NAMES = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
+
+
+def requirement(name: str) -> Requirement:
+    """Offload's own requirement of a package."""
+    return next(each for each in requirements_of_offload() if canonicalize_name(each.name) == name)
+
+
+def requirements_of_offload() -> list[Requirement]:
+    """All of offload's own requirements, without its extras, sorted by name."""
+    found = map(Requirement, importlib.metadata.requires("offload") or [])
+    return sorted((each for each in found if "extra" not in str(each.marker)), key=lambda each: each.name)
+
+
+def requirements(own: Path | None = None) -> list[str]:
+    """The packages that offload needs and images lack, in ranges, so that a user's pins can be installed beside them.
+
+    Only Ray is pinned, to the version installed here: offload uses parts of it that change between releases. If the requirements
+    in the file ``own`` name Ray, they decide, within offload's range.
+    """
+    named = set() if own is None else names_in(own)
+    return [
+        f"{_bare(each)}=={importlib.metadata.version('ray')}"
+        if each.name == "ray" and "ray" not in named
+        else str(each)
+        for each in requirements_of_offload()
+        if each.name not in IN_IMAGE
+    ]
+
+
+def own_requirements(path: Path) -> str:
+    """The text of a user's requirements.txt. Raises ConfigError if pip would not accept it together with offload's."""
+    try:
+        text = bytes_of(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason}.") from None
+    if re.search(r"^[^#]*--hash[= ]", text, re.MULTILINE):
+        raise ConfigError(
+            f"{path} holds hashes (--hash): pip would then demand them of offload's requirements too. Export it without hashes."
+        )
+    return text
+
+
+def names_in(path: Path) -> set[str]:
+    """The packages that a requirements.txt names, itself or in files that it includes (``-r other.txt``)."""
+    found: set[str] = set()
+    waiting, seen = [path], set[Path]()
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        for line in own_requirements(path).splitlines():
+            if more := _INCLUDES.match(line):
+                waiting.append(path.parent / more[1])
+            elif name := _NAMES.match(line):
+                found.add(canonicalize_name(name[1]))
+    return found
+
+
+def _bare(each: Requirement) -> str:
+    """Name and extras."""
+    return f"{each.name}[{','.join(sorted(each.extras))}]" if each.extras else each.name

@@ -1,0 +1,61 @@
+"""The archive that travels to the instances: the user's folder, this version of offload, the entry, and the requirements of both.
+
+It is the same, byte for byte, for the same files and token. Where it stops: :mod:`offload.launch.sagemaker.submit` uploads it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from offload.errors import ConfigError, argument
+from offload.launch.archives import tarred
+from offload.launch.files import check_size, files_of
+from offload.launch.requirements import own_requirements, requirements
+from offload.launch.sagemaker.settings import PLAN as PLAN
+from offload.launch.sagemaker.settings import TO_INSTALL
+from offload.launch.sagemaker.settings import TOKEN as TOKEN
+
+LARGEST_BYTES = 200 << 20
+REQUIREMENTS = "requirements.txt"
+
+
+def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> bytes:
+    """The archive (tar.gz) for a script, with its folder and everything below.
+
+    ``entry``: the name of the file that the container runs; ``token``: of the job's Ray cluster; ``plan``: the plan behind the
+    job.
+
+    Raises ConfigError for a missing script, files that look like keys, or too many bytes.
+    """
+    script = script.resolve()
+    if not script.is_file():
+        raise ConfigError(f"there is no script {script}.")
+    files = files_of(script.parent, instead_of_keys="let the script fetch what it needs from AWS Secrets Manager")
+    files.pop("setup.py", None)  # the training toolkit would install the folder as a package and run that
+    check_size(
+        script.parent,
+        files,
+        LARGEST_BYTES,
+        f"put data into S3 and pass it with {argument('input', python='channels')}, or move the script to a folder of its own",
+    )
+    made = {entry: _ENTRY, TO_INSTALL: _merged(files.pop(REQUIREMENTS, None)), TOKEN: token}
+    if plan is not None:
+        made[PLAN] = plan.read_text(encoding="utf-8")
+    taken = sorted(made.keys() & files.keys())
+    if taken:
+        raise ConfigError(f"{script.parent} holds {', '.join(taken)}, which the launcher makes itself: rename it.")
+    return tarred(files, made, private=[TOKEN])
+
+
+_ENTRY = """\
+from offload.launch.sagemaker.entry import main
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def _merged(own: Path | None) -> str:
+    """The user's requirements behind offload's."""
+    text = "\n".join(requirements(own)) + "\n"
+    return text if own is None else f"{text}\n{own_requirements(own)}"

@@ -1,0 +1,284 @@
+"""A heterogeneous training job, and the request that starts it: pure.
+
+It finds what the service would refuse before any call: :mod:`offload.launch.sagemaker.limits` checks single values, this module
+the rules between them. Where it stops: nothing is read, uploaded or submitted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offload.errors import ConfigError, argument
+from offload.launch.arguments import names_a_secret, options_in
+from offload.launch.sagemaker import limits, process_one
+from offload.launch.sagemaker.groups import Group, has_gpus, has_local_storage
+from offload.launch.sagemaker.settings import GPU_GROUP, Settings, is_reserved
+
+CHECKPOINTS = "/opt/ml/checkpoints"
+ENTRY = "offload_entry.py"
+FILE = "File"  # the service's default way to give data to containers
+MOST_SHOWN = 20
+LONGEST_RUN_S = 28 * 86_400  # the service's description of itself has no maximum, its documentation has this
+METRICS = {  # CloudWatch's name: the word before the number in the entry's progress lines
+    "samples_per_s": "samples/s",
+    "stall": "stall",
+    "goodput": "goodput",
+    "loss": "loss",
+    "workers": "workers",
+    "global_batch_size": "batch",
+}
+RUN_LINES = ("python3", "-u", "-c", r"import sys; exec('\n'.join(sys.argv[1:]))")
+"""Runs the program whose lines are its arguments: the service takes up to 100, of 256 characters each."""
+_NUMBER = r"([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """Input data. ``groups``: those that get it; empty: all. ``mode``: ``File`` copies it before training, ``FastFile`` mounts it."""
+
+    name: str
+    uri: str
+    groups: tuple[str, ...] = ()
+    mode: str = FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job.
+
+    Args:
+        name: of the job, unique in the account and region.
+        groups: the group with GPUs, named ``gpu``, and groups that preprocess.
+        role: ARN of the role that the job runs under.
+        image: URI of the container image, the same for all groups.
+        region: of the service.
+        source: S3 URI of the bundle with the user's folder and the entry.
+        settings: the entry's configuration.
+        output: S3 URI below which model and failure go.
+        checkpoints: S3 URI that ``/opt/ml/checkpoints`` is kept in; None: nothing outlives the job.
+        channels: inputs.
+        hyperparameters, environment, tags: as the service takes them. No secrets: whoever may describe the job reads them.
+        volume_gib: of each instance.
+        max_run_s: seconds after which the service stops the job.
+        spot: use spare capacity, and wait for it as long again as the job may run.
+        subnets, security_groups: of the VPC to run in; none: outside one.
+        kms_key: that encrypts the output, and volumes where no instance type has disks of its own.
+        encrypt_traffic: between instances.
+        image_entrypoint: whether the image's own entrypoint starts the containers. Otherwise the launcher's process 1 does
+            (:mod:`offload.launch.sagemaker.process_one`), which passes SIGTERM on to the entry.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    role: str
+    image: str
+    region: str
+    source: str
+    settings: Settings
+    output: str
+    checkpoints: str | None = None
+    channels: tuple[Channel, ...] = ()
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    volume_gib: int = 50
+    max_run_s: int = 86_400
+    spot: bool = False
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    kms_key: str | None = None
+    encrypt_traffic: bool = False
+    image_entrypoint: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError that lists all that the service would refuse or that could not work, and one for secrets."""
+        self._check_secrets()
+        self._check_hyperparameters()
+        wrong = [*self._contradictions(), *limits.violations(self.request(), limits.create_training_job().input_shape)]
+        if wrong:
+            more = f"\n  and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
+            raise ConfigError("this job could not run:\n  " + "\n  ".join(wrong[:MOST_SHOWN]) + more)
+
+    def request(self) -> dict[str, Any]:
+        """The document of a CreateTrainingJob call."""
+        hyperparameters = {
+            **self.all_hyperparameters(),
+            "sagemaker_program": ENTRY,
+            "sagemaker_submit_directory": self.source,
+            "sagemaker_container_log_level": 20,
+            "sagemaker_job_name": self.name,
+            "sagemaker_region": self.region,
+        }
+        document: dict[str, Any] = {
+            "TrainingJobName": self.name,
+            "RoleArn": self.role,
+            "AlgorithmSpecification": {
+                "TrainingImage": self.image,
+                "TrainingInputMode": "File",
+                "MetricDefinitions": metric_definitions(),
+                **_if(ContainerEntrypoint=self.entrypoint, ContainerArguments=self.entrypoint_arguments),
+            },
+            "HyperParameters": {key: json.dumps(value) for key, value in hyperparameters.items()},
+            "OutputDataConfig": {"S3OutputPath": self.output, **_if(KmsKeyId=self.kms_key)},
+            "ResourceConfig": {
+                "VolumeSizeInGB": self.volume_gib,
+                "InstanceGroups": [
+                    {"InstanceGroupName": g.name, "InstanceType": g.instance_type, "InstanceCount": g.count}
+                    for g in self.groups
+                ],
+                **_if(VolumeKmsKeyId=self.volume_kms_key),
+            },
+            "StoppingCondition": {
+                "MaxRuntimeInSeconds": self.max_run_s,
+                **_if(MaxWaitTimeInSeconds=self.max_wait_s),
+            },
+            "ProfilerConfig": {"DisableProfiler": True},  # it knows no heterogeneous jobs
+            "EnableManagedSpotTraining": self.spot,
+            "EnableInterContainerTrafficEncryption": self.encrypt_traffic,
+        }
+        if self.channels:
+            document["InputDataConfig"] = [_channel(channel) for channel in self.channels]
+        if self.subnets or self.security_groups:
+            document["VpcConfig"] = {"Subnets": [*self.subnets], "SecurityGroupIds": [*self.security_groups]}
+        if self.checkpoints:
+            document["CheckpointConfig"] = {"S3Uri": self.checkpoints, "LocalPath": CHECKPOINTS}
+        if self.environment:
+            document["Environment"] = dict(self.environment)
+        if self.tags:
+            document["Tags"] = [{"Key": key, "Value": value} for key, value in self.tags.items()]
+        return document
+
+    def all_hyperparameters(self) -> dict[str, Any]:
+        """The user's, and the entry's settings."""
+        return {**self.hyperparameters, **self.settings.hyperparameter()}
+
+    @property
+    def entrypoint(self) -> list[str] | None:
+        """What a container runs in place of the image's own entrypoint; None: nothing."""
+        return None if self.image_entrypoint else [*RUN_LINES]
+
+    @property
+    def entrypoint_arguments(self) -> list[str] | None:
+        """The arguments of :attr:`entrypoint`."""
+        return None if self.image_entrypoint else program()
+
+    @property
+    def volume_kms_key(self) -> str | None:
+        """The key for volumes: none where an instance type has disks of its own, for which the service takes none."""
+        return None if any(has_local_storage(group.instance_type) for group in self.groups) else self.kms_key
+
+    @property
+    def max_wait_s(self) -> int | None:
+        """For spot capacity and the run together; None without spot."""
+        return 2 * self.max_run_s if self.spot else None
+
+    def _check_secrets(self) -> None:
+        for name in (*self.environment, *self.hyperparameters, *options_in(self.settings.args)):
+            if names_a_secret(name):
+                raise ConfigError(
+                    f"{name} looks like a secret, and whoever may describe the job, or read its log, could read it: let the script "
+                    "fetch it from AWS Secrets Manager under the job's role."
+                )
+
+    def _check_hyperparameters(self) -> None:
+        """Their names become options of the script."""
+        for name in self.hyperparameters:
+            if is_reserved(name):
+                raise ConfigError(
+                    f"the hyperparameter {name!r} cannot be set: the name is reserved, and the script would not get it. Choose another, "
+                    f"or pass --{name} behind -- among the script's arguments."
+                )
+            if name.startswith("-"):
+                raise ConfigError(
+                    f"the hyperparameter {name!r} would reach the script as --{name}: give its name without dashes, "
+                    f"{name.lstrip('-') or 'lr'}=VALUE."
+                )
+
+    def _contradictions(self) -> Iterator[str]:
+        """Violated rules between values, which the service's description of itself lacks."""
+        names = [group.name for group in self.groups]
+        for name, times in Counter(names).items():
+            if times > 1:
+                yield f"{times} groups are named {name!r}"
+        for group in self.groups:
+            if group.count < 1:
+                yield f"group {group.name!r} has {group.count} instances, at least 1 is needed"
+            yield from _wrong_type(group)
+        if GPU_GROUP not in names:
+            yield f"no group is named {GPU_GROUP!r}: the workers run there"
+        yield from self._wrong_channels(names)
+        if self.max_run_s > LONGEST_RUN_S:
+            yield f"StoppingCondition.MaxRuntimeInSeconds: {self.max_run_s}, at most {LONGEST_RUN_S:,} (28 days) are allowed"
+        if bool(self.subnets) != bool(self.security_groups):
+            yield "a VPC needs both subnets and security groups, and only one of the two was given"
+        if self.volume_kms_key and "alias/" in self.volume_kms_key:
+            yield f"the key of volumes is given by its id or ARN, not by an alias: {self.volume_kms_key!r}"
+
+    def _wrong_channels(self, names: Sequence[str]) -> Iterator[str]:
+        for name, times in Counter(channel.name for channel in self.channels).items():
+            if times > 1:
+                yield f"{times} channels are named {name!r}"
+        for channel in self.channels:
+            for group in set(channel.groups) - set(names):
+                yield f"channel {channel.name!r} is for group {group!r}; the groups are {', '.join(names)}"
+            if channel.groups and GPU_GROUP not in channel.groups:
+                with_gpus = (GPU_GROUP, *channel.groups)
+                remedy = argument("input", f"{channel.name}@{','.join(with_gpus)}=...", python=f"groups={with_gpus!r}")
+                yield (
+                    f"channel {channel.name!r} leaves out the group {GPU_GROUP!r}, whose hosts list the data and preprocess, too: "
+                    f"{remedy}, or name no groups"
+                )
+        named = [bool(channel.groups) for channel in self.channels]
+        if any(named) and not all(named):
+            without = ", ".join(channel.name for channel in self.channels if not channel.groups)
+            yield f"either all channels name their groups or none does: {without} name none"
+
+
+def program() -> list[str]:
+    """The lines of :mod:`offload.launch.sagemaker.process_one`, without its docstring and comments."""
+    source = Path(process_one.__file__).read_text(encoding="utf-8").split('"""', 2)[2]
+    return [line for line in source.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def metric_definitions() -> list[dict[str, str]]:
+    """What the console shows, and how it is read from the entry's progress lines."""
+    return [
+        {"Name": name, "Regex": rf"offload: epoch=.* {re.escape(word)}={_NUMBER}"} for name, word in METRICS.items()
+    ]
+
+
+def _wrong_type(group: Group) -> Iterator[str]:
+    known = limits.training_types()
+    if group.instance_type in limits.inference_types():
+        near = difflib.get_close_matches(group.instance_type, known, n=3)
+        yield f"{group.instance_type} serves models and does not train; nearest that train: {', '.join(near)}"
+    elif group.instance_type in known and has_gpus(group.instance_type) != (group.name == GPU_GROUP):
+        has = "no GPU" if group.name == GPU_GROUP else f"GPUs: workers run in the group {GPU_GROUP!r} alone"
+        yield f"group {group.name!r} is of {group.instance_type}, which has {has}"
+
+
+def _channel(channel: Channel) -> dict[str, Any]:
+    return {
+        "ChannelName": channel.name,
+        "DataSource": {
+            "S3DataSource": {
+                "S3DataType": "S3Prefix",
+                "S3Uri": channel.uri,
+                "S3DataDistributionType": "FullyReplicated",
+                **_if(InstanceGroupNames=list(channel.groups) or None),
+            }
+        },
+        **_if(InputMode=channel.mode if channel.mode != FILE else None),
+    }
+
+
+def _if(**values: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,143 @@
+"""SageMaker as a launcher: jobs that are ready to be submitted, and the service that takes them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offload.errors import ConfigError
+from offload.launch.arguments import check_script
+from offload.launch.launcher import Document, Say
+from offload.launch.sagemaker import watch
+from offload.launch.sagemaker.bundle import REQUIREMENTS, pack
+from offload.launch.sagemaker.groups import Groups
+from offload.launch.sagemaker.images import check_image
+from offload.launch.sagemaker.job import ENTRY, Job
+from offload.launch.sagemaker.job_template import JobTemplate
+from offload.launch.sagemaker.resolve import check_requirements
+from offload.launch.sagemaker.service import Service
+from offload.launch.sagemaker.submit import Submitter, start, starter, upload
+from offload.model import Catalog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job with what travels. Its token, which its hosts authenticate with, is in the bundle alone."""
+
+    job: Job
+    token: str
+    script: Path
+    plan: Path | None = None
+
+    @property
+    def job_id(self) -> str:
+        """The job's name."""
+        return self.job.name
+
+    def render(self) -> Document:
+        """The document of a CreateTrainingJob call."""
+        return self.job.request()
+
+    def bundle(self) -> bytes:
+        """The tar.gz archive that the job's hosts fetch. Raises ConfigError for files that must not, or cannot, travel."""
+        return pack(self.script, ENTRY, self.token, self.plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Jobs to try, best first. ``notes``: what a user should know of them."""
+
+    jobs: tuple[Submission, ...]
+    notes: tuple[str, ...] = ()
+
+
+def prepare(
+    template: JobTemplate,
+    name: str,
+    choices: Sequence[Groups],
+    script: Path,
+    catalog: Catalog,
+    plan: Path | None = None,
+) -> Prepared:
+    """Check everything that can be checked before any call.
+
+    ``choices``: instance groups, best first. All but the best are left out where the template does not allow them.
+
+    Raises ConfigError for all that the service, or a container, would refuse.
+    """
+    check_script(script)
+    image = check_image(template.image)
+    jobs: list[Submission] = []
+    notes: list[str] = []
+    for number, groups in enumerate(choices, start=1):
+        try:
+            job = template.job(name if number == 1 else f"{name}-{number}", groups, catalog, secrets.token_hex(4))
+        except ConfigError as error:
+            if number == 1:
+                raise
+            notes.append(f"not an alternative: {_words(groups)}: {error}")
+        else:
+            jobs.append(Submission(job=job, token=secrets.token_hex(32), script=script, plan=plan))
+    own = script.parent / REQUIREMENTS
+    if own.is_file():
+        notes.append(check_requirements(own, image))
+    return Prepared(jobs=tuple(jobs), notes=tuple(notes))
+
+
+class SageMakerLauncher:
+    """The service in one region. See :class:`offload.launch.launcher.Launcher`.
+
+    Args:
+        service: the account and the region.
+        catalog: prices, for what jobs cost.
+        submitter: what sends requests.
+
+    Raises:
+        ConfigError: if ``submitter`` is not installed.
+    """
+
+    def __init__(self, service: Service, catalog: Catalog, submitter: Submitter = "auto") -> None:
+        self._service, self._catalog = service, catalog
+        self._start = starter(submitter)
+
+    def submit(self, job: Submission) -> str:
+        """Put the bundle into the bucket and start the job."""
+        upload(job.job, job.bundle(), self._service)
+        start(job.job, self._service, self._start)
+        return f"started {job.job_id}: {_words(job.job.groups)}"
+
+    def state(self, job_id: str) -> Document:
+        """A document of the schema ``offload.sagemaker-job/1``."""
+        return watch.state(watch.describe(self._service, job_id), self._catalog)
+
+    def watch(self, job_id: str, show: Say, say: Say) -> Document:
+        """Show what a job's hosts print until it has ended. Raises NoCapacity if it never got its instances."""
+        ended, rates = watch.follow(self._service, job_id, show, say)
+        return watch.state(ended, self._catalog, rates)
+
+    def stop(self, job_id: str, say: Say, *, wait: bool) -> Document:
+        """Ask a job to stop; the service gives its containers two minutes, in which they commit a checkpoint if they hear of it."""
+        if self.exit_code(self.state(job_id)) is None:
+            watch.stop(self._service, job_id)
+            say(f"stopping {job_id}: the service gives its containers two minutes to end")
+        state = self.state(job_id)
+        while wait and self.exit_code(state) is None:
+            time.sleep(watch.POLL_S)
+            state = self.state(job_id)
+        return state
+
+    def exit_code(self, state: Document) -> int | None:
+        """0 for a job that completed, 1 for one that failed or was stopped."""
+        return None if state["status"] not in watch.ENDED else int(state["status"] != "Completed")
+
+    def how_to_see(self, job_id: str) -> str:
+        """The commands, with the service's region."""
+        how = f"offload launch sagemaker --region {self._service.region}"
+        return f"`{how} --status {job_id}` shows it, `{how} --stop {job_id}` stops it."
+
+
+def _words(groups: Groups) -> str:
+    return " + ".join(f"{group.count} × {group.instance_type}" for group in groups)

@@ -1,0 +1,117 @@
+"""A run's progress in a job's log: the console reads its metrics from these lines (:data:`offload.launch.sagemaker.job.METRICS`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offload.report.run_dir import METRICS
+
+LOOK_S = 2.0
+_BEGINS = "offload: epoch="
+
+
+class ProgressLines:
+    """Prints a line for each interval that a run adds to its ``metrics.jsonl``. ``with`` it: at the end all are printed."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / METRICS
+        self._offset = 0
+        for _ in self._new():  # lines from before a restart are not printed again
+            pass
+        self._done = threading.Event()
+        self._looking = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> ProgressLines:
+        self._looking.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        self._looking.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(LOOK_S):
+            self._print_new()
+        self._print_new()
+
+    def _print_new(self) -> None:
+        for values in self._new():
+            print(progress_line(values), flush=True)
+
+    def _new(self) -> Iterator[dict[str, Any]]:
+        """The lines added since the last call, which reads on from its end: over a day the file grows long."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                added = file.read()
+        except FileNotFoundError:
+            return
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):  # cut off by a crash
+                yield json.loads(line)
+
+
+def progress_line(values: Mapping[str, Any]) -> str:
+    """One interval of ``metrics.jsonl``::
+
+    offload: epoch=0 step=1200 samples/s=84.5 stall=0.020 goodput=81.3 loss=2.31 workers=2 batch=64
+    """
+    found = {
+        "epoch": values["epoch"],
+        "step": values["step"],
+        "samples/s": values["samples_per_s"],
+        "stall": values["stall"],
+        "goodput": values["goodput"],
+        "loss": values["metrics"].get("loss"),
+        "workers": values["workers"],
+        "batch": values["global_batch_size"],
+    }
+    return _BEGINS.removesuffix("epoch=") + " ".join(
+        f"{name}={_number(value)}" for name, value in found.items() if value is not None
+    )
+
+
+def read_progress(text: str) -> dict[str, float] | None:
+    """The numbers of a progress line, whatever stands before it; None if ``text`` is no such line."""
+    _, found, rest = text.partition(_BEGINS)
+    if not found:
+        return None
+    try:
+        return {name: float(number) for name, _, number in (part.partition("=") for part in ("epoch=" + rest).split())}
+    except ValueError:
+        return None
+
+
+def over_all(lines: Sequence[Mapping[str, float]], since: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Several consecutive progress lines as one, by the names of the console's metrics: averages over the time spent stepping,
+    and the newest loss, batch and number of workers.
+
+    ``since``: the line before them; without it the first line has no beginning, and is ignored if there are others.
+    Intervals have uneven lengths: if the input binds, samples come in bursts, and most lines describe those.
+    """
+    if since is None:
+        since, lines = (lines[0], lines[1:]) if len(lines) > 1 else ({"step": 0.0}, lines)
+    rows = [  # the seconds that each line describes, and its numbers
+        ((line["step"] - before["step"]) * line["batch"] / line["samples/s"], line)
+        for before, line in zip([since, *lines], lines, strict=False)
+        if line.get("samples/s") and line["step"] > before["step"]
+    ]
+    found = {}
+    for word, name in (("samples/s", "samples_per_s"), ("stall", "stall"), ("goodput", "goodput")):
+        known = [(seconds, line[word]) for seconds, line in rows if word in line]
+        if known:
+            found[name] = sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known)
+    last = {name: line[name] for _, line in rows for name in ("loss", "workers", "batch") if name in line}
+    names = {"loss": "loss", "workers": "workers", "batch": "global_batch_size"}
+    return {**found, **{names[name]: value for name, value in last.items()}}
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,206 @@
+"""Ray on one host of a job: the options of ``ray start``, and its end.
+
+Addresses, ports, counts and the token are given explicitly, because the hosts of a job see neither each other's files nor a
+common home. Where it stops: :mod:`offload.launch.sagemaker.head` decides when a host starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offload.errors import RunError
+from offload.machine import memory_limit, usable_cores
+
+if TYPE_CHECKING:
+    import psutil  # elsewhere imported where it is used: it may not be installed yet
+
+HEAD_PORT = 6379
+NODE_MANAGER_PORT, OBJECT_MANAGER_PORT, RUNTIME_ENV_PORT = 6380, 6381, 6382
+AGENT_GRPC_PORT, AGENT_HTTP_PORT, METRICS_PORT = 6383, 6384, 6385
+WORKER_PORTS = (10_002, 19_999)
+START_S = 120.0
+END_S = 5.0
+SHARE_OF_SHM, SHARE_OF_MEMORY = 0.8, 0.4
+LITTLE_SHM_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSpec:
+    """What a host brings into the cluster.
+
+    Args:
+        address: its own, on the job's network.
+        head: the address of the head's host.
+        group, instance_type: its instance group's; node labels of these names, and a resource ``group_<name>`` of 1.
+        cores, gpus: that it may use.
+        store_bytes: of shared memory for the object store.
+        interface: the network interface that the job's hosts reach each other by.
+        token_file: holds the token that the job's Ray authenticates with.
+        folder: with the user's code, where worker processes import from.
+    """
+
+    address: str
+    head: str
+    group: str
+    instance_type: str
+    cores: int
+    gpus: int
+    store_bytes: int
+    interface: str
+    token_file: Path
+    folder: Path
+
+    def command(self) -> list[str]:
+        """``ray start`` with all its options."""
+        where = (
+            ["--head", f"--port={HEAD_PORT}", "--include-dashboard=false"]
+            if self.address == self.head
+            else [f"--address={self.head}:{HEAD_PORT}"]
+        )
+        return [
+            sys.executable, "-m", "ray.scripts.scripts", "start", *where,
+            f"--node-ip-address={self.address}",
+            f"--node-manager-port={NODE_MANAGER_PORT}",
+            f"--object-manager-port={OBJECT_MANAGER_PORT}",
+            f"--runtime-env-agent-port={RUNTIME_ENV_PORT}",
+            f"--dashboard-agent-grpc-port={AGENT_GRPC_PORT}",
+            f"--dashboard-agent-listen-port={AGENT_HTTP_PORT}",
+            f"--metrics-export-port={METRICS_PORT}",
+            f"--min-worker-port={WORKER_PORTS[0]}",
+            f"--max-worker-port={WORKER_PORTS[1]}",
+            f"--num-cpus={self.cores}",
+            f"--num-gpus={self.gpus}",
+            f"--object-store-memory={self.store_bytes}",
+            f"--labels=instance-group={self.group},instance-type={self.instance_type}",
+            f"--resources={json.dumps({f'group_{self.group}': 1})}",
+            "--disable-usage-stats",
+            # Users' output reaches the driver in another way; forwarding all logs would always take 0.6 % of a core.
+            "--include-log-monitor=false",
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """For Ray's processes and those that they start. The token stays in its file: environments end up in logs."""
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_file),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self.folder), os.environ.get("PYTHONPATH")])),
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "NCCL_SOCKET_IFNAME": self.interface,
+        }
+
+
+def store_bytes(shm_bytes: int, memory_bytes: int) -> int:
+    """The object store's size: most of ``/dev/shm``, beyond which Ray would use the disk, but no more memory than leaves room for
+    the processes."""
+    return int(min(SHARE_OF_SHM * shm_bytes, SHARE_OF_MEMORY * memory_bytes))
+
+
+def free_shm_bytes() -> int:
+    """The free bytes of this host's ``/dev/shm``."""
+    found = os.statvfs("/dev/shm")
+    return found.f_bavail * found.f_frsize
+
+
+def memory_bytes() -> int:
+    """The memory of this host, or of this container, in bytes."""
+    import psutil
+
+    return memory_limit(psutil.virtual_memory().total)
+
+
+def cores() -> int:
+    """The cores that this host's processes may use. The training toolkit counts the machine's, whatever the container may use."""
+    return usable_cores()
+
+
+def gpus(environment: Mapping[str, str]) -> int:
+    """The GPUs that this host's processes may use, as the training toolkit counted them, or else NVIDIA's tool."""
+    told = environment.get("SM_NUM_GPUS", "")
+    if told.isdigit():
+        return int(told)
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return len([line for line in listed.stdout.splitlines() if line.startswith("GPU ")])
+
+
+class RayNode:
+    """Ray's processes on this host, and what they start."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._spec = spec
+        # This mark identifies them later: Ray's own `ray stop` ends the processes of every cluster that it can see.
+        self._mark = uuid.uuid4().hex
+
+    def environment(self) -> dict[str, str]:
+        """The environment of processes that should end with the node."""
+        return {**self._spec.environment(), _MARK: self._mark}
+
+    def start(self) -> None:
+        """Start Ray's processes. Raises RunError with the message of ``ray start`` if it fails."""
+        environment = {**os.environ, **self.environment()}
+        environment.pop("RAY_ADDRESS", None)  # `ray start` would take it for the address of an existing cluster
+        try:
+            done = subprocess.run(
+                self._spec.command(), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, timeout=START_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise RunError(f"ray start did not end within {START_S:g} s.") from None
+        if done.returncode != 0:
+            print(done.stdout, file=sys.stderr, flush=True)
+            said = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+            raise RunError(f"ray start ended with {done.returncode}: {said[-1] if said else 'it said nothing'}")
+
+    def stop(self) -> None:
+        """End Ray's processes; from another thread also while they start."""
+        import psutil
+
+        marked = [process for process in psutil.process_iter() if _environment(process).get(_MARK) == self._mark]
+        # A process that renames itself, as Ray's agents do, overwrites the environment that the kernel shows.
+        found = {*marked, *(child for process in marked for child in _children(process))}
+        for process in found:
+            _quietly(process.terminate)
+        _, alive = psutil.wait_procs(found, timeout=END_S)
+        for process in alive:
+            _quietly(process.kill)
+
+
+_MARK = "OFFLOAD_RAY_NODE"
+
+
+def _environment(process: psutil.Process) -> Mapping[str, str]:
+    import psutil
+
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _quietly(act: object) -> None:
+    import psutil
+
+    try:
+        act()  # type: ignore[operator]
+    except psutil.Error:
+        pass

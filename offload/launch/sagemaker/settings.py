@@ -1,0 +1,104 @@
+"""The launcher's messages to the entry: one hyperparameter, beside the user's own, and files of the bundle.
+
+Where it stops: hyperparameters are visible to whoever may describe the job. The token travels in the bundle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from offload.errors import ConfigError
+
+NAME = "offload_job"
+TOKEN, PLAN = ".offload-token", ".offload-plan.json"
+TO_INSTALL = "offload-requirements.txt"
+"""Files of the bundle. Not ``requirements.txt``: the training toolkit would install that, and not explain a failure."""
+GPU_GROUP = "gpu"
+"""The instance group that workers run in, and whose first host leads."""
+HOSTS_DEADLINE_S = 600.0
+RESERVED_PREFIX = "sagemaker_"
+RESERVED = (NAME, "_tuning_objective_metric", "default_user_module_name")
+"""Names that no script gets: the launcher's own, and two of the training toolkit's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of one job.
+
+    Args:
+        script: the user's, relative to the bundle.
+        args: for it, after what the hyperparameters give.
+        storage: the place of checkpoints for workers on several GPU hosts, since no host sees another's disk. The workers of one host, and
+            all workers without a storage, write into the job's checkpoint folder.
+        hosts_deadline_s: how long hosts that are up wait for those that are not.
+    """
+
+    script: str
+    args: tuple[str, ...] = ()
+    storage: str | None = None
+    hosts_deadline_s: float = HOSTS_DEADLINE_S
+
+    def hyperparameter(self) -> dict[str, Any]:
+        """As a hyperparameter of the job."""
+        return {NAME: {name: value for name, value in asdict(self).items() if value is not None}}
+
+
+def read_settings(base: Path) -> tuple[Settings, dict[str, str]]:
+    """The settings and the user's hyperparameters, as typed, from ``input/config/hyperparameters.json`` below ``base``.
+
+    Raises ConfigError for a job that another launcher started, or another version of this one.
+    """
+    path = base / "input" / "config" / "hyperparameters.json"
+    try:
+        given = {name: _text(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+        told = dict(json.loads(given.pop(NAME)))
+        settings = Settings(**{**told, "args": tuple(told.get("args", ()))})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} does not hold what the launcher tells ({type(error).__name__}: {error}): launch the job with "
+            "`offload launch sagemaker` of this version."
+        ) from None
+    return settings, {name: value for name, value in given.items() if not is_reserved(name)}
+
+
+def deadline_s(base: Path) -> float:
+    """How long hosts wait for each other, even if the settings cannot be read: the hosts report that once they have met."""
+    try:
+        return read_settings(base)[0].hosts_deadline_s
+    except ConfigError:
+        return HOSTS_DEADLINE_S
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the service, its training toolkit or the launcher reserves this name, so that no script would get the
+    hyperparameter."""
+    return name in RESERVED or name.startswith(RESERVED_PREFIX)
+
+
+def arguments(hyperparameters: Mapping[str, str]) -> list[str]:
+    """Hyperparameters as the training toolkit passes them to a script: ``--name value``, ``-n value``."""
+    return [
+        text
+        for name, value in sorted(hyperparameters.items())
+        for text in (f"--{name}" if len(name) > 1 else f"-{name}", value)
+    ]
+
+
+def _text(value: Any) -> str:
+    """The text that a script gets for a stored value.
+
+    The launcher and the SDK's estimator store JSON, so that a text is a JSON string. The console and version 3 of the SDK store the
+    plain text: ``1.10`` stays ``1.10``, since only a JSON string is decoded.
+    """
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if not value.startswith('"'):
+        return value
+    try:
+        return str(json.loads(value))
+    except ValueError:
+        return value

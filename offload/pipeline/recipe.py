@@ -1,0 +1,573 @@
+"""A recipe: how a preprocessing task turns index rows into a block. It reads rows, transforms them with reproducible randomness,
+and packs them.
+
+Runs in Ray Data tasks and actors, on one core each. Where it stops: :mod:`offload.pipeline.feed` decides which rows, and when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import random
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from ray import cloudpickle
+
+from offload.errors import RunError
+from offload.pipeline import wire
+from offload.pipeline.gather import Gather, Scratch
+from offload.pipeline.ranges import Ranges
+from offload.pipeline.shuffling import mix
+from offload.pipeline.sources.base import Reader, Samples, nowhere
+from offload.pipeline.watch import Nobody, SampleTimeoutError, Watch
+from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError, UnsendableError
+
+# Rows that a per-batch transform gets at once. Fixed, and aligned to positions of the pass, so that its random numbers
+# do not depend on how rows were cut into tasks; small, so that a chunk of images stays in the core's cache.
+CHUNK = 16
+
+TRAINED = "__trained__"
+"""A column of index rows, where a resume cut a chunk: True for rows that were trained before. They are processed with the
+rest of their chunk, which draws the same random numbers only as a whole, and do not leave the task."""
+
+OnError = Literal["raise", "skip"]
+Kind = Literal["none", "batch", "sample", "image"]
+
+FAILURES = (Exception, SystemExit)  # of the user's code: a process that exits would take other samples with it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything a task needs besides its rows. ``transform`` may be a class: it is then constructed where it runs.
+    ``dataset``: the data set's name, for messages; ``sample_timeout_s``: the longest that a sample may take."""
+
+    transform: Any
+    kind: Kind
+    seed: int
+    on_error: OnError = "raise"
+    reader: Reader | None = None
+    dataset: str = ""
+    sample_timeout_s: float | None = None
+
+    def ready(self) -> Recipe:
+        """This recipe on this process: the transform constructed, its libraries imported and held to one thread.
+
+        Raises RunError for a transform class whose constructor raises.
+        """
+        transform = self.transform
+        if isinstance(transform, type):
+            try:
+                transform = transform()
+            except FAILURES as error:
+                raise RunError(
+                    f"the transform class {_transform_name(self)} raised {_say(error)} when it was constructed on a "
+                    "preprocessing process. Correct its constructor: it runs on every node, without arguments."
+                ) from None
+        _import_ahead(transform)
+        _hold_to_one_core()
+        return dataclasses.replace(self, transform=transform)
+
+
+def pack(recipe: Recipe) -> np.ndarray[Any, Any]:
+    """The recipe as bytes, in an array: tasks see it in shared memory and unpickle it once per process."""
+    return np.frombuffer(cloudpickle.dumps(recipe), dtype=np.uint8)  # type: ignore[no-untyped-call]
+
+
+_ready: dict[str, Recipe] = {}
+
+
+def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]]) -> Recipe:
+    """The recipe ``key`` of this process, unpickled and made ready at its first use."""
+    if key not in _ready:
+        # Only the newest few runs' recipes are worth their memory: a data set of millions of names may hang on one.
+        while len(_ready) >= 8:
+            _ready.pop(next(iter(_ready)))
+        recipe: Recipe = cloudpickle.loads(packed().tobytes())
+        _ready[key] = recipe.ready()
+    return _ready[key]
+
+
+def _import_ahead(transform: Any) -> None:
+    """Import what the transform's code would import when it first runs. A library that is loaded later would be neither seeded nor
+    limited to one core."""
+    function = transform if hasattr(transform, "__code__") or transform is None else type(transform).__call__
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    for library in ("torch", "cv2"):
+        if any(name.split(".")[0] == library for name in names):
+            with contextlib.suppress(ImportError):  # the transform's own import raises a better error
+                importlib.import_module(library)
+
+
+def _hold_to_one_core() -> None:
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setNumThreads(0)
+
+
+def whole_chunks(positions: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
+    """Every position below ``n`` of the chunks that these ascending positions lie in."""
+    chunks = np.unique(positions // CHUNK)
+    whole = (chunks[:, None] * CHUNK + np.arange(CHUNK)).reshape(-1)
+    return whole[whole < n]
+
+
+def untrained(rows: pa.Table) -> np.ndarray[Any, Any]:
+    """The numbers of the index rows that a task returns: all but those marked as :data:`TRAINED`."""
+    if TRAINED not in rows.column_names:
+        return np.arange(rows.num_rows)
+    return np.flatnonzero(~rows.column(TRAINED).to_numpy())
+
+
+def process(
+    recipe: Recipe, rows: pa.Table, *, epoch: int, scratch: Scratch | None = None, watch: Watch | None = None
+) -> pa.Table:
+    """Return the block of these index rows, which hold ``sample_id``, ``__position__`` and the reader's own columns. Rows
+    that are marked as :data:`TRAINED` are left out of it. With ``scratch`` the block lies in it, and is gone with the next.
+    ``watch`` hears what the process is doing.
+
+    The bytes of a sample depend on the recipe's seed, the epoch and the sample, as long as chunks are whole.
+
+    Raises RunError that names the sample: for one that cannot be read, or takes too long, under ``on_error="raise"``; for a transform
+    that raises, takes too long, returns another number of rows, or rows that differ in shape.
+    """
+    if recipe.reader is None:
+        raise ValueError("process needs a recipe with a reader")
+    watch = watch or Watch(Nobody())
+    positions = rows.column(POSITION).to_numpy()
+    parts: list[Columns] = []
+    kept: list[np.ndarray[Any, Any]] = []
+    skipped: dict[int, str] = {}
+    gather = Gather(rows.num_rows, scratch or Scratch())
+    cuts = np.flatnonzero(np.diff(positions // CHUNK)) + 1
+    for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(positions)], strict=True):
+        chunk = rows.slice(start, stop - start)
+        seeded = _generators()
+        good, made, errors = _process_chunk(recipe, chunk, epoch, watch)
+        if _generators() != seeded:
+            # The chunk itself imported what it draws random numbers from: these were not seeded.
+            _hold_to_one_core()
+            good, made, errors = _process_chunk(recipe, chunk, epoch, watch)
+        for i, reason in errors.items():
+            skipped[start + i] = f"{recipe.reader.describe(chunk, i)}: {reason}"
+        if len(good):
+            _check_names(recipe, made, (SAMPLE_ID, POSITION, ERROR))
+            parts.append(gather.place(made))
+            kept.append(good + start)
+    watch.idle()
+    return _assemble(rows, parts, kept, skipped, recipe, gather)
+
+
+def _process_chunk(
+    recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch
+) -> tuple[np.ndarray[Any, Any], Columns, Mapping[int, str]]:
+    """(rows that could be read, their transformed columns, why the other rows could not be read)."""
+    samples = _read(recipe, chunk, epoch, watch)
+    good = np.array([i for i in range(chunk.num_rows) if i not in samples.errors], dtype=np.int64)
+    if not len(good):
+        return good, {}, samples.errors
+    columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
+    chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
+    made = transform(recipe, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch, watch=watch)
+    return good, made, samples.errors
+
+
+def _read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
+    samples = _attempt_read(recipe, chunk, epoch, watch)
+    if samples.errors and recipe.on_error == "raise":
+        row = min(samples.errors)
+        raise RunError(f"{_name(recipe, chunk, row)} is unusable: {samples.errors[row]}. {_REMEDY_SKIP}")
+    return samples
+
+
+class _Place:
+    """Tells the watch which row of a chunk the reader is at."""
+
+    def __init__(self, recipe: Recipe, chunk: pa.Table, watch: Watch) -> None:
+        self.row: int | None = None
+        self._recipe, self._chunk, self._watch = recipe, chunk, watch
+        deadline_s = recipe.sample_timeout_s
+        whole_s = None if deadline_s is None else deadline_s * chunk.num_rows
+        watch.doing(lambda: f"reading {_name(recipe, chunk, None)}{_of(recipe)}", whole_s)
+
+    def __call__(self, row: int) -> None:
+        self.row = row
+        recipe, chunk = self._recipe, self._chunk
+        self._watch.doing(lambda: f"reading {_name(recipe, chunk, row)}{_of(recipe)}", recipe.sample_timeout_s)
+
+
+def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
+    reader = recipe.reader
+    assert reader is not None
+    at = _Place(recipe, chunk, watch)
+    try:
+        # A reader may be random too: a torch data set augments in __getitem__.
+        _seed(mix(recipe.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1))
+        return reader.read(chunk, at)
+    except RunError:
+        raise
+    except SampleTimeoutError:
+        if recipe.on_error == "skip":
+            known = {} if at.row is None else {at.row: _too_long(recipe)}
+            return _read_one_by_one(recipe, chunk, epoch, watch, known)
+        raise RunError(f"reading {_name(recipe, chunk, at.row)} {_too_long(recipe)}. {_REMEDY_SKIP}") from None
+    except FAILURES as error:
+        row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
+        if row is not None and recipe.on_error == "skip":
+            return _read_one_by_one(recipe, chunk, epoch, watch, {})
+        raise RunError(f"reading {_name(recipe, chunk, row)} raised {_say(error)}. {_REMEDY_SKIP}") from None
+
+
+_REMEDY_SKIP = 'Repair or remove it, or pass on_error="skip" to count it, list it in the run directory and go on.'
+
+
+def _too_long(recipe: Recipe) -> str:
+    return f"took longer than sample_timeout_s={recipe.sample_timeout_s:g}"
+
+
+def _of(recipe: Recipe) -> str:
+    return f" of {recipe.dataset!r}" if recipe.dataset else ""
+
+
+def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, known: Mapping[int, str]) -> Samples:
+    """Read a chunk in which some rows raise or take too long: these become errors, like the ``known`` ones."""
+    reader = recipe.reader
+    assert reader is not None
+    merged: dict[str, list[Any]] = {}
+    errors: dict[int, str] = dict(known)
+    ids = chunk.column(SAMPLE_ID).to_pylist()
+    at = _Place(recipe, chunk, watch)
+    for i in range(chunk.num_rows):
+        values: dict[str, Any] = {}
+        if i not in known:
+            _seed(mix(recipe.seed, epoch, ids[i], 1))
+            at(i)
+            try:
+                one = reader.read(chunk.slice(i, 1), nowhere)
+                if one.errors:
+                    errors[i] = next(iter(one.errors.values()))
+                values = {name: column[0] for name, column in one.columns.items()}
+            except SampleTimeoutError:
+                errors[i] = _too_long(recipe)
+            except FAILURES as error:
+                errors[i] = _say(error)
+        for name in values:
+            merged.setdefault(name, [None] * i)
+        for name, column in merged.items():
+            column.append(values.get(name))
+    return Samples(dict(merged), errors)
+
+
+def transform(
+    recipe: Recipe,
+    columns: Columns,
+    *,
+    ids: np.ndarray[Any, Any],
+    chunk: pa.Table | None,
+    epoch: int,
+    watch: Watch | None = None,
+) -> Columns:
+    """The user's transform over a chunk of samples, checked: as many rows out as came in, all of one shape."""
+    if recipe.kind == "none":
+        return dict(columns)
+    if recipe.kind == "image" and "image" not in columns:
+        raise RunError(
+            f"the transform {_transform_name(recipe)} is one of images, and the source has no column 'image': it gives "
+            f"{', '.join(map(str, columns))}. Let the source call its images 'image', or pass a function of a batch that transforms "
+            "them."
+        )
+    watch = watch or Watch(Nobody())
+    at: list[int | None] = [None]
+
+    def begins(row: int | None) -> None:
+        at[0] = row
+        rows, deadline_s = len(ids) if row is None else 1, recipe.sample_timeout_s
+        watch.doing(
+            lambda: f"the transform {_transform_name(recipe)} of {_name(recipe, chunk, row, ids)}{_of(recipe)}",
+            None if deadline_s is None else deadline_s * rows,
+        )
+
+    try:
+        out = _call(recipe, columns, ids, epoch, begins)
+    except SampleTimeoutError:
+        raise RunError(
+            f"the transform {_transform_name(recipe)} {_too_long(recipe)} on {_name(recipe, chunk, at[0], ids)}. Correct the "
+            "transform, or leave such samples out of the source."
+        ) from None
+    except FAILURES as error:
+        row = _find_row(lambda i: _call(recipe, take(columns, [i]), ids[i : i + 1], epoch), len(ids))
+        raise RunError(
+            f"the transform {_transform_name(recipe)} raised {_say(error)} on {_name(recipe, chunk, row, ids)}. "
+            "Correct the transform, or leave such samples out of the source."
+        ) from None
+    for name, column in out.items():
+        try:
+            rows = f"{len(column)}"
+        except TypeError:  # a number, or an array without rows
+            rows = f"one {type(column).__name__}"
+        if rows != f"{len(ids)}":
+            raise RunError(
+                f"the transform {_transform_name(recipe)} got {len(ids)} rows and returned {rows} in column "
+                f"{name!r}. It must return one row per input row: filter samples before the source instead."
+            )
+    return out
+
+
+def _call(
+    recipe: Recipe,
+    columns: Columns,
+    ids: np.ndarray[Any, Any],
+    epoch: int,
+    begins: Callable[[int | None], None] = lambda row: None,
+) -> Columns:
+    if recipe.kind == "batch":
+        begins(None)
+        _seed(mix(recipe.seed, epoch, int(ids[0]), 2))
+        return _checked(recipe.transform(dict(columns)))
+    made: dict[str, list[Any]] = {}
+    for i, sample_id in enumerate(ids.tolist()):
+        begins(i)
+        _seed(mix(recipe.seed, epoch, sample_id, 3))
+        sample = {name: column[i] for name, column in columns.items()}
+        if recipe.kind == "image":
+            sample["image"] = recipe.transform(sample["image"])
+        else:
+            sample = _checked(recipe.transform(sample))
+        for name, value in sample.items():
+            made.setdefault(name, []).append(value)
+    return dict(made)
+
+
+def _checked(out: Any) -> dict[str, Any]:
+    if not isinstance(out, Mapping):
+        raise TypeError(f"it returned {type(out).__name__}, not a dict of columns")
+    return dict(out)
+
+
+def _check_names(recipe: Recipe, columns: Mapping[Any, Any], reserved: Sequence[str]) -> None:
+    """Raise RunError for column names that are not text, or that offload uses itself."""
+    for name in columns:
+        if not isinstance(name, str) or name in reserved:
+            problem = (
+                f"is {name!r}, which offload adds itself" if name in reserved else f"is {name!r}, which is no text"
+            )
+            raise RunError(f"the name of a column {_made_by(recipe)} {problem}. Give it another name.")
+
+
+def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
+    """Some rows of every column."""
+    return {n: c[rows] if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
+
+
+def _assemble(
+    rows: pa.Table,
+    parts: list[Columns],
+    kept: list[np.ndarray[Any, Any]],
+    skipped: dict[int, str],
+    recipe: Recipe,
+    gather: Gather,
+) -> pa.Table:
+    """One block of all chunks. Skipped rows stay, as copies of row 0 that carry their error: the number of rows that
+    leaves a task is the number that entered, so that no row is lost without a word."""
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    order = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
+    columns: Columns = {}
+    for name in names:
+        if (whole := gather.whole(name, len(order))) is not None:
+            columns[name] = whole
+            continue
+        # A column may be missing from a whole chunk: an optional member of a tar shard.
+        values = [part.get(name, [None] * len(rows_)) for part, rows_ in zip(parts, kept, strict=True)]
+        columns[name] = _stacked(name, values, rows, order, recipe)
+    if skipped:
+        missing = np.array(sorted(skipped), dtype=np.int64)
+        back = np.argsort(np.concatenate((order, missing)), kind="stable")
+        fill = np.where(back < len(order), back, 0)
+        columns = take(columns, fill) if len(order) else {}
+    if recipe.on_error == "skip":
+        columns[ERROR] = [skipped.get(i) for i in range(rows.num_rows)]
+    columns[SAMPLE_ID] = rows.column(SAMPLE_ID).to_numpy()
+    columns[POSITION] = rows.column(POSITION).to_numpy()
+    sent = untrained(rows) if TRAINED in rows.column_names else None
+    try:
+        return wire.encode(columns if sent is None else take(columns, sent))
+    except UnsendableError as error:
+        row = error.row if sent is None else int(sent[error.row])
+        raise _unsendable(error, _name(recipe, rows, row), recipe) from None
+
+
+def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[Any, Any], recipe: Recipe) -> Column:
+    try:
+        parts = [_plain(name, part) for part in parts]
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        if len(arrays) < len(parts):
+            return wire.stack(name, [value for part in parts for value in part])
+    except RaggedError as error:
+        raise _ragged(name, error.shapes, [int(order[i]) for i in error.rows], rows, recipe) from None
+    except UnsendableError as error:
+        raise _unsendable(error, _name(recipe, rows, int(order[error.row])), recipe) from None
+    first = 0
+    for array in arrays:
+        if array.shape[1:] != arrays[0].shape[1:]:
+            shapes = (arrays[0].shape[1:], array.shape[1:])
+            raise _ragged(name, shapes, [int(order[0]), int(order[first])], rows, recipe)
+        first += len(array)
+    return wire.join(parts)
+
+
+def _plain(name: str, column: Any) -> Column:
+    """A column as the user returned it, as an array of numbers or a list of rows."""
+    if not hasattr(column, "dtype"):
+        return list(column)
+    try:
+        array = wire.as_array(column)
+    except UnsendableError as error:
+        raise UnsendableError(error.what, error.instead, name) from None
+    return list(array) if array.dtype.hasobject else array
+
+
+def _unsendable(error: UnsendableError, sample: str, recipe: Recipe) -> RunError:
+    return RunError(
+        f"column {error.column!r} of {sample}{_made_by(recipe, ', ')} holds {error.what}, which cannot be sent to a worker: "
+        f"{error.instead}."
+    )
+
+
+def _made_by(recipe: Recipe, before: str = "") -> str:
+    """Whose column it is: the transform's, or the data set's."""
+    if recipe.kind != "none":
+        return f"{before}returned by the transform {_transform_name(recipe)}"
+    return "" if before else "of the data set"
+
+
+def _ragged(
+    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], at: list[int], rows: pa.Table, recipe: Recipe
+) -> RunError:
+    ids = rows.column(SAMPLE_ID).to_pylist()
+    who = [f"sample {ids[i]}{f' ({recipe.reader.describe(rows, i)})' if recipe.reader else ''}" for i in at]
+    return RunError(
+        f"column {name!r} has rows of different shapes: {shapes[0]} for {who[0]}, {shapes[1]} for {who[1]}. Samples of a "
+        "batch must agree: resize or crop them to one size in the transform."
+    )
+
+
+def encode_foreign(
+    recipe: Recipe, columns: Columns, *, id_column: str | None, done: Ranges, epoch: int = 0
+) -> pa.Table:
+    """The block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are ``done``. Without an
+    ``id_column`` the reading side numbers samples.
+
+    A batch of which some samples are done is transformed whole, as it was before: a part of it would draw other random
+    numbers. Where Ray Data forms other batches, a per-batch transform draws others all the same.
+    """
+    ids = np.arange(len(next(iter(columns.values()), ())), dtype=np.int64)
+    seeded, fresh = recipe, np.arange(len(ids))
+    if id_column is not None:
+        ids = _ids(columns, id_column) if len(ids) else ids
+        fresh = np.flatnonzero(~done.holds(ids))
+        if not len(fresh) or recipe.kind != "batch":
+            columns, ids = take(columns, fresh), ids[fresh]
+            fresh = np.arange(len(ids))
+    elif len(ids) and recipe.kind != "none":
+        # Rows are numbered per block: what tells blocks apart, so that they draw different random numbers, is content.
+        first: bytes = cloudpickle.dumps({name: column[0] for name, column in columns.items()})  # type: ignore[no-untyped-call]
+        seeded = dataclasses.replace(recipe, seed=mix(recipe.seed, zlib.crc32(first)))
+    encoded: Columns = {}
+    if len(ids):
+        made = transform(seeded, columns, ids=ids, chunk=None, epoch=epoch)
+        _check_names(recipe, made, (POSITION, ERROR, *([SAMPLE_ID] if id_column not in (None, SAMPLE_ID) else [])))
+        for name, column in made.items():
+            try:
+                plain = _plain(name, column)
+                encoded[name] = plain if isinstance(plain, np.ndarray) else wire.stack(name, plain)
+            except RaggedError as error:
+                raise RunError(
+                    f"column {name!r} has rows of different shapes: {error.shapes[0]} for sample {ids[error.rows[0]]}, "
+                    f"{error.shapes[1]} for sample {ids[error.rows[1]]}. Samples of a batch must agree: resize or crop them "
+                    "to one size in the transform."
+                ) from None
+            except UnsendableError as error:
+                raise _unsendable(error, _name(recipe, None, error.row, ids), recipe) from None
+    if id_column is not None:
+        encoded[SAMPLE_ID] = encoded[POSITION] = ids
+    try:
+        return wire.encode(encoded if len(fresh) == len(ids) else take(encoded, fresh))
+    except UnsendableError as error:
+        raise _unsendable(error, _name(recipe, None, int(fresh[error.row]), ids), recipe) from None
+
+
+def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
+    if id_column not in columns:
+        raise RunError(
+            f"the data set has no column {id_column!r}, which from_ray(id_column=...) names; its columns are "
+            f"{', '.join(columns)}."
+        )
+    ids = np.asarray(columns[id_column])
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise RunError(
+            f"the id_column {id_column!r} must hold integers, found {ids.dtype}: number the samples instead."
+        )
+    return ids.astype(np.int64)
+
+
+def _seed(seed: int) -> None:
+    """Seed every generator that augmentation draws from. Libraries only where they are loaded: importing torch costs seconds."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(seed)
+    if (cv2 := sys.modules.get("cv2")) is not None:
+        cv2.setRNGSeed(seed & 0x7FFFFFFF)
+
+
+def _generators() -> tuple[bool, bool]:
+    """Which libraries that :func:`_seed` seeds are loaded."""
+    return "torch" in sys.modules, "cv2" in sys.modules
+
+
+def _find_row(attempt: Callable[[int], object], rows: int) -> int | None:
+    """The first row that fails alone; None if only the whole fails."""
+    for i in range(rows):
+        try:
+            attempt(i)
+        except FAILURES:
+            return i
+    return None
+
+
+def _name(recipe: Recipe, chunk: pa.Table | None, row: int | None, ids: np.ndarray[Any, Any] | None = None) -> str:
+    numbers = chunk.column(SAMPLE_ID).to_pylist() if chunk is not None else (ids.tolist() if ids is not None else [])
+    described = recipe.reader.describe(chunk, row or 0) if recipe.reader is not None and chunk is not None else ""
+    if row is None:
+        return f"a batch of {len(numbers)} samples, {numbers[0]} to {numbers[-1]}{f' (the first is {described})' if described else ''}"
+    return f"sample {numbers[row]}{f' ({described})' if described else ''}"
+
+
+def _transform_name(recipe: Recipe) -> str:
+    t = recipe.transform
+    return (
+        getattr(t, "__qualname__", None) or repr(t)
+        if recipe.kind == "image"
+        else getattr(t, "__qualname__", type(t).__name__)
+    )
+
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+
+
+def _say(error: BaseException) -> str:
+    """``ValueError: text (augment, script.py:12)``: the error, and the user's line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "/offload/pipeline/" not in f.filename]
+    # The user's line, not the one deep inside a library that it led to.
+    own = [f for f in own if not any(part in f.filename for part in _LIBRARIES)] or own
+    place = f" ({own[-1].name}, {own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,329 @@
+"""Stand-ins for the processes of a run, for rehearsals in threads: preprocessing nodes, ranks, the hub's client, checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from offload.pipeline.feed import Cores, Feed, Stream
+from offload.pipeline.passes import PassKey, Slice
+from offload.pipeline.pool import Block, Cost
+from offload.pipeline.recipe import untrained
+from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
+from offload.train.checkpoints import format as checkpoints
+from offload.train.hub.actor import Hub
+from offload.train.hub.board import Board
+from offload.train.hub.client import HubClient, Pending
+from offload.train.worker.checkpointer import Content
+from offload.train.worker.feed_client import BlockLostError, HubFeed
+
+CORE_SECONDS = 0.2  # the reported cost of a sample: it makes small tasks and many blocks
+TASK_S = 0.0005
+
+
+class Died(Exception):  # no error: what a process goes through that is killed
+    """This rank's process was killed."""
+
+
+# -- preprocessing -----------------------------------------------------------------------------------------------------
+
+
+class _Ref:
+    """A block's name."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def hex(self) -> str:
+        return str(self._number)
+
+
+class Nodes:
+    """A pool of threads, one core each, on nodes that hold the blocks made there. Stands for :class:`offload.pipeline.pool.Pool`."""
+
+    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Any, runtime_env: Any) -> None:
+        self._work = work
+        self._changed = threading.Condition()
+        self._one_at_a_time = threading.Lock()
+        self._again: deque[Any] = deque()
+        self._blocks: dict[str, tuple[str, Any]] = {}
+        self._numbers = itertools.count()
+        self._alive: Counter[str] = Counter()
+        self.reshape(nodes)
+
+    def warm(self, recipe: Any) -> None: ...
+
+    def starting(self) -> int:
+        return 0
+
+    def look(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def reshape(self, nodes: Sequence[str]) -> threading.Event:
+        with self._changed:
+            for node in set(nodes):
+                if not self._alive[node]:
+                    self._alive[node] += 1
+                    threading.Thread(target=self._work_on, args=(node,), daemon=True).start()
+            for node in set(self._alive) - set(nodes):
+                self._alive[node] = 0
+            self._changed.notify_all()
+        done = threading.Event()
+        done.set()
+        return done
+
+    def kill(self, node: str) -> None:
+        """A node dies, with the blocks that it holds and the task that it works on."""
+        with self._changed:
+            self._alive[node] = 0
+            self._blocks = {name: block for name, block in self._blocks.items() if block[0] != node}
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all threads."""
+        with self._changed:
+            self._alive.clear()
+            self._changed.notify_all()
+
+    def fetch(self, ref: Any) -> Any:
+        with self._changed:
+            if ref.hex() not in self._blocks:
+                raise BlockLostError(ref.hex())
+            return self._blocks[ref.hex()][1]
+
+    def _work_on(self, node: str) -> None:
+        while True:
+            with self._changed:
+                if not self._alive[node]:
+                    return
+                given = self._again.popleft() if self._again else None
+            given = given or self._work.next_task(node)  # without the lock: the feed calls look() with its own
+            if given is None:
+                with self._changed:
+                    self._changed.wait(0.05)
+                continue
+            time.sleep(TASK_S)
+            task, done = given
+            with self._changed:
+                if not self._alive[node]:
+                    self._again.append(given)
+                    self._changed.notify_all()
+                    return
+                ref = _Ref(next(self._numbers))
+                block = task.rows.take(untrained(task.rows))
+                self._blocks[ref.hex()] = node, block
+            rows = block.num_rows
+            cost = Cost(rows=rows, size_bytes=8 * rows, cpu_s=CORE_SECONDS * rows, wall_s=0.01)
+            with self._one_at_a_time:  # as the pool, whose one thread reports all blocks
+                done(Block(ref=ref, cost=cost))  # type: ignore[arg-type]
+
+
+# -- the hub -----------------------------------------------------------------------------------------------------------
+
+
+class LocalHub(Hub):
+    """The hub, in this process, with :class:`Nodes` for a pool."""
+
+    def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
+        made: list[Nodes] = []
+
+        def pool(*arguments: Any) -> Nodes:
+            made.append(Nodes(*arguments))
+            return made[0]
+
+        Board.__init__(self, self.rates, self.cores, self.speeds, self.process_bytes, nodes=len(cores.by_node))
+        Feed.__init__(self, streams, cores, pool=pool)
+        self.nodes = made[0]
+
+
+class LocalClient(HubClient):
+    """Calls a :class:`LocalHub` for one process. Once that was killed nothing it says arrives any more."""
+
+    def __init__(self, hub: LocalHub, killed: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(hub)
+        self._killed = killed
+
+    def take(self, key: PassKey, rank: int, want: int) -> Pending[tuple[list[Slice], bool]]:
+        return _Later(lambda: self._call(Feed.take, key, rank, want))
+
+    def leave(self, key: PassKey, rank: int) -> None:
+        if not self._killed():
+            super().leave(key, rank)
+
+    def _start(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        answer = self._call(method, *args, **named)
+        return _Later(lambda: answer)
+
+    def _call(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if self._killed():
+            raise ray.exceptions.RayError("this process was killed")
+        return getattr(self.actor, method.__name__)(*args, **named)
+
+
+class _Later:
+    """An answer that is computed when it is wanted."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self._answer()
+
+
+class LocalFeed(HubFeed):
+    """Reads blocks that :class:`Nodes` hold."""
+
+    def __init__(self, hub: HubClient) -> None:
+        super().__init__(hub)
+        self._nodes: Nodes = hub.actor.nodes
+
+    def start_fetching(self, slices: Sequence[Slice]) -> None: ...
+
+    def columns(self, piece: Slice) -> Columns:
+        rows = self._nodes.fetch(piece.ref).slice(piece.start, piece.stop - piece.start)
+        return {name: rows[name].to_numpy().astype(np.int64) for name in (SAMPLE_ID, POSITION)}
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """Collective operations of ranks that are threads. All break once one of them dies."""
+
+    def __init__(self, world_size: int) -> None:
+        self._barrier = threading.Barrier(world_size)
+        self._told: list[Any] = [None] * world_size
+        self.world_size = world_size
+
+    def gather(self, rank: int, mine: Any) -> list[Any]:
+        """Every rank's object. Raises threading.BrokenBarrierError."""
+        self._told[rank] = mine
+        self._barrier.wait()
+        told = list(self._told)
+        self._barrier.wait()
+        return told
+
+    def abort(self) -> None:
+        """A rank has died."""
+        self._barrier.abort()
+
+
+class Peer:
+    """One rank's end: :class:`offload.train.worker.batches.Peers` and :class:`offload.train.worker.peers.Talk`."""
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self._ranks, self.rank, self.world_size = ranks, rank, ranks.world_size
+
+    def gather(self, mine: Sequence[int]) -> list[list[int]]:
+        return [list(each) for each in self._ranks.gather(self.rank, list(mine))]
+
+    def gather_objects(self, mine: Any) -> list[Any]:
+        return self._ranks.gather(self.rank, mine)
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        return self._ranks.gather(self.rank, value)[source]
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [float(sum(each)) for each in zip(*self._ranks.gather(self.rank, list(values)), strict=True)]
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+class Folder:
+    """A checkpoint in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> tuple[dict[str, Any], checkpoints.Training]:
+        return checkpoints.load(self._path)
+
+
+class Shelf:
+    """A run's checkpoints, oldest first. They outlive all its processes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._numbers = path, itertools.count()
+        self.folders: list[Folder] = []
+
+    def put(self, content: Content) -> None:
+        """Store one."""
+        path = Path(tempfile.mkdtemp(prefix=f"{next(self._numbers)}-", dir=self._path))
+        checkpoints.save(path, *content)
+        self.folders.append(Folder(path))
+
+
+class LocalCheckpointer:
+    """One rank's end of a shelf. As with Ray Train, training goes on once all ranks have reported."""
+
+    storing = False
+
+    def __init__(self, shelf: Shelf, ranks: Ranks, rank: int) -> None:
+        self._shelf, self._ranks, self._rank = shelf, ranks, rank
+
+    def newest(self) -> Folder | None:
+        return self._shelf.folders[-1] if self._shelf.folders else None
+
+    def before(self, newest: Folder) -> list[Folder]:
+        return [each for each in reversed(self._shelf.folders) if each is not newest]
+
+    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+        self._ranks.gather(self._rank, None)
+        if content is not None:
+            self._shelf.put(content)
+        self._ranks.gather(self._rank, None)
+
+
+# -- what is learned ---------------------------------------------------------------------------------------------------
+
+
+class Book:
+    """What the optimizers of all ranks have learned from: (pass, sample id) of each sample, as often as it was stepped on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.learned: list[tuple[int, int]] = []
+
+    def add(self, more: Sequence[tuple[int, int]]) -> None:
+        """These were stepped on."""
+        with self._lock:
+            self.learned += more
+
+
+class Bookkeeper(torch.optim.SGD):
+    """An optimizer that notes the samples of each step. Its state holds all that was noted by any rank, so that a checkpoint takes it
+    back to what the model has learned. ``pending``: the samples since the last step."""
+
+    def __init__(self, parameters: Any, book: Book) -> None:
+        super().__init__(parameters, lr=0.0)
+        self._book = book
+        self.pending: list[tuple[int, int]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        self._book.add(self.pending)
+        self.pending = []
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        learned = torch.tensor(self._book.learned, dtype=torch.int64).reshape(-1, 2)
+        return {**super().state_dict(), "learned": learned}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        learned = state_dict.pop("learned")
+        super().load_state_dict(state_dict)
+        self._book.learned = [(int(epoch), int(sample)) for epoch, sample in learned.tolist()]

@@ -1,0 +1,1 @@
+"""Checkpoints: their format, their storage, and Ray Train's list of them."""

@@ -1,0 +1,100 @@
+"""Ray Train's list of a run's checkpoints. The file is private to Ray Train; only this module reads and mends it.
+
+If a cloud service copies a checkpoint folder while a run writes to it, the copy may hold a list of checkpoints that are gone, or half a
+list. Ray Train would refuse to go on with it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow.fs as pafs
+import ray
+
+from offload.pipeline.sources.files import open_filesystem
+from offload.train.checkpoints.storage import CHECKSUMS_FILE, Storage
+
+SNAPSHOT = "checkpoint_manager_snapshot.json"
+PREFIX = "checkpoint_"
+
+
+def mend_snapshot(storage: Storage, name: str) -> int:
+    """Make the list in the folder ``name`` of a storage name the existing checkpoints. Returns their number: with none, training
+    starts from the beginning.
+
+    Ray Train writes the list up to two seconds after a checkpoint. If a run was killed in between and left no list, the list is
+    made of the complete checkpoints.
+    """
+    fs, root = open_filesystem(storage.path, storage.filesystem)
+    folder = f"{root.rstrip('/')}/{name}"
+    found = fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    there = sorted(
+        info.base_name for info in found if info.type == pafs.FileType.Directory and info.base_name.startswith(PREFIX)
+    )
+    if any(info.base_name == SNAPSHOT for info in found):
+        listed = _read(fs, f"{folder}/{SNAPSHOT}")
+    else:
+        there, listed = [each for each in there if is_whole(fs, f"{folder}/{each}")], None
+        if not there:
+            return 0
+    mended = mended_snapshot(listed, there)
+    if mended != listed:
+        with fs.open_output_stream(f"{folder}/{SNAPSHOT}") as stream:
+            stream.write(json.dumps(mended).encode())
+    return len(mended["checkpoint_results"])
+
+
+def is_whole(fs: pafs.FileSystem, folder: str) -> bool:
+    """Whether the files of a checkpoint have the lengths at which they were written."""
+    try:
+        with fs.open_input_stream(f"{folder}/{CHECKSUMS_FILE}") as stream:
+            written = json.loads(stream.read())
+        return all(fs.get_file_info(f"{folder}/{name}").size == each["bytes"] for name, each in written.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def mended_snapshot(listed: dict[str, Any] | None, there: list[str]) -> dict[str, Any]:
+    """The list without missing checkpoints; for half a list, a list of all existing ones, oldest first."""
+    if listed is None:
+        results = [{"version": 0, "checkpoint_dir_name": each, "metrics": {}} for each in there]
+        return {
+            "ray_version": ray.__version__,
+            "checkpoint_results": results,
+            "checkpoint_report_indices": [*range(len(results))],
+            "latest_checkpoint_result": results[-1] if results else None,
+            "pending_training_results": [],
+            "pending_validation_specs": [],
+            "current_report_index": len(results),
+            "validated_checkpoint_dir_names": [],
+            "timed_out_validation_checkpoint_dir_names": [],
+            "failed_validation_checkpoint_dir_names": [],
+        }
+    if all(each["checkpoint_dir_name"] in there for each in listed["checkpoint_results"]):
+        return listed
+    kept = [
+        (result, index)
+        for result, index in zip(listed["checkpoint_results"], listed["checkpoint_report_indices"], strict=True)
+        if result["checkpoint_dir_name"] in there
+    ]
+    latest = listed["latest_checkpoint_result"]
+    gone = latest is None or latest["checkpoint_dir_name"] not in there
+    newest = max((result for result, _ in kept), key=lambda each: str(each["checkpoint_dir_name"]), default=None)
+    return {
+        **listed,
+        "checkpoint_results": [result for result, _ in kept],
+        "checkpoint_report_indices": [index for _, index in kept],
+        "latest_checkpoint_result": newest if gone else latest,
+        "pending_training_results": [],
+        "pending_validation_specs": [],
+    }
+
+
+def _read(fs: pafs.FileSystem, path: str) -> dict[str, Any] | None:
+    try:
+        with fs.open_input_stream(path) as stream:
+            found = json.loads(stream.read())
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "checkpoint_results" in found else None

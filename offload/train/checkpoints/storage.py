@@ -1,0 +1,171 @@
+"""The storage of checkpoints, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from offload.errors import ConfigError, argument
+from offload.pipeline.aside import DeadlineError, call_aside
+from offload.pipeline.sources.files import open_filesystem
+
+DEADLINE_S = 30.0
+
+_Made = TypeVar("_Made")
+
+# Of a checkpoint. Defined here, since looking for complete checkpoints must not load torch.
+CHECKSUMS_FILE = "checksums.json"
+
+# What Ray Train writes into a run's folder; anything else belongs to the user.
+_RAY_TRAINS = ("checkpoint_", ".validate_storage_marker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """A path for Ray Train, and its file system if the path alone does not name it."""
+
+    path: str
+    filesystem: Any = None
+
+
+def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Storage:
+    """The user's storage path, or the run directory. Raises ConfigError for an unknown scheme."""
+    if storage_path is None:
+        return Storage(path=str(run_dir))
+    if "://" not in storage_path and filesystem is None:
+        return Storage(path=str(Path(storage_path).expanduser().absolute()))
+    fs, root = open_filesystem(storage_path, filesystem)
+    if filesystem is None and not isinstance(fs, pafs.PyFileSystem):
+        return Storage(path=storage_path)  # Ray opens it by its scheme
+    return Storage(path=root, filesystem=fs)
+
+
+def in_time(call: Callable[[], _Made], where: str) -> _Made:
+    """Return what a call on the storage ``where`` returns. Raises ConfigError if that takes longer than 30 s: the clients of
+    some storages try for minutes."""
+    try:
+        return call_aside(call, deadline_s=DEADLINE_S)
+    except DeadlineError:
+        raise ConfigError(
+            f"the checkpoint storage {where!r} did not answer within {DEADLINE_S:.0f} s. Check the bucket's name, its endpoint, the "
+            f"credentials and this machine's network, or choose another {argument('storage_path')}."
+        ) from None
+
+
+def check_storage(storage: Storage) -> None:
+    """Write and remove a small file there. Raises ConfigError if that fails: better now than after the first epoch."""
+    fs, root = open_filesystem(storage.path, storage.filesystem)
+    name = f"{root.rstrip('/')}/.offload-{uuid4().hex}"
+    try:
+        if isinstance(fs, pafs.LocalFileSystem):
+            Path(root).mkdir(parents=True, exist_ok=True)
+        with fs.open_output_stream(name) as stream:
+            stream.write(b"\0" * (256 << 10))
+        fs.delete_file(name)
+    except (OSError, pa.ArrowException) as error:
+        # A file that could not be filled stays empty behind.
+        try:
+            fs.delete_file(name)
+        except (OSError, pa.ArrowException):
+            pass
+        local = isinstance(fs, pafs.LocalFileSystem)
+        remedy = (
+            "Free space there or allow writing"
+            if local
+            else "Check the bucket's name, its endpoint and the credentials"
+        )
+        raise ConfigError(
+            f"checkpoints cannot be stored under {storage.path!r}: {reason_of(error)}. {remedy}, or choose another "
+            f"{argument('storage_path')}."
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marker:
+    """A file in a local folder of checkpoints: a host that does not find it sees another folder of the same name."""
+
+    path: str
+    content: str
+
+    @classmethod
+    def of(cls, storage: Storage, name: str) -> Marker | None:
+        """The marker of the run ``name``; None if all hosts reach the storage by its address."""
+        fs, root = open_filesystem(storage.path, storage.filesystem)
+        return (
+            cls(path=f"{root}/.offload-{name}", content=uuid4().hex) if isinstance(fs, pafs.LocalFileSystem) else None
+        )
+
+    def put(self) -> None:
+        """The driver writes it."""
+        Path(self.path).write_text(self.content)
+
+    def remove(self) -> None:
+        """The driver removes it at the end."""
+        Path(self.path).unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """A worker raises ConfigError if it does not find the file, before hours of training that it could not store."""
+        try:
+            found = Path(self.path).read_text() == self.content
+        except OSError:
+            found = False
+        if not found:
+            raise ConfigError(
+                f"checkpoints go to {Path(self.path).parent} on the driver's host, and the worker's host {socket.gethostname()} does not "
+                f"see that folder: pass {argument('storage_path', 's3://bucket/runs')}, or a folder that all hosts share."
+            )
+
+
+def reason_of(error: Exception) -> str:
+    """The operating system's message, or a file system's, without the prefixes of the libraries between."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    text = str(error).split("Detail:")[-1].strip().split("\n")[0]
+    return re.sub(r"^\[errno \d+\]", "", text, flags=re.IGNORECASE).strip(" .")
+
+
+def holds_checkpoints(storage: Storage, name: str, *, resuming: bool, overwrite: bool) -> bool:
+    """Whether the folder ``name`` holds an older run's checkpoints, which must be removed before this run begins.
+
+    Raises ConfigError if it holds them and ``overwrite`` is not set: a new run must not take another's checkpoints for
+    its own. Also raises it if the folder holds anything else, such as the data set.
+    """
+    if resuming:
+        return False
+    fs, root = open_filesystem(storage.path, storage.filesystem)
+    found = fs.get_file_info(pafs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True))
+    foreign = sorted(info.base_name for info in found if not info.base_name.startswith(_RAY_TRAINS))
+    if foreign:
+        raise ConfigError(
+            f"{storage.path}/{name} is where the checkpoints of this run would go, and it holds other files "
+            f"({', '.join(foreign[:3])}{', ...' if len(foreign) > 3 else ''}). Choose another "
+            f"{argument('storage_path')}, or another name for the run directory."
+        )
+    if found and not overwrite:
+        raise ConfigError(
+            f"{storage.path}/{name} holds the checkpoints of another run. Pass {argument('overwrite', True)} to remove them, "
+            f"or choose another {argument('storage_path')} or {argument('run_dir')}."
+        )
+    return bool(found)
+
+
+def remove_checkpoints(storage: Storage, name: str) -> None:
+    """Remove the folder that :func:`holds_checkpoints` found."""
+    fs, root = open_filesystem(storage.path, storage.filesystem)
+    fs.delete_dir(f"{root.rstrip('/')}/{name}")
+
+
+def fetch(path: str, target: Path) -> None:
+    """Copy one file of any storage, as :attr:`offload.train.driver.trainer.Result.checkpoint` names it, to this machine."""
+    fs, inner = open_filesystem(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pafs.copy_files(inner, str(target.absolute()), source_filesystem=fs, destination_filesystem=pafs.LocalFileSystem())

@@ -1,0 +1,399 @@
+"""Joins a Ray cluster, or starts one on this machine, and describes its nodes.
+
+Where it stops: users start clusters of several hosts themselves; offload only configures a Ray of this machine alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from offload import machine
+from offload.errors import ConfigError, RunError, argument
+from offload.interrupts import Interrupts, handled
+from offload.model.bundle import GPU_TYPE
+from offload.model.checks import check_text
+from offload.model.placement import NodeResources, beside
+from offload.train.cluster import ray_processes
+from offload.train.cluster.ray_nodes import addresses_here, free_resources, is_node_of
+from offload.train.cluster.reaper import end_marked
+from offload.versions import ray_version_warning
+
+REACH_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 60.0
+HELD_S = (
+    1.5  # without a break before others' resources count as held: tasks come and go, and ended ones release theirs late
+)
+LOOK_S = 0.25
+DIGITS = 4  # decimals in amounts of resources: Ray has no finer ones
+JOIN_S = 5.0  # for a new node to be known to its cluster
+DASHBOARD_PORT = 8265
+_VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
+
+# What the user's function prints comes through the monitor; the logs of everything else stay in Ray's session folder.
+_RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+
+
+INSTANCE_TYPE = "instance-type"  # the label of a node that says what it is sold as
+MARKET_TYPE, SPOT = "ray.io/market-type", "spot"  # Ray's own label of a node that may be taken back
+HEAD = "node:__internal_head__"  # the resource that the head node alone has
+
+
+_BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
+
+
+_REFUSALS = (ray.exceptions.RayError, RuntimeError, ValueError, OSError)  # what Ray raises if it cannot join
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The nodes that are alive, whether this process started them, and what other programs hold of them, by node id."""
+
+    whole: tuple[NodeResources, ...]
+    ours: bool
+    held: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[NodeResources, ...]:
+        """The part of the nodes that is left for this run."""
+        return self.left(self.whole)
+
+    def left(self, nodes: Sequence[NodeResources]) -> tuple[NodeResources, ...]:
+        """These nodes without the held resources."""
+        return tuple(beside(node, self.held.get(node.node_id, {})) for node in nodes)
+
+    def held_of_all(self) -> dict[str, tuple[float, float]]:
+        """Each resource that others hold: the amount that they hold, and the total."""
+        taken: Counter[str] = Counter()
+        there: Counter[str] = Counter()
+        for each in self.held.values():
+            taken.update(each)
+        for node in self.whole:
+            there.update({"CPU": node.cpus, "GPU": node.gpus, **node.others})
+        return {name: (amount, there[name]) for name, amount in taken.items() if amount}
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Cluster]:
+    """A connection for the time of a run. A cluster that this call started ends with it.
+
+    Raises ConfigError if nothing listens at ``address``, or the listener does not answer.
+    """
+    warning = ray_version_warning(ray.__version__)
+    if warning:
+        logging.getLogger("offload").warning(warning)
+    with handled() as interrupts:
+        if ray.is_initialized():
+            with interrupts.finally_killing(ray_processes.kill_own):
+                yield _describe(ours=False)
+            return
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        if address is None or address == "local":
+            with _started(interrupts):
+                yield _describe(ours=True)
+        else:
+            with _joined(address, interrupts):
+                yield _describe(ours=False)
+
+
+class ControlLostError(RunError):
+    """A process of Ray has ended, and the run cannot go on without it."""
+
+
+@contextmanager
+def _started(interrupts: Interrupts) -> Iterator[None]:
+    """A Ray of this process's own. A run that ends at once leaves no process; after other runs, what a user's function left running (an
+    upload, say) stays."""
+    token, mark = os.environ.get("RAY_AUTH_TOKEN"), ray_processes.new_mark()
+    with ray_processes.reaped(mark), interrupts.finally_killing(lambda: ray_processes.kill_marked(mark)):
+        at_once = False
+        try:
+            with interrupts.shielded(nothing_to_lose=True):
+                _start_local(mark)
+            interrupts.check()
+            yield
+        except (KeyboardInterrupt, ControlLostError):
+            at_once = True
+            raise
+        finally:
+            with interrupts.shielded():
+                ray.shutdown()
+                if at_once:
+                    end_marked(mark)
+            if token is None:  # the user's next programs must not inherit it
+                os.environ.pop("RAY_AUTH_TOKEN", None)
+
+
+@contextmanager
+def _joined(address: str, interrupts: Interrupts) -> Iterator[None]:
+    try:
+        _join(address, interrupts)
+        yield
+    finally:
+        with interrupts.shielded():
+            ray.shutdown()
+
+
+def _start_local(mark: str = "") -> None:
+    # With RAY_AUTH_MODE unset a new cluster takes token authentication (set by the time ray is imported, it would be taken
+    # as it is). A token of its own keeps Ray from writing one to the home directory, where it would outlive the cluster.
+    if os.environ.get("RAY_AUTH_MODE") != "disabled" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", _own_token())
+    _quiet()
+    ray_processes.start_local(
+        mark or ray_processes.new_mark(), num_cpus=machine.usable_cores(), include_dashboard=False, **_RAY_INIT
+    )
+
+
+@functools.cache
+def _own_token() -> str:
+    """The same token for every cluster that this process starts: Ray keeps the first that it reads."""
+    return secrets.token_hex(32)
+
+
+def _join(address: str, interrupts: Interrupts) -> None:
+    if address != "auto":
+        check_reachable(address)
+    _quiet()
+    try:
+        if address != "auto":
+            _check_is_node(address)
+        with interrupts.shielded(nothing_to_lose=True):
+            ray_processes.join(address, **_RAY_INIT)
+        interrupts.check()
+    except _REFUSALS as error:
+        raise _cannot_join(address, error) from None
+    try:
+        ray.get(_answer.remote(), timeout=ANSWER_TIMEOUT_S)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
+        ray.shutdown()
+        raise ConfigError(
+            f"the Ray cluster at {address!r} did not run a first task within {ANSWER_TIMEOUT_S:.0f} s ({type(error).__name__}). "
+            f"Its authentication mode may differ (here RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE', 'unset')}), or all its "
+            "CPUs are taken."
+        ) from None
+
+
+def _check_is_node(address: str) -> None:
+    if not is_node_of(address, JOIN_S):
+        raise ConfigError(
+            f"this machine is no node of the Ray cluster at {address!r}, and a driver runs on one. {_as_a_job(address)}; or let "
+            f"this machine join (ray start --address={address})."
+        )
+
+
+def _cannot_join(address: str, error: Exception) -> ConfigError:
+    if len(versions := _VERSIONS.findall(str(error))) == 2:
+        (their_ray, their_python), (our_ray, our_python) = versions
+        return ConfigError(
+            f"the Ray cluster at {address!r} runs Ray {their_ray} with Python {their_python}, and this is Ray {our_ray} with Python "
+            f"{our_python}: run it with the Python that Ray was started with there, or install the same versions here."
+        )
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ConfigError(
+        f"cannot join the Ray cluster at {address!r}: {first} Check that it runs (ray status), that its Ray version is "
+        f"{ray.__version__}, and that RAY_AUTH_MODE and the token are those of the cluster."
+    )
+
+
+def check_address(address: str | None) -> str | None:
+    """Return the address for :func:`connected`, with ``"auto"`` replaced by what it means; RAY_ADDRESS stands in for None.
+
+    It starts and writes nothing, and finds a wrong address in seconds. Raises ConfigError for an invalid address, if nothing answers
+    as Ray does, and if this machine is no node of the cluster.
+    """
+    if ray.is_initialized():
+        return address or None
+    named = os.environ.get("RAY_ADDRESS") or None
+    address = named if address is None or address == "" else address
+    if address is None or address == "local":
+        return address
+    check_text("the address of a Ray cluster", address, sane='"auto" or host:port')
+    if address == "auto" and named in (None, "auto", "local"):
+        return _cluster_here()
+    address = named if address == "auto" and named is not None else address  # as Ray takes it
+    check_reachable(address)
+    try:
+        _check_is_node(address)
+    except _REFUSALS as error:
+        raise _cannot_join(address, error) from None
+    return address
+
+
+def _cluster_here() -> str:
+    """The address of a cluster that has this machine as a node. Processes of Ray may belong to containers, which cannot be reached
+    from outside: all are tried at once."""
+    found = addresses_here()
+    with ThreadPoolExecutor(max_workers=max(len(found), 1)) as pool:
+        for address, usable in zip(found, pool.map(_may_be_joined, found), strict=True):
+            if usable:
+                return address
+    seen = f" (there are processes of Ray's, but none can be reached at {', '.join(found)})" if found else ""
+    raise ConfigError(
+        f"no Ray cluster runs on this machine{seen}. Start one (ray start --head), name another "
+        f"({argument('address', 'host:port')}), or pass no address to run on this machine alone."
+    )
+
+
+def _may_be_joined(address: str) -> bool:
+    try:
+        check_reachable(address)
+        return is_node_of(address, within_s=1.0)
+    except (ConfigError, *_REFUSALS):
+        return False
+
+
+def _quiet() -> None:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+
+
+@ray.remote(num_cpus=0)
+def _answer() -> bool:
+    return True
+
+
+def ping(node_id: str) -> Any:
+    """A reference that is ready once the node has answered, or Ray has noticed that it is gone."""
+    return _answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
+
+
+def check_reachable(address: str) -> None:
+    """Raise ConfigError unless Ray, or what looks like it, listens at ``host:port``."""
+    if "://" in address:
+        raise ConfigError(
+            f'the address of a Ray cluster is "auto" or host:port where a driver runs on one of its nodes, found {address!r}. '
+            f"{_as_a_job(address)}."
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise ConfigError(
+            f'the address of a Ray cluster is "auto" or host:port, found {address!r}; the port is usually 6379.'
+        )
+    try:
+        with socket.create_connection((host, int(port)), timeout=REACH_TIMEOUT_S) as link:
+            answers = _speaks_grpc(link)
+    except (OSError, UnicodeError) as error:  # the latter for what no host can be called
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"no Ray cluster can be reached at {address!r}: {reason}. Start one there (ray start --head "
+            f"--port={port}), open the port, or drop the address to run on this machine."
+        ) from None
+    if not answers:
+        raise ConfigError(
+            f"what listens at {address!r} is no Ray cluster, or one that hangs: it did not answer as Ray does within "
+            f"{REACH_TIMEOUT_S:.0f} s. Check the port (usually 6379) and, on that host, ray status."
+        )
+
+
+def _as_a_job(address: str) -> str:
+    """The remedy on a machine that is no node of the cluster."""
+    scheme, _, rest = address.rpartition("://")
+    host = rest.split("/")[0].rpartition(":")[0] or rest
+    url = address if scheme in ("http", "https") else f"http://{host}:{DASHBOARD_PORT}"
+    return f"Send the training there: offload launch ray SCRIPT --address {url}"
+
+
+def _speaks_grpc(link: socket.socket) -> bool:
+    """Whether the other end answers an HTTP/2 client with a SETTINGS frame, as Ray's ports do. Ray itself would go on
+    trying for a quarter of an hour. Under TLS any listener passes."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True
+    settings, frame_type = 4, 3
+    answer = b""
+    try:
+        link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, settings, 0, 0, 0, 0, 0]))
+        while len(answer) <= frame_type and (part := link.recv(16)):
+            answer += part
+    except OSError:
+        return False
+    return len(answer) > frame_type and answer[frame_type] == settings
+
+
+def _describe(*, ours: bool) -> Cluster:
+    return Cluster(whole=alive_nodes(), ours=ours, held={} if ours else held_by_others({}))
+
+
+def held_by_others(ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The resources that others hold, by node id, without ``ours``. Takes some time if they hold any."""
+    held = _held()
+    until = time.monotonic() + HELD_S
+    while held and time.monotonic() < until:
+        time.sleep(LOOK_S)
+        now = _held()
+        held = {
+            node: {name: min(amount, now[node][name]) for name, amount in each.items() if name in now[node]}
+            for node, each in held.items()
+            if node in now
+        }
+    others = {
+        node: {name: round(amount - ours.get(node, {}).get(name, 0.0), DIGITS) for name, amount in each.items()}
+        for node, each in held.items()
+    }
+    return {node: some for node, each in others.items() if (some := {name: a for name, a in each.items() if a > 0})}
+
+
+def _held() -> dict[str, dict[str, float]]:
+    free = free_resources()
+    held = {}
+    for node in alive_nodes():
+        whole = {"CPU": node.cpus, "GPU": node.gpus, **node.others}
+        # A new node may have reported its resources before the free ones.
+        left = free.get(node.node_id, whole)
+        taken = {name: amount - left.get(name, 0.0) for name, amount in whole.items() if amount > left.get(name, 0.0)}
+        if taken:
+            held[node.node_id] = taken
+    return held
+
+
+def alive_nodes() -> tuple[NodeResources, ...]:
+    """The cluster's nodes now, in the order of their ids."""
+    alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: str(n["NodeID"]))  # type: ignore[no-untyped-call]
+    return tuple(
+        NodeResources(
+            name=str(n["NodeManagerAddress"]),
+            node_id=str(n["NodeID"]),
+            cpus=float(n["Resources"].get("CPU", 0)),
+            gpus=float(n["Resources"].get("GPU", 0)),
+            others={
+                k: float(v)
+                for k, v in n["Resources"].items()
+                if k not in _BUILT_IN and not k.startswith(("node:", GPU_TYPE))
+            },
+            instance_type=(n.get("Labels") or {}).get(INSTANCE_TYPE),
+            gpu_type=next((k.removeprefix(GPU_TYPE) for k in n["Resources"] if k.startswith(GPU_TYPE)), None),
+            store_bytes=float(n["Resources"].get("object_store_memory", 0)),
+            memory_bytes=float(n["Resources"].get("memory", 0)),
+            spot=(n.get("Labels") or {}).get(MARKET_TYPE) == SPOT,
+        )
+        for n in alive
+    )
+
+
+def nodes_to_end_with() -> set[str]:
+    """Ids of the nodes whose end ends the run: the driver's, and the head."""
+    heads = {str(n["NodeID"]) for n in ray.nodes() if n["Alive"] and HEAD in n["Resources"]}  # type: ignore[no-untyped-call]
+    return {ray.get_runtime_context().get_node_id(), *heads}
+
+
+def on_this_node(actor_class: Any, **options: Any) -> Any:
+    """An actor class's options to live beside the driver, without a CPU of its own."""
+    here = ray.get_runtime_context().get_node_id()
+    # Without a CPU Ray ignores a soft affinity and starts the actor anywhere.
+    return actor_class.options(
+        **options, num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False)
+    )

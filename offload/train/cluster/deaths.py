@@ -1,0 +1,60 @@
+"""How a worker's process ended, in one sentence: which worker, on which host, with which exit code or signal, and where its log is.
+
+Ray only sees a broken connection. The process on that node that forked the worker knows the exit status
+(:mod:`offload.preload.server`), and a task asks for it there. Only this module touches what is private to Ray about dead actors.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray._private.worker
+from ray._private.state import actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from offload.preload.ended import exit_status
+from offload.train.cluster.ray_processes import how_it_ended
+
+STATUS_S = 1.0  # for the status to be written down
+ANSWER_S = 8.0  # for the node to answer; it may be gone
+OUT_OF_MEMORY = "oom_context"  # Ray's name for the reason that its memory monitor gives
+
+
+def how_worker_ended(rank: int, error: BaseException) -> str | None:
+    """The sentence, without its full stop, for an error caused by a dead worker; None if no process is known to have died."""
+    died: Any = getattr(error, "health_check_failure", error)
+    if not isinstance(died, ray.exceptions.RayActorError) or not died.actor_id:
+        return None
+    actor: Any = actors(died.actor_id)
+    node, pid = actor["Address"]["NodeID"], int(actor["Pid"])
+    place = NodeAffinitySchedulingStrategy(node, soft=False)
+    try:
+        status, host, log = ray.get(_asked.options(scheduling_strategy=place).remote(pid), timeout=ANSWER_S)
+    except ray.exceptions.RayError:
+        return f"worker {rank} ended with its node {actor['Address']['IPAddress']}"
+    return sentence(rank, host, pid, status, log, ray_killed=actor["DeathCause"].WhichOneof("context") == OUT_OF_MEMORY)
+
+
+def sentence(rank: int, host: str, pid: int, status: int | None, log: str | None, *, ray_killed: bool = False) -> str:
+    """The death in words. ``ray_killed``: whether Ray ended the process to free memory."""
+    if ray_killed:
+        how = "was ended by Ray, since the node's memory ran low"
+    elif status is None:
+        how = "ended by itself or was ended; its exit status is not known"
+    else:
+        how = how_it_ended(status)
+    if status == -signal.SIGKILL and not ray_killed:
+        how += ", as the kernel does when memory runs out"
+    return f"worker {rank} on {host} (process {pid}) {how}" + (f"; its log is {log}" if log else "")
+
+
+@ray.remote(num_cpus=0)
+def _asked(pid: int) -> tuple[int | None, str, str | None]:
+    """The end of a process of this node: its exit status, the host's name, and the file of its standard error."""
+    node: Any = ray._private.worker._global_node
+    logs = sorted(Path(node.get_logs_dir_path()).glob(f"worker-*-{pid}.err"))
+    return exit_status(pid, STATUS_S), socket.gethostname(), str(logs[-1]) if logs else None

@@ -1,0 +1,237 @@
+"""The processes that make up a Ray: starting them undisturbed, watching those that nothing goes on without, and ending what is left
+of them. What is private to Ray about that is touched here alone.
+
+Where it stops: a cluster that others started is watched, and never ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import ray._private.node
+import ray._private.parameter
+import ray._private.services
+import ray._private.utils
+import ray._private.worker
+
+from offload.interrupts import HELD
+from offload.preload import setup_worker
+from offload.train.cluster.reaper import MARK, end_marked
+
+RECONNECT = (
+    "gcs_rpc_server_reconnect_timeout_s"  # Ray's name for how long processes look for a control process that is gone
+)
+AWAY_S = 10.0  # the same, here; Ray's own minute is for a control process that is started again, which nobody does here
+SYSTEM_CONFIG = {
+    RECONNECT: int(AWAY_S),
+    # Python processes that Ray starts ahead, one a core, would stay idle: those of a run start with their imports done.
+    "enable_worker_prestart": False,
+}
+REACH_S = 2.0
+LOOK_S = 1.0
+REFUSED_S = 4.0  # the same where nobody listens any more, which is surer than silence
+NAMES = {"gcs_server": "control process (gcs_server)", "raylet": "node process (raylet)"}
+
+
+def new_mark() -> str:
+    """What is to tell the processes of one Ray from all others."""
+    return secrets.token_hex(16)
+
+
+def start_local(mark: str, **options: Any) -> None:
+    """Start a Ray on this machine, whose processes carry ``mark``, and connect to it."""
+    os.environ[MARK] = mark
+    try:
+        with _undisturbed(), _without_helpers():
+            ray.init(address="local", _system_config=SYSTEM_CONFIG, **options)
+    finally:
+        del os.environ[MARK]
+
+
+def join(address: str, **options: Any) -> None:
+    """Connect to the cluster at ``address``."""
+    with _undisturbed():
+        ray.init(address=address, **options)
+
+
+@contextmanager
+def _without_helpers() -> Iterator[None]:
+    """Within, ``ray.init`` starts no autoscaler's monitor, since one machine cannot grow, no log monitor, since a run shows what its
+    workers print by itself, and no dashboard's process. They would take two seconds of CPU time at the start, and 1 % of a core.
+    Each worker process starts a quarter of a second sooner by a script of ours (:mod:`offload.preload.setup_worker`)."""
+    alone = functools.partial(
+        ray._private.parameter.RayParams,
+        no_monitor=True,
+        include_log_monitor=False,  # type: ignore[arg-type]
+        setup_worker_path=setup_worker.__file__,
+    )
+    with _instead(
+        (ray._private.parameter, "RayParams", alone),
+        (ray._private.node.Node, "start_api_server", lambda node, **named: None),
+    ):
+        yield
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Within, ``ray.init`` leaves SIGTERM to its caller, starts processes that a terminal's Ctrl-C and end do not reach (Ray shields
+    them from Ctrl-C alone), and starts nobody who prints what raylets have to say of workers that died: a run says that itself, and
+    Ray's words are in its logs."""
+    with _instead(
+        (ray._private.utils, "set_sigterm_handler", lambda handler: None),
+        (ray._private.worker, "listen_error_messages", lambda worker, threads_stopped: None),
+        (ray._private.services, "ConsolePopen", _out_of_reach),
+    ):
+        yield
+
+
+@contextmanager
+def _instead(*instead: tuple[Any, str, Any]) -> Iterator[None]:
+    """Within, these attributes of Ray's are replaced."""
+    kept = [(module, name, getattr(module, name)) for module, name, _ in instead]
+    try:
+        for module, name, value in instead:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in kept:
+            setattr(module, name, value)
+
+
+def _out_of_reach(command: list[str], *, preexec_fn: Callable[[], None], **named: Any) -> Any:
+    """A process in a session of its own, with the signals that are held back here let through."""
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+        preexec_fn()
+
+    return subprocess.Popen(command, preexec_fn=prepare, start_new_session=True, **named)
+
+
+@contextmanager
+def reaped(mark: str) -> Iterator[None]:
+    """Within, a process waits for the end of this one, to end what it leaves behind."""
+    command = [sys.executable, "-S", str(Path(__file__).with_name("reaper.py")), mark]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True) as process:
+        assert process.stdin is not None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                process.stdin.write(b"all is in order")
+
+
+def kill_marked(mark: str) -> None:
+    """Kill them at once, Ray's own processes first: what they would start is not started then."""
+    kill_own()
+    end_marked(mark, grace_s=0.0)
+
+
+def kill_own() -> None:
+    """Kill the processes without which a Ray that this process started ends."""
+    for process in own_processes().values():
+        with contextlib.suppress(OSError):
+            process.kill()
+
+
+def own_processes() -> dict[str, subprocess.Popen[bytes]]:
+    """The control process and the node process of a Ray that this process started, by their names; empty for one that it joined."""
+    node: Any = ray._private.worker._global_node
+    started = {} if node is None else node.all_processes
+    return {name: started[name][0].process for name in NAMES if name in started}
+
+
+class ControlWatch:
+    """Says when a process has ended that a run cannot go on without: the cluster's control process, or the node process of the
+    driver's own machine. ``now_s`` is the time, in seconds."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        node: Any = ray._private.worker._global_node
+        self._own = own_processes()
+        self._now_s = now_s
+        self._gcs, self._host = str(node.gcs_address), str(node.node_ip_address)
+        self._raylet = None if self._own else _raylet_of(str(node.raylet_socket_name))
+        given = os.environ.get(f"RAY_{RECONNECT}")
+        self._patience_s = None if given is None else float(given)
+        self._answered_at = self._looked_at = now_s()
+        self._known: str | None = None
+
+    def lost(self) -> str | None:
+        """What has ended, in words; None while all is well. Takes some seconds where a joined cluster's head does not answer."""
+        self._known = self._known or self._found()
+        return self._known
+
+    def _found(self) -> str | None:
+        for name, process in self._own.items():
+            if (status := process.poll()) is not None:
+                return f"Ray's {NAMES[name]} on {self._host} {how_it_ended(status)}"
+        if self._raylet is not None and not _alive(self._raylet):
+            return f"Ray's {NAMES['raylet']} on {self._host} has ended"
+        return None if self._own else self._unreachable()
+
+    def _unreachable(self) -> str | None:
+        """A head with fault tolerance may come back: what the environment says of Ray's own patience holds here too."""
+        now_s = self._now_s()
+        if now_s - self._looked_at < LOOK_S:
+            return None
+        error = connecting(self._gcs)
+        if error is None:
+            self._answered_at = now_s
+        self._looked_at = self._now_s()
+        patience_s = REFUSED_S if isinstance(error, ConnectionRefusedError) else AWAY_S
+        if self._patience_s is not None:
+            patience_s = self._patience_s
+        if self._looked_at - self._answered_at < patience_s:
+            return None
+        return f"Ray's {NAMES['gcs_server']} at {self._gcs} has not answered for {patience_s:.0f} s"
+
+
+def connecting(address: str) -> OSError | None:
+    """What goes wrong when ``host:port`` is connected to."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+    except OSError as error:
+        return error
+    return None
+
+
+def how_it_ended(status: int) -> str:
+    """The exit status of a process in words: negative where a signal ended it."""
+    if status >= 0:
+        return f"ended with exit code {status}"
+    try:
+        name = f" ({signal.Signals(-status).name})"
+    except ValueError:
+        name = ""
+    return f"was ended by signal {-status}{name}"
+
+
+def _alive(process: psutil.Process) -> bool:
+    """Whether it has not ended. A zombie, which its parent has not waited for, has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _raylet_of(socket_name: str) -> psutil.Process | None:
+    """The process behind a node's socket on this machine, if it can be seen."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "raylet" and any(word.endswith(socket_name) for word in process.cmdline()):
+                return process
+    return None

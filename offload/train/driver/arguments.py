@@ -1,0 +1,31 @@
+"""The arguments of a run, from its Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import ray.train
+
+from offload.pipeline.spec import Pipeline
+from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides
+
+
+class Arguments(Protocol):
+    """Checked arguments; see :class:`offload.train.driver.trainer.Trainer`."""
+
+    train: Callable[[Any], None]
+    datasets: dict[str, Pipeline]
+    batch_size: BatchSize
+    workers: tuple[int, int] | None
+    adaptation: Adaptation
+    cluster: Cluster
+    precision: Precision
+    checkpoints: Checkpoints
+    seed: int
+    deterministic: bool
+    hang_s: float
+    train_loop_config: dict[str, Any]
+    scaling_config: ray.train.ScalingConfig | None
+    run_config: ray.train.RunConfig | None
+    overrides: WorkerOverrides

@@ -1,0 +1,186 @@
+"""Carries out what the state machine (:mod:`offload.train.driver.fleet`) asks for, and tells it what happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol, assert_never
+
+from offload.model.bundle import Bundle
+from offload.model.placement import NodeResources
+from offload.train.cluster.connection import Cluster, alive_nodes, held_by_others
+from offload.train.cluster.node_requests import NodeRequests
+from offload.train.driver.fleet.machine import step
+from offload.train.driver.fleet.messages import (
+    Action,
+    Ask,
+    ClusterSeen,
+    Event,
+    Ignored,
+    NewsRead,
+    Publish,
+    Reshape,
+    RoomMade,
+    Show,
+    Tell,
+    TellNotStarted,
+)
+from offload.train.driver.fleet.room import Terms
+from offload.train.driver.fleet.state import Fleet, Starting
+from offload.train.driver.sentences import shares
+from offload.train.hub.client import Pending
+from offload.train.messages import News, Orders
+
+LOOK_S = 1.0
+
+
+def wait_for_start(
+    terms: Terms, cluster: Cluster, *, status: Callable[[str], None]
+) -> tuple[Cluster, Fleet, tuple[Action, ...]]:
+    """Wait until the run can start: for nodes that the autoscaler adds, or for room that other programs hold.
+
+    Returns the cluster as it is then, the run's first state, and its first actions. ``status`` shows what the run waits for.
+
+    Raises ConfigError if the cluster does not suffice in time, or never can.
+    """
+    requests, shown = NodeRequests(), ""
+    state: Starting | Fleet = Starting(terms=terms)
+    try:
+        while True:
+            seen = ClusterSeen(
+                now_s=time.monotonic(), nodes=cluster.nodes, whole=cluster.whole, held=shares(cluster.held_of_all())
+            )
+            state, actions = step(state, seen)
+            if isinstance(state, Fleet):
+                return cluster, state, actions
+            for action in actions:
+                if isinstance(action, Ask):
+                    requests.ask(action.missing, hold=action.hold)
+                if isinstance(action, Show) and action.text != shown:  # without a terminal each call prints a line
+                    shown = action.text
+                    status(shown)
+            cluster = _beside(requests, cluster)
+    finally:
+        requests.close()
+
+
+def _beside(requests: NodeRequests, cluster: Cluster) -> Cluster:
+    """The cluster a moment later, with what other programs hold of it beside ``requests``."""
+    while True:
+        ours = requests.held()
+        time.sleep(LOOK_S)  # Ray reports what is free later than what is held
+        cluster = dataclasses.replace(cluster, whole=alive_nodes(), held=held_by_others(ours))
+        if requests.held() == ours:  # otherwise what has just come would count as others', and be asked for again
+            return cluster
+
+
+class HubPort(Protocol):
+    """What the conductor needs of the hub's client."""
+
+    def publish(self, orders: Orders) -> None:
+        """See :class:`offload.train.hub.client.HubClient`."""
+
+    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> Pending[bool]:
+        """See :class:`offload.train.hub.client.HubClient`."""
+
+
+class RequestPort(Protocol):
+    """Who asks the cluster for nodes; see :class:`offload.train.cluster.node_requests.NodeRequests`."""
+
+    def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None:
+        """Ask the cluster for this many of each bundle."""
+
+    def close(self) -> None:
+        """Ask for nothing any more."""
+
+
+class Conductor:
+    """Holds the state of one run. Its methods may be called from several threads.
+
+    Args:
+        fleet: the first state.
+        first: the actions that come first.
+        hub: the run's.
+        requests: asks the cluster for nodes.
+        tell: writes an event.
+        free: returns what nobody holds of each resource, by node id.
+        now: the time, in seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        first: Sequence[Action],
+        *,
+        hub: HubPort,
+        requests: RequestPort,
+        tell: Callable[..., None],
+        free: Callable[[], Mapping[str, Mapping[str, float]]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fleet = fleet
+        self._hub, self._requests, self._tell, self._free, self._now = hub, requests, tell, free, now
+        self._lock = threading.RLock()
+        self._making_room: tuple[int, Pending[bool]] | None = None
+        self._do(first)
+
+    def look(self, news: News, nodes: Sequence[NodeResources], leaving: Collection[str] = ()) -> None:
+        """Take in the hub's news and the nodes that are alive. ``leaving``: ids of those that will soon be gone."""
+        with self._lock:
+            self.handle(NewsRead(now_s=self._now(), news=news))
+            self.handle(ClusterSeen(now_s=self._now(), nodes=nodes, leaving=frozenset(leaving)))
+            if self._making_room is not None and self._making_room[1].done():
+                number, self._making_room = self._making_room[0], None
+                self.handle(RoomMade(number=number))
+
+    def handle(self, *events: Event | Tell) -> None:
+        """Take in events, and write those that are only to be told."""
+        with self._lock:
+            for event in events:
+                if isinstance(event, Tell):
+                    self._do([event])
+                    continue
+                state, actions = step(self.fleet, event)
+                assert isinstance(state, Fleet)
+                self.fleet = state
+                self._do(actions)
+
+    def close(self) -> None:
+        """The run is over: ask for nothing any more."""
+        self._requests.close()
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Publish():
+                    self._hub.publish(action.orders)
+                case Reshape():
+                    self._reshape(action)
+                case Ask():
+                    self._requests.ask(action.missing, hold=action.hold)
+                case Tell():
+                    self._tell(action.kind, **action.values)
+                case TellNotStarted():
+                    self._tell_not_started(action)
+                case Ignored():
+                    self._tell("ignored", what=type(action.event).__name__, reason=action.reason)
+                case Show():
+                    pass  # of a run that waits to start
+                case _ as never:
+                    assert_never(never)
+
+    def _reshape(self, action: Reshape) -> None:
+        pending = self._hub.reshape(action.nodes, action.stores, action.timeout_s)
+        self._making_room = (action.number, pending) if action.timeout_s else None
+
+    def _tell_not_started(self, action: TellNotStarted) -> None:
+        free = self._free()
+        self._tell(
+            "not_started",
+            workers=action.workers,
+            after_s=action.after_s,
+            needs=dict(action.needs),
+            free={name: sum(node.get(name, 0.0) for node in free.values()) for name in action.needs},
+        )

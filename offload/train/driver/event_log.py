@@ -1,0 +1,165 @@
+"""Writes the run directory and the live line from the hub's news."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from offload.measure.steps import Totals
+from offload.model.batch_split import BatchSplit
+from offload.model.placement import Placement
+from offload.report.html import write_report
+from offload.report.live import LiveLine
+from offload.report.run_dir import RunDirectory
+from offload.train.driver.sentences import sentence
+from offload.train.messages import TRAIN, News, sum_of
+
+
+class EventLog:
+    """The log of one run. ``on_gpus``: whether its workers have GPUs."""
+
+    def __init__(
+        self, directory: RunDirectory, live: LiveLine, placement: Placement, split: BatchSplit, *, on_gpus: bool
+    ) -> None:
+        self.directory, self.live, self.placement, self.split = directory, live, placement, split
+        self.news = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=())
+        self._on_gpus = on_gpus
+        self._began = time.monotonic()
+        self._skipped: set[tuple[str, int]] = set()
+        self._first_batch_s: float | None = None
+
+    def take(self, news: News) -> None:
+        """Write down what is new."""
+        before, self.news = self.news, news
+        for event in news.events:
+            self._take_event(dict(event))
+        then = sum_of(before.totals) if before.attempts == news.attempts else Totals()
+        if sum_of(news.totals).steps > then.steps:
+            values = self._interval(sum_of(news.totals).minus(then))
+            self.directory.metrics(values)
+            self.live.update(values)
+
+    def _take_event(self, event: dict[str, Any]) -> None:
+        kind = event.pop("event")
+        if kind == "first_batch" and self._first_batch_s is None:
+            self._first_batch_s = event["seconds"]
+        if kind == "print":
+            self.live.printed(event["text"], rank=event["rank"])
+            return
+        if kind == "skipped":
+            sample = (event["dataset"], event["sample_id"])
+            if sample not in self._skipped:
+                self._skipped.add(sample)
+                self.directory.skipped(event)
+            return
+        if kind == "resumed":
+            self.live.note(
+                f"resumed at epoch {event['epoch'] + 1}, step {event['step']:,} ({event['trained']:,} samples of it done)"
+            )
+            for damaged in event["damaged"]:
+                self.live.note(f"an older checkpoint was taken: {damaged}")
+            if event["epoch_starts_again"]:
+                self.live.note(
+                    f"the order of the samples is another than when the run began ({event['epoch_starts_again']}): this epoch "
+                    "starts again, and what was trained of it is trained once more"
+                )
+        if kind == "report":
+            values = "  ".join(f"{k} {v:.4g}" for k, v in event["metrics"].items())
+            self.live.note(f"epoch {event['epoch'] + 1}  step {event['step']:,}  {values}")
+        self.tell(kind, **event)
+
+    def tell(self, kind: str, **values: Any) -> None:
+        """Write an event, and show it if users would want to know."""
+        self.directory.event(kind, **values)
+        text = sentence(kind, values)
+        if text is not None:
+            self.live.note(text)
+
+    @property
+    def _workers(self) -> int:
+        return self.news.group.workers or self.placement.workers
+
+    def _interval(self, since: Totals) -> dict[str, Any]:
+        workers = self._workers
+        busy_s = since.compute_s + since.sync_s
+        rates = self.news.rates.get(TRAIN, {})
+        return {
+            "at": time.time(),
+            "epoch": self.news.epoch,
+            "step": self.news.step,
+            **rates_of([(workers, since)]),
+            "stall": since.stall,
+            "input_ceiling_samples_per_s": rates.get("input_ceiling_samples_per_s"),
+            "device_ceiling_samples_per_s": since.samples / busy_s * workers if busy_s > 0 else None,
+            "device": "GPU" if self._on_gpus else "worker",
+            **{k: v for k, v in dataclasses.asdict(since).items() if k.endswith("_s")},
+            "workers": workers,
+            **self._batch(),
+            "useful": self.news.group.useful,
+            "metrics": self.news.metrics,
+        }
+
+    def _batch(self) -> dict[str, int]:
+        """The present split of global batches."""
+        split = self.news.group.split or self.split
+        return {
+            "local_batch_size": split.local_batch_size,
+            "accum_steps": split.accum_steps,
+            "global_batch_size": split.global_batch_size,
+        }
+
+    def finish(self, status: str, checkpoint: str | None, error: str | None = None) -> dict[str, Any]:
+        """Write the summary and the report; returns the summary."""
+        groups = [*self.news.past, (self._workers, sum_of(self.news.totals))]
+        totals = sum_of(dict(enumerate(each for _, each in groups)))
+        document = {
+            "schema": "offload.summary/1",
+            "status": status,
+            "error": error,
+            "samples": self.news.samples,
+            "steps": self.news.step,
+            "step_count_all_ranks": max(totals.steps, 1),
+            "epochs": self.news.epoch + (1 if self.news.totals or self.news.past else 0),
+            "wall_s": time.monotonic() - self._began,
+            **rates_of(groups),
+            **{k: v for k, v in dataclasses.asdict(totals).items() if k.endswith("_s")},
+            "stall": totals.stall,
+            "first_batch_s": self._first_batch_s,
+            "workers": self._workers,
+            "worker_groups": max(self.news.attempts, 1),
+            **self._batch(),
+            "useful": self.news.group.useful,
+            "preprocessing_cores": self.placement.cores,
+            "device": "GPU" if self._on_gpus else "CPU worker",
+            "input": self.news.rates,
+            "skipped": len(self._skipped),
+            "metrics": self.news.metrics,
+            "checkpoint": checkpoint,
+            "run_dir": str(self.directory.path),
+            "versions": {"python": sys.version.split()[0], "ray": ray.__version__},
+        }
+        self.directory.event(
+            "run_finished", status=status, error=error, samples=self.news.samples, steps=self.news.step
+        )
+        self.directory.summary(document)
+        write_report(self.directory)
+        return document
+
+
+def rates_of(groups: Sequence[tuple[int, Totals]]) -> dict[str, float]:
+    """The throughput and the goodput of worker groups, one after the other. ``groups``: the number of workers and all ranks' totals of
+    each.
+
+    Both are per second that a rank spent stepping, over the same steps. Goodput is throughput × statistical efficiency, in samples of
+    initial batches. At a fixed batch the two are equal.
+    """
+    stepping_s = sum(totals.step_time_s / workers for workers, totals in groups)
+    samples, useful = (sum(values) for values in zip(*((t.samples, t.useful) for _, t in groups), strict=True))
+    return {
+        name: n / stepping_s if stepping_s > 0 else 0.0 for name, n in (("samples_per_s", samples), ("goodput", useful))
+    }

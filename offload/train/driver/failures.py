@@ -1,0 +1,31 @@
+"""Failures of a run in users' words."""
+
+from __future__ import annotations
+
+import traceback
+
+from offload.errors import OffloadError, RunError, causes, find_offload_error
+from offload.report.run_dir import to_json
+from offload.train.driver.ray_train import is_broken_connection
+
+
+def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str, type[OffloadError]]:
+    """The message for an error that came out of Ray, and its type: an error of offload behind it, or ``what`` with the innermost cause
+    and the remedy."""
+    found = find_offload_error(error)
+    if found is not None:
+        return str(found), type(found)
+    bases = [getattr(e, "_base_exc", e) for e in causes(error)]
+    # A broken connection to a worker explains nothing if another error says why.
+    telling = [e for e in bases if not is_broken_connection(e)]
+    inner = [e for e in telling if not type(e).__module__.startswith("ray.")]
+    base = (inner or telling[1:] or bases)[-1]
+    lines = str(base).strip().splitlines()
+    text = f"{type(base).__name__}: {lines[-1] if lines else 'no message'}"
+    return f"{what}: {text}. {remedy}", RunError
+
+
+def whole_story(error: BaseException) -> str:
+    parts = ["".join(traceback.format_exception(error))]
+    parts += [str(e) for e in causes(error) if hasattr(e, "_base_exc")]
+    return "\n\n".join(parts) + "\n\n" + to_json({"type": type(error).__name__})

@@ -1,0 +1,439 @@
+"""The transitions: ``step(state, event) -> (state, actions)``.
+
+A change of the workers has four parts, none of which waits: preprocessing leaves the cores that the next workers take
+(:class:`MakingRoom`), the workers commit and end, Ray Train starts the next group (:class:`Committing`), and preprocessing takes the
+remaining cores (:class:`Steady`). Nodes that leave or join meanwhile redirect the change; they never begin a second one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, assert_never
+
+from offload.errors import ConfigError
+from offload.model.batch_split import BatchSplit
+from offload.model.bundle import Bundle
+from offload.model.placement import Placement
+from offload.train.driver.fleet.messages import (
+    Action,
+    Ask,
+    ClusterSeen,
+    CoresWanted,
+    EntriesFollowed,
+    Event,
+    Ignored,
+    Learned,
+    NewsRead,
+    Publish,
+    Reshape,
+    ResizeDecided,
+    RoomMade,
+    Show,
+    SplitDecided,
+    StopAsked,
+    Tell,
+    TellNotStarted,
+    WorkersWanted,
+)
+from offload.train.driver.fleet.nodes import Change, Nodes
+from offload.train.driver.fleet.room import missing_at_start, start_on, task_cpus, usd_per_core
+from offload.train.driver.fleet.state import (
+    Committing,
+    Fleet,
+    Group,
+    MakingRoom,
+    Phase,
+    Request,
+    Start,
+    Starting,
+    State,
+    Steady,
+    Stranded,
+    orders_of,
+)
+from offload.train.messages import TRAIN, News
+
+ROOM_TIMEOUT_S = 60.0  # for the tasks on cores that workers take
+GRANT_S = 900.0  # for nodes to join after the run asked for them
+REFUSED_S = 1800.0  # without new requests, after nodes did not come
+OVERDUE_S = 60.0  # after which the run reports that no worker has started
+
+
+def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+    """The state after an event, and the actions to carry out.
+
+    Raises ConfigError if the run can never start: the cluster does not suffice, and nothing can be asked for.
+    """
+    if isinstance(state, Starting):
+        return _start(state, event)
+    turn = _Turn(state)
+    turn.take(event)
+    return turn.end()
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------
+
+
+def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
+    if not isinstance(event, ClusterSeen):
+        return state, (Ignored(event=event, reason="the run has not started"),)
+    terms = state.terms
+    since_s = event.now_s if state.since_s is None else state.since_s
+    try:
+        placement = start_on(event.nodes, terms, terms.first)
+    except ConfigError as error:
+        if terms.least_allowed is None:
+            raise
+        if terms.grows:
+            missing = missing_at_start(event.nodes, terms)
+            if not missing:  # nodes are not what is wrong
+                raise
+            if event.now_s - since_s > terms.nodes_deadline_s:
+                raise ConfigError(
+                    f"the nodes that were asked for did not come within {terms.nodes_deadline_s:.0f} s (nodes_deadline_s): {error} "
+                    "ray status shows what the autoscaler does: a quota may be used up, or the cluster at its largest."
+                ) from None
+            parts = ", ".join(f"{count} × {_in_words(bundle)}" for bundle, count in missing.items())
+            beside = f"; other programs hold {event.held}" if event.held else ""
+            shown = Show(text=f"waiting for nodes with room for {parts}{beside}")
+            return dataclasses.replace(state, since_s=since_s), (Ask(missing=missing, hold=True), shown)
+        if not event.held:
+            raise
+        start_on(event.whole, terms, terms.first)  # raises where the whole cluster would not suffice either
+        return dataclasses.replace(state, since_s=since_s), (
+            Show(text=f"waiting for room: other programs hold {event.held}"),
+        )
+    nodes, told = Nodes.at_start(event.nodes, terms.selection, event.now_s)
+    # Without a range the run keeps the workers that fit at the start, and has fewer only after it lost nodes.
+    bounds = terms.bounds if terms.chosen else (1, placement.workers)
+    used = Counter({n.node_id: cores for n, cores in zip(nodes.usable, placement.cores_by_node, strict=True) if cores})
+    fleet = Fleet(
+        terms=terms,
+        bounds=bounds,
+        core_cpus=task_cpus(nodes.usable, terms.worker, bounds),
+        now_s=event.now_s,
+        placement=placement,
+        workers_goal=placement.workers,
+        nodes=nodes,
+        used=used,
+        start=Start(since_s=event.now_s),
+        usd_per_core=usd_per_core(nodes, terms),
+    )
+    turn = _Turn(fleet)
+    turn.do(Ask(missing={}), *told)
+    return turn.end()
+
+
+def _in_words(bundle: Bundle) -> str:
+    return " + ".join(f"{amount:g} {name}" for name, amount in bundle)
+
+
+# -- a run under way ---------------------------------------------------------------------------------------------------
+
+
+class _Turn:
+    """One event: the state that it leads to so far, and the actions."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._actions: list[Action] = []
+
+    def end(self) -> tuple[Fleet, tuple[Action, ...]]:
+        """The state and the actions. Publishes the orders that follow from the state, where they have changed."""
+        orders = orders_of(self.fleet)
+        if orders != self.fleet.published:
+            orders = dataclasses.replace(orders, serial=orders.serial + 1)
+            self._set(published=orders)
+            self.do(Publish(orders=orders))
+        return self.fleet, tuple(self._actions)
+
+    def do(self, *actions: Action) -> None:
+        self._actions += actions
+
+    def _set(self, **changes: Any) -> None:
+        self.fleet = dataclasses.replace(self.fleet, **changes)
+
+    def _tell(self, kind: str, **values: Any) -> None:
+        self.do(Tell(kind=kind, values=values))
+
+    def take(self, event: Event) -> None:
+        """Carry out an event."""
+        match event:
+            case NewsRead():
+                self._read(event)
+            case ClusterSeen():
+                self._look(event)
+            case RoomMade():
+                self._room_made(event)
+            case ResizeDecided():
+                self._resize(event)
+            case SplitDecided():
+                self._set(split=event.split)
+            case WorkersWanted():
+                self._want_workers(event)
+            case CoresWanted():
+                self._want_cores(event)
+            case Learned():
+                self._set(learned=event.state)
+            case EntriesFollowed():
+                self._set(entries_followed=max(self.fleet.entries_followed, event.entries))
+            case StopAsked():
+                self._set(stop=True)
+            case _ as never:
+                assert_never(never)
+
+    # -- what was decided ------------------------------------------------------------------------------------------
+
+    def _resize(self, event: ResizeDecided) -> None:
+        if self.fleet.busy:
+            self.do(Ignored(event=event, reason="another change is under way"))
+        elif self.fleet.stop:
+            self.do(Ignored(event=event, reason="the run is ending"))
+        elif not self.fleet.room.may_be(event.split.workers):
+            self.do(Ignored(event=event, reason=f"{event.split.workers} workers are not within what the user allows"))
+        elif (placement := self.fleet.room.placed(event.split.workers)) is None:
+            self.do(Ignored(event=event, reason=f"there is no room for {event.split.workers} workers now"))
+        else:
+            self._make_room(placement, split=event.split, decided=True)
+
+    def _want_workers(self, event: WorkersWanted) -> None:
+        fleet = self.fleet
+        if event.workers == fleet.workers_goal:
+            return
+        if event.workers > fleet.placement.workers:
+            self._tell("workers_wanted", workers=event.workers, before=fleet.placement.workers)
+        self._set(workers_goal=event.workers)
+
+    def _want_cores(self, event: CoresWanted) -> None:
+        if event.cores == self.fleet.cores_goal:
+            return
+        self._tell("cores_wanted", cores=event.cores, before=self.fleet.cores, **event.because)
+        self._set(cores_goal=event.cores)
+        if not self.fleet.busy:  # otherwise the end of the change does it
+            self._reshape(self.fleet.placement)
+
+    # -- news of the workers ---------------------------------------------------------------------------------------
+
+    def _read(self, event: NewsRead) -> None:
+        news = event.news
+        for each in news.events:
+            self._measure_restart(each)
+        group = Group(
+            attempt=news.attempts,
+            workers=news.group.workers,
+            running=news.running,
+            nodes=news.worker_nodes,
+            failures=news.failures,
+        )
+        self._set(
+            now_s=event.now_s,
+            group=group,
+            speeds=news.speeds.get(TRAIN, {}),
+            failing=news.failing,
+            process_bytes=news.process_bytes,
+        )
+        if isinstance(self.fleet.phase, Committing):
+            self._finish(self.fleet.phase)
+        self._watch_start(news)
+
+    def _finish(self, phase: Committing) -> None:
+        """The change is over once a group with as many workers as it asks for trains."""
+        fleet = self.fleet
+        if fleet.group.attempt <= fleet.ends_group or not fleet.group.workers:
+            return
+        if fleet.group.workers != phase.next.workers:
+            # It started just before the orders reached the hub, after a failure, say.
+            self._set(ends_group=fleet.group.attempt)
+            return
+        before = fleet.placement.workers
+        goal = phase.next.workers if phase.decided else fleet.workers_goal
+        self._set(phase=Steady(), placement=phase.next, workers_goal=goal, without_commit=False)
+        self._reshape(phase.next)
+        if not phase.lost:
+            self._tell("resized", workers_before=before, workers=phase.next.workers)
+
+    def _measure_restart(self, event: Mapping[str, Any]) -> None:
+        restart = self.fleet.restart
+        if event["event"] == "checkpoint":
+            restart = dataclasses.replace(restart, stopped_at=event["at"] - event["seconds"])
+        elif event["event"] == "ready_to_resize":
+            restart = dataclasses.replace(restart, resized_at=restart.stopped_at)
+        elif event["event"] == "first_step" and restart.resized_at is not None:
+            restart = dataclasses.replace(restart, cost_s=event["at"] - restart.resized_at, resized_at=None)
+            self._tell("resize_cost", without_steps_s=round(restart.cost_s, 3))
+        self._set(restart=restart)
+
+    def _watch_start(self, news: News) -> None:
+        """Tell the user once if workers take long to start: another program may have taken their room."""
+        fleet, start = self.fleet, self.fleet.start
+        if news.failures > start.failures:
+            start = Start(since_s=fleet.now_s, attempt=news.attempts, failures=news.failures)
+        if not fleet.workers:
+            start = dataclasses.replace(start, since_s=fleet.now_s)
+        started = news.running or news.attempts > start.attempt
+        if not (start.told or started) and fleet.now_s - start.since_s >= OVERDUE_S:
+            start = dataclasses.replace(start, told=True)
+            worker = fleet.terms.worker
+            needs = {"CPU": worker.cpus, "GPU": worker.gpus, **worker.others}
+            self.do(
+                TellNotStarted(
+                    workers=fleet.workers,
+                    after_s=fleet.now_s - start.since_s,
+                    needs={name: amount for name, amount in needs.items() if amount},
+                )
+            )
+        self._set(start=start)
+
+    # -- the cluster -----------------------------------------------------------------------------------------------
+
+    def _look(self, event: ClusterSeen) -> None:
+        fleet = self.fleet
+        nodes, change, told = fleet.nodes.followed(
+            event.nodes,
+            leaving=event.leaving,
+            failing=fleet.failing,
+            used=fleet.in_use,
+            enough=fleet.room.enough,
+            now_s=event.now_s,
+            process_bytes=fleet.process_bytes,
+        )
+        self.do(*told)
+        self._set(now_s=event.now_s, nodes=nodes, failures_seen=fleet.group.failures)
+        if change is not None:
+            self._follow(change)
+        self._ask()
+        if not self.fleet.busy and not event.leaving.isdisjoint(self.fleet.group.nodes):
+            self._make_room(self.fleet.placement, at_once=True)
+
+    def _follow(self, change: Change) -> None:
+        """Follow a change of the usable nodes."""
+        usd = usd_per_core(self.fleet.nodes, self.fleet.terms)
+        self._set(usd_per_core=self.fleet.usd_per_core if usd is None else usd)
+        if change.joined:
+            self._set(request=dataclasses.replace(self.fleet.request, since_s=None, refused_until_s=-math.inf))
+        fleet = self.fleet
+        phase = fleet.phase
+        going_on = fleet.room.placed(phase.next.workers) if isinstance(phase, MakingRoom | Committing) else None
+        placement = going_on or fleet.room.most(fleet.placement.workers)
+        self._tell(
+            "cluster_changed",
+            **dataclasses.asdict(change),
+            workers=placement.workers if placement is not None else 0,
+            preprocessing_cores=sum(fleet.cores_by_node(placement)) if placement is not None else 0,
+        )
+        if placement is None:
+            self._strand(leaving=bool(change.leaving))
+        elif isinstance(phase, Committing):
+            self._set(
+                phase=dataclasses.replace(phase, next=placement)
+            )  # its end gives preprocessing the cores that are left
+        elif isinstance(phase, MakingRoom) and going_on is not None:
+            # The change under way still fits: another node is no reason to start over.
+            self._make_room(going_on, split=phase.split, decided=phase.decided, at_once=phase.at_once)
+        elif change.leaving and placement.workers < fleet.placement.workers:
+            self._make_room(placement, at_once=True)
+        else:
+            self._take_up(placement)
+
+    def _strand(self, *, leaving: bool) -> None:
+        """No number of workers fits. Workers whose nodes are about to leave commit within the notice."""
+        self._set(phase=Stranded(), ends_group=self.fleet.group.attempt if leaving else self.fleet.ends_group)
+
+    def _take_up(self, placement: Placement) -> None:
+        """Go on with the workers that still fit, or begin to change back to their earlier number."""
+        fleet = self.fleet
+        ended = isinstance(fleet.phase, Stranded | MakingRoom) and fleet.ends_group >= fleet.group.attempt > 0
+        fewer = placement.workers < fleet.placement.workers
+        if ended or fewer:
+            # After a loss of nodes workers hold cores that preprocessing needs, and may wait for it: they cannot commit first.
+            self._set(
+                phase=Committing(next=placement, lost=True),
+                ends_group=fleet.group.attempt,
+                without_commit=not ended,
+            )
+            self._reshape(placement)
+            return
+        self._set(phase=Steady(), placement=placement)
+        self._reshape(placement)
+        more = None if fleet.terms.chosen else fleet.room.most(fleet.workers_goal)
+        if more is not None and more.workers > placement.workers:
+            self._make_room(more)  # lost nodes have come back, and no decision chooses the number
+
+    def _make_room(
+        self, placement: Placement, *, split: BatchSplit | None = None, decided: bool = False, at_once: bool = False
+    ) -> None:
+        """Let preprocessing leave the cores that workers will take, and those of nodes that will leave."""
+        fleet = self.fleet
+        number = fleet.reshapes + 1
+        keep = Counter(fleet.room.node_ids(fleet.cores_by_node(placement))) & fleet.used
+        self._set(
+            phase=MakingRoom(next=placement, reshape=number, split=split, decided=decided, at_once=at_once),
+            used=keep,
+            reshapes=number,
+            ends_group=fleet.group.attempt if at_once else fleet.ends_group,
+            without_commit=False,
+        )
+        nodes = tuple(keep.elements())
+        self.do(Reshape(number=number, nodes=nodes, stores=fleet.room.stores(), timeout_s=ROOM_TIMEOUT_S))
+
+    def _room_made(self, event: RoomMade) -> None:
+        phase = self.fleet.phase
+        if not isinstance(phase, MakingRoom) or phase.reshape != event.number:
+            self.do(Ignored(event=event, reason="the change that needed the room was given up"))
+            return
+        self._set(
+            phase=Committing(next=phase.next, decided=phase.decided),
+            ends_group=self.fleet.group.attempt,
+            without_commit=False,
+            split=phase.split or self.fleet.split,
+        )
+
+    def _reshape(self, placement: Placement) -> None:
+        """Preprocess on all wanted cores beside these workers."""
+        nodes = self.fleet.room.node_ids(self.fleet.cores_by_node(placement))
+        number = self.fleet.reshapes + 1
+        self._set(used=Counter(nodes), reshapes=number)
+        self.do(Reshape(number=number, nodes=nodes, stores=self.fleet.room.stores()))
+
+    # -- requests to the cluster -----------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        """Ask for missing nodes. While workers start, the run asks for nothing: a request holds new room for a moment, and the workers
+        could need that room."""
+        fleet = self.fleet
+        stranded = isinstance(fleet.phase, Stranded)
+        if not stranded and (fleet.busy or not fleet.group.running):
+            self.do(Ask(missing={}))
+            return
+        missing = fleet.room.missing(None if stranded else fleet.placement, fleet.cores_goal, fleet.workers_goal)
+        bundles, request = sum(missing.values()), fleet.request
+        since_s = request.since_s if missing and bundles <= request.bundles else None
+        refused_until_s = request.refused_until_s
+        if fleet.refused and not stranded:
+            missing = {}
+        elif missing and since_s is None:
+            since_s = fleet.now_s
+        elif since_s is not None and fleet.now_s - since_s >= GRANT_S:
+            # Without any worker the run cannot go on, and keeps asking.
+            since_s = None
+            self._tell_not_granted(stranded=stranded)
+            refused_until_s = refused_until_s if stranded else fleet.now_s + REFUSED_S
+        self._set(request=Request(bundles=bundles, since_s=since_s, refused_until_s=refused_until_s))
+        self.do(Ask(missing=missing, hold=stranded))
+
+    def _tell_not_granted(self, *, stranded: bool) -> None:
+        fleet = self.fleet
+        self._tell(
+            "not_granted",
+            workers=fleet.workers_goal,
+            cores=fleet.cores_goal,
+            cores_now=fleet.cores,
+            after_s=GRANT_S,
+            workers_now=0 if stranded else fleet.placement.workers,
+        )
+
+
+__all__ = ["GRANT_S", "OVERDUE_S", "REFUSED_S", "ROOM_TIMEOUT_S", "Phase", "step"]

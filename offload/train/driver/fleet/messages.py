@@ -1,0 +1,179 @@
+"""The events that the state machine takes in, and the actions that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from offload.model.batch_split import BatchSplit
+from offload.model.bundle import Bundle
+from offload.model.placement import NodeResources
+from offload.train.messages import News, Orders
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSeen:
+    """A look at the cluster.
+
+    Args:
+        now_s: the time, in seconds.
+        nodes: alive, without what other programs hold of them.
+        leaving: ids of nodes that are alive but will soon be gone.
+        whole: the same nodes with what other programs hold. Matters while the run starts.
+        held: what other programs hold, in words. Matters while the run starts.
+    """
+
+    now_s: float
+    nodes: Sequence[NodeResources]
+    leaving: frozenset[str] = frozenset()
+    whole: Sequence[NodeResources] = ()
+    held: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewsRead:
+    """The hub's news were read."""
+
+    now_s: float
+    news: News
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoomMade:
+    """Preprocessing has left the cores that the :class:`Reshape` of this number took from it, or took too long."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResizeDecided:
+    """Another number of workers is worth a restart. ``split``: how they cut global batches."""
+
+    split: BatchSplit
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitDecided:
+    """Another split of global batches among the same workers."""
+
+    split: BatchSplit
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersWanted:
+    """This many workers are worth their nodes, whether or not they fit now."""
+
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoresWanted:
+    """This many preprocessing cores keep the accelerators busy, ``because`` of these rates."""
+
+    cores: int
+    because: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What adaptation has learned so far, as plain data for checkpoints."""
+
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntriesFollowed:
+    """The driver has done what it can for this many entries of the schedule of worker counts."""
+
+    entries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopAsked:
+    """The run ends: workers commit and stop."""
+
+
+Event = (
+    ClusterSeen
+    | NewsRead
+    | RoomMade
+    | ResizeDecided
+    | SplitDecided
+    | WorkersWanted
+    | CoresWanted
+    | Learned
+    | EntriesFollowed
+    | StopAsked
+)
+
+# -- actions -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publish:
+    """Give these orders to the hub."""
+
+    orders: Orders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reshape:
+    """Preprocess on these nodes, one core for each mention.
+
+    Args:
+        number: rises with each.
+        nodes: their ids.
+        stores: bytes of object store by node id.
+        timeout_s: how long to wait for the tasks on other cores. Above 0, :class:`RoomMade` follows.
+    """
+
+    number: int
+    nodes: tuple[str, ...]
+    stores: Mapping[str, float]
+    timeout_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Ask the cluster's autoscaler for these, and for nothing else. ``hold``: keep new nodes until all have come."""
+
+    missing: Mapping[Bundle, int]
+    hold: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tell:
+    """Write an event of this kind."""
+
+    kind: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellNotStarted:
+    """Tell the user that no worker has started for ``after_s`` seconds, and what of their needs is free."""
+
+    workers: int
+    after_s: float
+    needs: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """Show what the run waits for, before it starts."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ignored:
+    """An event changed nothing, for this reason."""
+
+    event: Event
+    reason: str
+
+
+Action = Publish | Reshape | Ask | Tell | TellNotStarted | Show | Ignored

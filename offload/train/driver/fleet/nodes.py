@@ -1,0 +1,203 @@
+"""Selects the cluster's nodes that a run may use: those that are alive, stay, and are reliable."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from offload.adapt.losses import FLAPS, Losses
+from offload.model.placement import (
+    PROCESS_BYTES,
+    UNKNOWN_GPU,
+    NodeResources,
+    WorkerResources,
+    gpu_types,
+    nodes_for,
+    one_gpu_type,
+    within_memory,
+)
+from offload.train.driver.fleet.messages import Tell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The usable nodes have changed: names of the nodes that left, are about to leave, and joined."""
+
+    left: tuple[str, ...]
+    leaving: tuple[str, ...]
+    joined: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What makes a node usable.
+
+    Args:
+        worker: what each worker reserves.
+        most: workers that there may be.
+        mixed: whether workers may train on several kinds of GPU at once.
+        asked: the kind of GPU to train on; None: the one that holds the most workers.
+    """
+
+    worker: WorkerResources
+    most: int
+    mixed: bool = False
+    asked: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The cluster's nodes as a run knows them.
+
+    Args:
+        selection: what makes a node usable.
+        alive: all of the cluster.
+        usable: the nodes that the run may use, with GPUs of one kind and room for the processes that their memory holds.
+        gpu_type: the kind of GPU to train on; None: any.
+        noticed: ids of nodes under notice. Notices are never taken back.
+        failing: ids of nodes on which workers failed repeatedly.
+        flapping: addresses of machines that were lost too often.
+        losses: when machines were lost.
+        since: when each node was seen first, in seconds.
+    """
+
+    selection: Selection
+    alive: tuple[NodeResources, ...]
+    usable: tuple[NodeResources, ...]
+    gpu_type: str | None
+    noticed: frozenset[str] = frozenset()
+    failing: frozenset[str] = frozenset()
+    flapping: frozenset[str] = frozenset()
+    losses: Losses = field(default_factory=Losses)
+    since: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def at_start(cls, nodes: Sequence[NodeResources], selection: Selection, now_s: float) -> tuple[Nodes, list[Tell]]:
+        """The nodes of a run that begins, and what users should know of them."""
+        gpu_type = _gpu_type(nodes, selection, None)
+        usable = within_memory(nodes_for(nodes, gpu_type))
+        since = {node.node_id: now_s for node in nodes}
+        made = cls(selection=selection, alive=tuple(nodes), usable=usable, gpu_type=gpu_type, since=since)
+        return made, _short_of_memory((), usable, PROCESS_BYTES)
+
+    @property
+    def without_workers(self) -> tuple[str, ...]:
+        """Ids of the nodes that should hold no worker, although they could."""
+        usable = {node.node_id: node for node in self.usable}
+        return tuple(
+            node.node_id
+            for node in self.alive
+            if node.node_id not in usable or usable[node.node_id].gpus < node.gpus
+        )  # fmt: skip
+
+    @property
+    def needed_gpu_type(self) -> str | None:
+        """The kind that further nodes for workers must have; None if any node would do."""
+        several = self.selection.asked is not None or len(gpu_types(self.alive, self.selection.worker)) > 1
+        return self.gpu_type if several and self.gpu_type != UNKNOWN_GPU else None
+
+    def followed(
+        self,
+        alive: Sequence[NodeResources],
+        *,
+        leaving: Collection[str],
+        failing: Collection[str],
+        used: Collection[str],
+        enough: Callable[[Sequence[NodeResources]], bool],
+        now_s: float,
+        process_bytes: float = PROCESS_BYTES,
+    ) -> tuple[Nodes, Change | None, list[Tell]]:
+        """Follow the cluster. The change is None where the usable nodes are the same.
+
+        Args:
+            alive: the cluster's nodes now.
+            leaving: ids of nodes that are alive but will soon be gone.
+            failing: ids of nodes on which workers failed repeatedly.
+            used: ids of nodes that work for the run.
+            enough: whether training can go on with these nodes alone. The last such node is never excluded.
+            now_s: the time, in seconds.
+            process_bytes: the most memory that a preprocessing process was seen to hold.
+        """
+        nodes = self._with_losses(alive, used, now_s)
+        nodes = dataclasses.replace(nodes, alive=tuple(alive), noticed=nodes.noticed | set(leaving))
+        nodes, told = nodes._with_exclusions(failing, enough, now_s)
+        staying = [n for n in alive if n.node_id not in nodes.noticed and not nodes._excluded(n)]
+        gpu_type = _gpu_type(staying, self.selection, self.gpu_type)
+        usable = within_memory(nodes_for(staying, gpu_type), process_bytes)
+        if usable == self.usable:
+            return nodes, None, told
+        told += _short_of_memory(self.usable, usable, process_bytes)
+        before = {node.node_id: node.name for node in self.usable}
+        there = {node.node_id for node in alive}
+        change = Change(
+            left=tuple(name for node_id, name in before.items() if node_id not in there),
+            leaving=tuple(node.name for node in alive if node.node_id in nodes.noticed),
+            joined=tuple(node.name for node in usable if node.node_id not in before),
+        )
+        return dataclasses.replace(nodes, gpu_type=gpu_type, usable=usable), change, told
+
+    def _with_losses(self, alive: Sequence[NodeResources], used: Collection[str], now_s: float) -> Nodes:
+        there = {node.node_id for node in alive}
+        lost = [node for node in self.alive if node.node_id not in there and node.node_id in used]
+        unannounced = [n.name for n in lost if n.node_id not in self.noticed and not self._has_a_sibling(n)]
+        since = {node.node_id: self.since.get(node.node_id, now_s) for node in alive}
+        return dataclasses.replace(self, losses=self.losses.with_lost(unannounced, now_s), since=since)
+
+    def _has_a_sibling(self, lost: NodeResources) -> bool:
+        """Whether another node was at its address before it: several nodes at one address are no machine that comes and goes. One
+        that came after it may be the same machine, started again before its loss was noticed."""
+        since = self.since.get(lost.node_id, 0.0)
+        others = [node for node in self.alive if node.name == lost.name and node.node_id != lost.node_id]
+        return any(self.since.get(node.node_id, 0.0) <= since for node in others)
+
+    def _with_exclusions(
+        self, failing: Collection[str], enough: Callable[[Sequence[NodeResources]], bool], now_s: float
+    ) -> tuple[Nodes, list[Tell]]:
+        flapping = self.losses.flapping(now_s)
+        nodes = dataclasses.replace(self, flapping=self.flapping & flapping)  # those that were forgotten may come again
+        told: list[Tell] = []
+        failed = [node for node in nodes.alive if node.node_id in failing and node.node_id not in nodes.failing]
+        if nodes._can_spare(failed, enough):
+            told.append(_excluded_because(failed, "workers failed there repeatedly"))
+            nodes = dataclasses.replace(nodes, failing=nodes.failing | {node.node_id for node in failed})
+        back = [node for node in nodes.alive if node.name in flapping and node.name not in nodes.flapping]
+        if nodes._can_spare(back, enough):
+            told.append(_excluded_because(back, f"lost {FLAPS} times within an hour"))
+            nodes = dataclasses.replace(nodes, flapping=nodes.flapping | {node.name for node in back})
+        return nodes, told
+
+    def _can_spare(self, some: Sequence[NodeResources], enough: Callable[[Sequence[NodeResources]], bool]) -> bool:
+        """Whether training can go on without some nodes, if there are any."""
+        ids = {node.node_id for node in some}
+        rest = [node for node in self.alive if node.node_id not in ids and not self._excluded(node)]
+        return bool(some) and enough(rest)
+
+    def _excluded(self, node: NodeResources) -> bool:
+        return node.node_id in self.failing or node.name in self.flapping
+
+
+def _gpu_type(nodes: Sequence[NodeResources], selection: Selection, before: str | None) -> str | None:
+    """The kind of GPU to train on; where there is none at all, the one before."""
+    if selection.mixed:
+        return None
+    return selection.asked or one_gpu_type(nodes, selection.worker, selection.most, before) or before
+
+
+def _excluded_because(nodes: Sequence[NodeResources], reason: str) -> Tell:
+    return Tell(kind="node_excluded", values={"nodes": [node.name for node in nodes], "reason": reason})
+
+
+def _short_of_memory(before: Sequence[NodeResources], now: Sequence[NodeResources], process_bytes: float) -> list[Tell]:
+    """Names the nodes whose memory lets fewer of their cores preprocess than ``before``."""
+    room = {node.node_id: node.process_room for node in before}
+    short = [node for node in now if node.process_room < room.get(node.node_id, math.inf)]
+    if not short:
+        return []
+    values = {
+        "nodes": [node.name for node in short],
+        "cores": [int(node.process_room) for node in short],
+        "process_bytes": max(int(process_bytes), PROCESS_BYTES),
+    }
+    return [Tell(kind="short_of_memory", values=values)]

@@ -1,0 +1,299 @@
+"""Finds where workers and cores fit, their price, and what the cluster would have to add. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from offload.adapt.core_speed import core_speeds
+from offload.adapt.decide import Option
+from offload.errors import ConfigError
+from offload.model.bundle import GPU_TYPE, Bundle, bundle_of
+from offload.model.placement import NodeResources, Placement, WorkerResources, on_fewest_nodes, place_workers
+from offload.train.driver.fleet.nodes import Nodes, Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """The user's terms, fixed for a run.
+
+    Args:
+        worker: what each worker reserves.
+        bounds: least and most workers.
+        first: the same for the first worker group, which a schedule may limit.
+        allowed: whether a count may be used at all.
+        chosen: whether decisions choose the count; otherwise it only follows the cluster.
+        grows: whether the run asks the cluster for nodes for workers.
+        cores: least and most cores that preprocess, where the run asks the cluster for them; None: all that there are.
+        mixed_gpus: whether workers may train on several kinds of GPU at once.
+        gpu_type: the kind to train on; None: the one that holds the most workers.
+        usd_per_hour: known prices of instance types.
+        nodes_deadline_s: how long the run waits for nodes before it starts.
+    """
+
+    worker: WorkerResources
+    bounds: tuple[int, int]
+    first: tuple[int, int]
+    allowed: Callable[[int], bool] = lambda workers: True
+    chosen: bool = True
+    grows: bool = False
+    cores: tuple[int, int] | None = None
+    mixed_gpus: bool = False
+    gpu_type: str | None = None
+    usd_per_hour: Mapping[str, float] = field(default_factory=dict)
+    nodes_deadline_s: float = 900.0
+
+    @property
+    def selection(self) -> Selection:
+        """Which nodes can be used on these terms."""
+        return Selection(worker=self.worker, most=self.bounds[1], mixed=self.mixed_gpus, asked=self.gpu_type)
+
+    @property
+    def least_allowed(self) -> int | None:
+        """The least count of the first worker group; None if no count is allowed."""
+        return next((count for count in range(self.first[0], self.first[1] + 1) if self.allowed(count)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """The nodes that a run may use, and how its cores lie on them.
+
+    Args:
+        terms: what the user allows.
+        bounds: least and most workers.
+        nodes: of the cluster.
+        core_cpus: ``num_cpus`` of a preprocessing core.
+        used: cores that preprocess, by node id.
+        speeds: how fast each node's cores are, by node id, relative to each other.
+        usd_per_core: dollars per hour of a core on a node that only preprocesses; None: unknown.
+        grows: whether the cluster would add nodes for workers now.
+        elastic: whether it would add cores.
+    """
+
+    terms: Terms
+    bounds: tuple[int, int]
+    nodes: Nodes
+    core_cpus: float
+    used: Counter[str]
+    speeds: Mapping[str, float]
+    usd_per_core: float | None
+    grows: bool
+    elastic: bool
+
+    def may_be(self, workers: int) -> bool:
+        """Whether the user allows this many workers."""
+        return self.bounds[0] <= workers <= self.bounds[1] and self.terms.allowed(workers)
+
+    def placed(self, workers: int) -> Placement | None:
+        """So many workers on these nodes; None if they do not fit."""
+        return placed(self.nodes.usable, self.terms.worker, workers)
+
+    def most(self, workers: int) -> Placement | None:
+        """The most workers up to this number that fit; None if not even the least number fits."""
+        try:
+            within = self.bounds[0], min(self.bounds[1], workers)
+            return place_most(self.nodes.usable, self.terms.worker, within, self.terms.allowed)
+        except ConfigError:
+            return None
+
+    def enough(self, nodes: Sequence[NodeResources]) -> bool:
+        """Whether training could go on with these nodes alone."""
+        try:
+            start_on(nodes, self.terms, self.bounds)
+        except ConfigError:
+            return False
+        return True
+
+    def node_ids(self, cores_by_node: Sequence[int]) -> tuple[str, ...]:
+        """The nodes' ids, each as often as it has cores."""
+        counts = zip(self.nodes.usable, cores_by_node, strict=True)
+        return tuple(node.node_id for node, count in counts for _ in range(count))
+
+    def stores(self) -> dict[str, float]:
+        """Bytes of object store, by node id."""
+        return {node.node_id: node.store_bytes for node in self.nodes.usable}
+
+    def cores_by_node(self, placement: Placement, cores_goal: int | None, workers_goal: int) -> tuple[int, ...]:
+        """How many cores of each node preprocess beside these workers, for the wanted numbers of cores and workers."""
+        nodes = self.nodes.usable
+        spare = [
+            self.terms.grows and self.terms.worker.trains_on(node) and not held
+            for node, held in zip(nodes, placement.held, strict=True)
+        ]
+        if cores_goal is not None:
+            return on_fewest_nodes(placement, cores_goal, [self.used[node.node_id] for node in nodes], spare)
+        if workers_goal > placement.workers:
+            return placement.cores_by_node
+        # A node for workers that holds none is released, so that the cluster can take it back.
+        return tuple(0 if idle else cores for cores, idle in zip(placement.cores_by_node, spare, strict=True))
+
+    # -- options ---------------------------------------------------------------------------------------------------
+
+    def options(self, placement: Placement, cores_goal: int | None, *, stranded: bool) -> list[Option]:
+        """The counts that fit, and those that would fit on requested nodes; only the present one if decisions do not choose
+        counts."""
+        least, most = self.bounds if self.terms.chosen else (placement.workers, placement.workers)
+        found: list[Option] = []
+        new = 0
+        for count in filter(self.terms.allowed, range(least, most + 1)):
+            nodes = self._nodes_for(count, new, placement, stranded=stranded)
+            there = None if nodes is None else placed(nodes, self.terms.worker, count)
+            if nodes is None or there is None:
+                break
+            new = len(nodes) - len(self.nodes.usable)
+            cores = self._cores_with(nodes, there, placement, cores_goal)
+            usd = self._usd_with(nodes, there, cores)
+            found.append(Option(workers=count, nodes=there.nodes, cores=cores, usd_per_hour=usd))
+        return found
+
+    def _nodes_for(
+        self, workers: int, least_new: int, placement: Placement, *, stranded: bool
+    ) -> tuple[NodeResources, ...] | None:
+        """The nodes with room for this many workers: the present ones, or these and at least ``least_new`` more like them."""
+        nodes = self.nodes.usable
+        if stranded or self.placed(workers) is not None or not self.grows:
+            return nodes
+        like = [node for node, held in zip(nodes, placement.held, strict=True) if held]
+        if not like:
+            return None
+        new = max(like, key=lambda node: (node.gpus, node.cpus))
+        for count in range(max(least_new, 1), workers + 1):
+            more = (*nodes, *[dataclasses.replace(new, node_id=f"new {i}") for i in range(count)])
+            if placed(more, self.terms.worker, workers) is not None:
+                return more
+        return None
+
+    def _cores_with(
+        self, nodes: Sequence[NodeResources], placement: Placement, now: Placement, cores_goal: int | None
+    ) -> float:
+        """The cores that would preprocess beside these workers, in cores as fast as the present ones are in the mean."""
+        limits = self.terms.cores
+        if self.elastic and limits is not None:
+            # They come and go with what the workers need, one as much as the other.
+            each = (cores_goal or 0) / max(now.workers, 1)
+            return float(min(max(math.ceil(each * placement.workers), limits[0]), limits[1]))
+        used = [self.used[node.node_id] for node in nodes]
+        by_node = placement.cores_by_node if limits is None else on_fewest_nodes(placement, limits[1], used)
+        speeds = core_speeds(nodes, self.speeds, used)
+        return sum(speed * cores for speed, cores in zip(speeds, by_node, strict=True))
+
+    def _usd_with(self, nodes: Sequence[NodeResources], placement: Placement, cores: float) -> float | None:
+        """Dollars per hour with these workers and this many cores; None if a price is unknown."""
+        prices = self.terms.usd_per_hour
+        if not self.elastic:
+            return usd_per_hour(nodes, self.terms.worker, placement, prices)
+        by_node = zip(nodes, placement.cores_by_node, placement.held, strict=True)
+        held = [(prices.get(node.instance_type or ""), free) for node, free, workers in by_node if workers]
+        beside = max(cores - sum(free for _, free in held), 0.0)
+        if any(price is None for price, _ in held) or (beside and self.usd_per_core is None):
+            return None
+        return sum(price for price, _ in held if price is not None) + beside * (self.usd_per_core or 0.0)
+
+    # -- what the cluster would have to add ------------------------------------------------------------------------
+
+    def missing(self, placement: Placement | None, cores_goal: int | None, workers_goal: int) -> dict[Bundle, int]:
+        """What this many cores and workers need beyond the present nodes, with these workers placed."""
+        cores = 0 if placement is None else placement.cores
+        workers = 0
+        if self.terms.grows:
+            wanted = max(workers_goal, self.bounds[0])
+            workers = wanted - next((n for n in range(wanted, 0, -1) if self.placed(n) is not None), 0)
+        needed = {
+            _worker_bundle(self.terms.worker, self.nodes.needed_gpu_type): workers,
+            bundle_of({"CPU": self.core_cpus}): max((cores_goal or 0) - cores, 0),
+        }
+        return {bundle: count for bundle, count in needed.items() if count}
+
+
+def start_on(nodes: Sequence[NodeResources], terms: Terms, bounds: tuple[int, int]) -> Placement:
+    """The most workers within ``bounds`` on these nodes.
+
+    Raises ConfigError if they do not fit, or the kind of GPU that the user asked for is not there.
+    """
+    kinds = sorted({node.gpu_type or "unknown" for node in nodes if node.gpus})
+    if terms.gpu_type is not None and terms.gpu_type not in kinds:
+        raise ConfigError(
+            f"scaling_config asks for accelerator_type={terms.gpu_type!r}, and the cluster's GPUs are "
+            f"{', '.join(kinds) or 'none'}: pass one of these, or add nodes with that one."
+        )
+    usable = Nodes.at_start(nodes, terms.selection, 0.0)[0].usable
+    return place_most(usable, terms.worker, bounds, terms.allowed)
+
+
+def missing_at_start(nodes: Sequence[NodeResources], terms: Terms) -> dict[Bundle, int]:
+    """What the least number of workers, and of cores beside them, need beyond these nodes."""
+    workers = terms.least_allowed or 1
+    fitting = [(0, 0)]
+    for count in range(1, workers + 1):
+        try:
+            fitting.append((count, start_on(nodes, terms, (count, count)).cores))
+        except ConfigError:
+            continue
+    count, cores = fitting[-1]
+    least_cores = (terms.cores or (1, 1))[0]
+    needed = {
+        _worker_bundle(terms.worker, terms.gpu_type): workers - count,
+        bundle_of({"CPU": 1.0}): max(least_cores - cores, 0),
+    }
+    return {bundle: number for bundle, number in needed.items() if number}
+
+
+def _worker_bundle(worker: WorkerResources, gpu_type: str | None) -> Bundle:
+    kind = {} if gpu_type is None else {f"{GPU_TYPE}{gpu_type}": 0.001}
+    return bundle_of({"CPU": worker.cpus, "GPU": worker.gpus, **worker.others, **kind})
+
+
+def placed(nodes: Sequence[NodeResources], worker: WorkerResources, workers: int) -> Placement | None:
+    """So many workers on these nodes; None if they do not fit."""
+    try:
+        return place_workers(nodes, worker, (workers, workers))
+    except ConfigError:
+        return None
+
+
+def task_cpus(nodes: Sequence[NodeResources], worker: WorkerResources, bounds: tuple[int, int]) -> float:
+    """``num_cpus`` of a preprocessing core that fits beside any number of workers within ``bounds``."""
+    placements = [placed(nodes, worker, count) for count in range(bounds[0], bounds[1] + 1)]
+    return min(placement.task_cpus for placement in placements if placement is not None)
+
+
+def place_most(
+    nodes: Sequence[NodeResources], worker: WorkerResources, bounds: tuple[int, int], allowed: Callable[[int], bool]
+) -> Placement:
+    """The largest allowed count within ``bounds`` that fits.
+
+    Raises ConfigError if none of them fits, or none is allowed.
+    """
+    counts = [count for count in range(bounds[0], bounds[1] + 1) if allowed(count)]
+    if not counts:
+        raise ConfigError(
+            f"no number of workers from {bounds[0]} to {bounds[1]} divides the batch, as deterministic=True needs: choose a "
+            "batch size that is a multiple of the number of workers."
+        )
+    for count in reversed(counts):
+        placement = placed(nodes, worker, count)
+        if placement is not None:
+            return placement
+    return place_workers(nodes, worker, (counts[0], counts[0]))
+
+
+def usd_per_hour(
+    nodes: Sequence[NodeResources], worker: WorkerResources, placement: Placement, prices: Mapping[str, float]
+) -> float | None:
+    """Dollars per hour of the nodes that a placement needs: all but those that are there for workers and hold none. None where
+    the price of one is unknown."""
+    by_node = zip(nodes, placement.held, strict=True)
+    needed = [node for node, held in by_node if held or not worker.trains_on(node)]
+    known = [prices.get(node.instance_type or "") for node in needed]
+    return None if None in known else sum(price for price in known if price is not None)
+
+
+def usd_per_core(nodes: Nodes, terms: Terms) -> float | None:
+    """Dollars per hour of a core on the nodes that only preprocess, in the mean; None if no price is known."""
+    only = [node for node in nodes.usable if not terms.worker.trains_on(node) and node.cpus >= 1]
+    priced = [(terms.usd_per_hour.get(n.instance_type or ""), min(n.cpus, n.process_room)) for n in only]
+    each = [price / cpus for price, cpus in priced if price is not None]
+    return sum(each) / len(each) if each else None

@@ -1,0 +1,269 @@
+"""Ray Train's controller, with the policies of a run. This file alone touches what is private to Ray Train.
+
+Where it stops: the policies here ask the hub how many workers should train.
+
+Each of Ray Train's helper actors is one more process that imports torch for some seconds while the run starts, and wakes a
+hundred times a second while it runs. On a host with few cores, those cores should preprocess. A run therefore omits the actors
+for data sets (it has its own feed), for removing placement groups (they end with the controller, and with the job), and for
+notices of preemption (unless the environment asks for it). Without a Ray Data pipeline it also omits the actor that coordinates
+Ray Data with the workers. The controller starts with its imports done, as the workers do (:mod:`offload.preload`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+import ray.train.torch
+import torch.distributed as dist
+from ray.exceptions import RayError
+from ray.train.v2._internal.constants import get_env_vars_to_propagate
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
+)
+from ray.train.v2._internal.execution import controller as ray_controller
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import (
+    FixedScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+)
+from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
+
+from offload.errors import RunError
+from offload.train.cluster.deaths import how_worker_ended
+from offload.train.hub.client import HubClient
+from offload.train.worker.device_memory import DeviceMemoryError
+
+NODE_ID = "ray.io/node-id"  # a label that every node has
+BLOCKING_GET_WARNING = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"
+UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback")
+PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
+# Ray Train looks at its workers every 2 s. They wait for that look at the end of a run, and where two commits follow each other. While a
+# worker group is young it looks more often: a run of seconds would spend half of its time so.
+YOUNG_S = 60.0
+YOUNG_LOOK_S = 0.2
+READY_WAIT_S = 0.75  # of the interval between two looks: for workers that commit before others replace them
+LOOK_S = 2.0  # Ray Train's own interval
+ANSWER_S = 10.0
+LAST_LOOK_S = 5.0
+LAST_LOOK_PAUSE_S = 0.05
+WORKER_LOST = (WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError)
+NOT_STARTED = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError)
+BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset", "Broken pipe", "Connection refused")
+
+
+class DecidedWorkers(FixedScalingPolicy):
+    """As many workers as the run's orders say. ``announced``: whether Ray Data learns of them."""
+
+    def __init__(self, scaling_config: Any, hub: HubClient, *, announced: bool) -> None:
+        super().__init__(scaling_config)
+        self._hub, self._announced = hub, announced
+        self._started_at = time.monotonic()
+
+    def look_s(self, usual_s: float) -> float:
+        """Seconds between two looks at the workers, usually ``usual_s``."""
+        young = time.monotonic() - self._started_at < YOUNG_S
+        return min(usual_s, YOUNG_LOOK_S) if young else usual_s
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        wanted = self._hub.workers_to_start(ANSWER_S)
+        return self._resize(wanted) if wanted else NoopDecision()
+
+    def make_decision_for_running_worker_group(self, *status: Any, **named: Any) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        wanted = self._hub.workers_to_replace_with(READY_WAIT_S * self.look_s(LOOK_S))
+        return self._resize(wanted) if wanted else NoopDecision()
+
+    def _resize(self, workers: int) -> ScalingDecision:
+        self._started_at = time.monotonic()
+        per_worker = self.scaling_config._resources_per_worker_not_none
+        return ResizeDecision(num_workers=workers, resources_per_worker=per_worker)
+
+    def _send_resource_request(self) -> None:
+        if self._announced:
+            super()._send_resource_request()  # type: ignore[no-untyped-call]
+
+    def _maybe_send_resource_request(self) -> None:
+        if self._announced:
+            super()._maybe_send_resource_request()  # type: ignore[no-untyped-call]
+
+    def _cancel_resource_request(self) -> None:
+        if self._announced:
+            super()._cancel_resource_request()  # type: ignore[no-untyped-call]
+
+
+class TrainController(ray_controller.TrainController):
+    """Ray Train's controller, which looks more often at a young worker group."""
+
+    @property
+    def _health_check_interval_s(self) -> float:
+        policy: Any = self._scaling_policy
+        return float(policy.look_s(self._usual_interval_s))
+
+    @_health_check_interval_s.setter
+    def _health_check_interval_s(self, seconds: float) -> None:
+        self._usual_interval_s = seconds
+
+
+class GoOn(FailurePolicy):
+    """Restarts the workers after a process or a host died, unless several attempts in a row made no step. An exception of the user's
+    function would come again: it ends the run, after ``max_failures`` times. If workers do not fit yet, it tries again
+    ``controller_failure_limit`` times."""
+
+    def __init__(self, failure_config: Any, hub: HubClient) -> None:
+        super().__init__(failure_config)
+        self._hub = hub
+        self._raised = self._not_started = 0
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        error = training_failed_error
+        if isinstance(error, PreemptionError):
+            return self._lost(_first_line(error))
+        if isinstance(error, WorkerGroupError):
+            failures = {rank: getattr(each, "_base_exc", each) for rank, each in error.worker_failures.items()}
+            too_large = [each for each in failures.values() if isinstance(each, DeviceMemoryError)]
+            if too_large:  # a worker raises it only if smaller batches come next; the other ranks were waiting for it
+                return FailureDecision.RETRY
+            lost = {rank: each for rank, each in failures.items() if isinstance(each, WORKER_LOST)}
+            # When a host dies its peers notice before Ray does: their connections to it break.
+            if lost or all(map(is_broken_connection, failures.values())):
+                rank, cause = next(iter((lost or failures).items()))
+                how = how_worker_ended(rank, cause) or _first_line(cause)
+                if lost:  # shown instead of Ray's message if this ends the run
+                    again = "the same command tries again from the last checkpoint"
+                    error.worker_failures[rank] = RunError(f"training failed several times in a row: {how}; {again}.")
+                return self._lost(how, tuple(lost))
+            self._raised += 1
+            return _within(self._raised, self.failure_config.max_failures)
+        if isinstance(error, ControllerError) and isinstance(error.controller_failure, NOT_STARTED):
+            self._not_started += 1
+            return _within(self._not_started, self.failure_config.controller_failure_limit)
+        return FailureDecision.RAISE
+
+    def _lost(self, reason: str, ranks: Sequence[int] = ()) -> FailureDecision:
+        again = self._hub.worker_failed(reason, tuple(ranks))
+        return FailureDecision.RETRY if again else FailureDecision.RAISE
+
+
+def _within(count: int, limit: int) -> FailureDecision:
+    return FailureDecision.RETRY if limit < 0 or count <= limit else FailureDecision.RAISE
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    """Whether a collective operation failed because a peer is gone (gloo's and NCCL's words for it)."""
+    return isinstance(error, dist.DistBackendError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in BROKEN_CONNECTION)
+    )
+
+
+class Avoiding(ControllerCallback):
+    """Keeps workers off the nodes that the run's orders avoid."""
+
+    def __init__(self, hub: HubClient) -> None:
+        self._hub = hub
+
+    def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str] | None:
+        avoided = self._hub.nodes_to_avoid()
+        given = scaling_config.label_selector
+        if not avoided or isinstance(given, list):
+            return None
+        return {**(given or {}), NODE_ID: f"!in({','.join(avoided)})"}
+
+
+class LastLook(WorkerGroupCallback):
+    """Takes in the workers' reports before they end: the next ones begin from the checkpoint in them.
+
+    Ray Train knows a checkpoint once every rank has reported it. One rank may report a moment after the others.
+    """
+
+    def __init__(self) -> None:
+        self._worker_group: Any = None
+        self._reports: Counter[int] = Counter()
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        self._worker_group, self._reports = worker_group, Counter()
+
+    def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
+        for rank, status in worker_group_status.worker_statuses.items():
+            self._reports[rank] += status.training_report is not None
+
+    @contextlib.contextmanager
+    def on_worker_group_shutdown(self) -> Iterator[None]:
+        # Called before any callback dismantles the receiver of reports.
+        group, self._worker_group = self._worker_group, None
+        if group is not None:
+            with contextlib.suppress(RayError, RuntimeError):  # workers that died report nothing any more
+                self._take_in(group)
+        yield
+
+    def _take_in(self, group: Any) -> None:
+        """Poll until all ranks have answered and have reported equally often, or the time is up."""
+        until = time.monotonic() + LAST_LOOK_S
+        while (left_s := until - time.monotonic()) > 0:
+            status = group.poll_status(timeout=left_s)
+            if status.errors or len(set(self._reports.values())) <= 1:
+                return
+            time.sleep(LAST_LOOK_PAUSE_S)
+
+
+# Statically ray.train.torch.TorchTrainer is version 1's, which lacks what version 2's has at run time.
+class TorchTrainer(ray.train.torch.TorchTrainer):
+    """Ray Train's trainer with fewer processes. ``beside_ray_data``: whether Ray Data pipelines run beside the workers;
+    ``hub``: knows how many workers are wanted; ``controller_env``: the controller's runtime environment."""
+
+    def __init__(
+        self, train: Any, *, hub: HubClient, beside_ray_data: bool, controller_env: Mapping[str, Any], **options: Any
+    ) -> None:
+        super().__init__(train, **options)
+        self._hub, self._beside_ray_data, self._controller_env = hub, beside_ray_data, controller_env
+        self._controller: Any = None
+
+    def end(self) -> None:
+        """End the controller, and with it the workers and :meth:`fit`, if they have not ended."""
+        if self._controller is not None:
+            ray.kill(self._controller)
+
+    def fit(self) -> Any:
+        os.environ.setdefault(PREEMPTION_WATCHER, "0")
+        return super().fit()
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
+        return [
+            LastLook(),
+            Avoiding(self._hub),
+            *(each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS),
+        ]
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+        config: Any = self.scaling_config
+        run_config: Any = self.run_config
+        arguments["scaling_policy"] = DecidedWorkers(config, self._hub, announced=self._beside_ray_data)
+        arguments["failure_policy"] = GoOn(run_config.failure_config, self._hub)
+        # As Ray Train does it, in the given environment; it has no handler of Ctrl-C, which the driver hears first.
+        env_vars = {BLOCKING_GET_WARNING: "0", **get_env_vars_to_propagate()}
+        controller: Any = ray.remote(
+            num_cpus=0,
+            label_selector={NODE_ID: ray.get_runtime_context().get_node_id()},
+            runtime_env={**self._controller_env, "env_vars": env_vars},
+        )(TrainController).remote(**arguments)
+        self._controller = controller
+        ray.get(controller.run.remote())
+        return ray.get(controller.get_result.remote())
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

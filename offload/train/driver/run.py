@@ -1,0 +1,455 @@
+"""One run, from a cluster to a result: places the workers, starts them and what feeds them, watches, and ends in order.
+
+Where it stops: :mod:`offload.train.driver.trainer` checks the arguments, and :mod:`offload.train.driver.event_log` writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import ray
+import ray.train
+
+from offload import preload
+from offload.errors import ConfigError
+from offload.interrupts import COMMITTED_END_S, Interrupts, handled
+from offload.model.batch_split import BatchSplit
+from offload.model.placement import WorkerResources
+from offload.pipeline.aside import Aside
+from offload.pipeline.feed import Cores, Stream
+from offload.prices import built_in
+from offload.report.live import LiveLine
+from offload.report.run_dir import RunDirectory
+from offload.train.checkpoints.storage import Marker, Storage
+from offload.train.cluster.connection import (
+    INSTANCE_TYPE,
+    Cluster,
+    ControlLostError,
+    alive_nodes,
+    nodes_to_end_with,
+    on_this_node,
+    ping,
+)
+from offload.train.cluster.draining import draining_nodes
+from offload.train.cluster.node_requests import NodeRequests
+from offload.train.cluster.notices import Watchers
+from offload.train.cluster.ray_nodes import free_resources
+from offload.train.cluster.ray_processes import ControlWatch
+from offload.train.driver.arguments import Arguments
+from offload.train.driver.conductor import Conductor, wait_for_start
+from offload.train.driver.event_log import EventLog
+from offload.train.driver.failures import describe_failure, whole_story
+from offload.train.driver.fleet.messages import StopAsked
+from offload.train.driver.fleet.room import Terms
+from offload.train.driver.fleet.state import Fleet
+from offload.train.driver.listed import Listed
+from offload.train.driver.ray_train import TorchTrainer
+from offload.train.driver.tuner import Tuner
+from offload.train.hub.actor import Hub
+from offload.train.hub.client import HubClient
+from offload.train.messages import TRAIN
+from offload.train.worker.loop import first_pass
+from offload.train.worker.process import run_worker
+from offload.train.worker.setup import WorkerSetup
+
+POLL_S = 2.0  # each answer takes CPU from the preprocessing
+POLL_BUSY_S = 0.5  # while the number of workers changes
+INTERRUPT_S = 0.25
+LOST_END_S = 8.0  # for Ray's shutdown without its control process, which takes 7 s
+FITTING_END_S = 3.0  # for the thread that waits for Ray Train, once its controller has ended
+PING_S = 30.0  # for a node to answer, or for Ray to notice that it is gone
+FEED_THREADS = 8
+MOST_WORKERS = 1024
+MOST_RANKS_AT_ONCE = 64  # that the hub answers at the same time
+TOKEN_CPUS = 0.01  # of a worker that should reserve nothing: Ray places no group that asks for nothing
+
+
+class Run:
+    """One call of fit().
+
+    Raises ConfigError if the workers do not fit into the cluster, or a data set cannot travel.
+    """
+
+    def __init__(
+        self, trainer: Arguments, directory: RunDirectory, live: LiveLine, listed: dict[str, Listed], cluster: Cluster
+    ) -> None:
+        self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
+        self.worker = self._worker_resources()
+        if trainer.cluster.preprocessing_cores and any(each.index is None for each in listed.values()):
+            raise ConfigError(
+                "preprocessing_cores asks the cluster for cores, and so does Ray Data where a ray.data.Dataset is a source: drop "
+                "preprocessing_cores, or read the data with one of offload's own sources (image_folder, parquet, webdataset, "
+                "from_torch)."
+            )
+        if trainer.adaptation.by_progress and listed[TRAIN].index is None:
+            raise ConfigError(
+                f"the schedule goes by shares of the training, and how many samples {TRAIN!r} has is not known: pass epochs, "
+                "such as schedule={0: 2, 30: 4}."
+            )
+        self.cluster, self.fleet, self._first_actions = wait_for_start(self._terms(), cluster, status=live.status)
+        self._check_prices()
+        self.placement = self.fleet.placement
+        self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
+        self.log = EventLog(directory, live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
+        self._failures, self._asked_at = 0, 0.0
+        self._pings: list[Any] = []
+        self.streams = self._packed()
+        self.job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
+
+    def go(self, name: str, storage: Storage) -> dict[str, Any]:
+        """Train, with checkpoints at ``name`` of the storage; returns the content of ``summary.json``.
+
+        Raises RunError (or what else of offload's errors is behind it) for a run that failed.
+        """
+        cores = Cores(
+            nodes=tuple(self.fleet.used.elements()),
+            task_cpus=self.fleet.core_cpus,
+            stores={node.node_id: node.store_bytes for node in self.cluster.nodes},
+            runtime_env=preload.runtime_env(self.job_env),
+        )
+        self._announce()
+        if held := self.cluster.held_of_all():
+            self.log.tell("others_hold", held=held)
+        threads = FEED_THREADS + 4 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
+        actor = on_this_node(ray.remote(Hub), max_concurrency=threads, enable_task_events=False).remote(
+            self.streams, cores, len(self.cluster.nodes)
+        )
+        hub = HubClient(actor)
+        conductor = Conductor(
+            self.fleet, self._first_actions, hub=hub, requests=NodeRequests(), tell=self.log.tell, free=free_resources
+        )
+        if not self.directory.resuming:
+            hub.start_ahead(first_pass(self.split, deterministic=self.trainer.deterministic), TRAIN)
+        marker = Marker.of(storage, name)
+        torch_trainer = self._torch_trainer(hub, name, storage, marker)
+        watchers = Watchers(hub, self.log.tell)
+        outcome: list[Any] = []
+        fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
+        control = ControlWatch()
+        try:
+            if marker is not None:
+                marker.put()
+            with handled() as interrupts:
+                with interrupts.shielded(patient=True):
+                    fitting.start()
+                    stopped = self._watch(fitting, hub, interrupts, control, conductor, watchers)
+                if interrupts.presses:
+                    interrupts.end_within(COMMITTED_END_S)
+            self._read(hub)
+            result = outcome[0] if outcome else None
+        except ray.exceptions.RayError as error:
+            if (lost := control.lost()) is not None:
+                self._lost(lost)
+            # The hub died (its host ran out of memory, say). What fit() raised says more, if it did.
+            self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
+        finally:
+            if marker is not None:
+                marker.remove()
+            if control.lost() is None:  # otherwise nobody would answer
+                watchers.close()
+                torch_trainer.end()
+                ray.kill(actor)  # and with it the pool: its cores are free again at once
+                conductor.close()
+                fitting.join(timeout=FITTING_END_S)
+        if isinstance(result, BaseException):
+            if (lost := control.lost()) is not None:
+                self._lost(lost)
+            self._failed(result)
+        checkpoint = getattr(result, "checkpoint", None)
+        where = None if checkpoint is None else _address_of(checkpoint)
+        return self.log.finish("interrupted" if stopped else "finished", where)
+
+    def worker_main(self, user_function: Any, setup: WorkerSetup) -> Callable[[], None]:
+        """The function that each worker runs."""
+        return lambda: run_worker(user_function, setup)
+
+    @property
+    def _gpu_type_asked(self) -> str | None:
+        config: Any = self.trainer.scaling_config
+        return None if config is None else getattr(config, "accelerator_type", None)
+
+    def _terms(self) -> Terms:
+        """The user's terms."""
+        trainer, adaptation = self.trainer, self.trainer.adaptation
+        bounds = trainer.workers or ((1, MOST_WORKERS) if self.worker.gpus else (1, 1))
+        scheduled = adaptation.scheduled(0, 0.0)
+        return Terms(
+            worker=self.worker,
+            bounds=bounds,
+            first=bounds if scheduled is None else (bounds[0], scheduled),
+            allowed=self._allowed,
+            chosen=trainer.workers is not None,
+            grows=trainer.cluster.autoscale_workers,
+            cores=trainer.cluster.preprocessing_cores,
+            mixed_gpus=trainer.cluster.mixed_gpus,
+            gpu_type=self._gpu_type_asked,
+            usd_per_hour=self._prices(),
+            nodes_deadline_s=trainer.cluster.nodes_deadline_s,
+        )
+
+    def _packed(self) -> Any:
+        """The data sets in the object store. Raises ConfigError for one that cannot travel."""
+        streams: dict[str, Stream] = {}
+        for name, listed in self.listed.items():
+            try:
+                streams[name] = listed.stream(self.trainer.seed)
+            except Exception as error:
+                raise ConfigError(
+                    f"datasets[{name!r}] cannot be sent to the preprocessing processes: {type(error).__name__}: {error}. What "
+                    "is open (a file, a connection, a lock) does not travel: open it in __getitem__, or pass the transform "
+                    "as a class, which is constructed where it runs."
+                ) from None
+        return ray.put(streams)
+
+    def _worker_resources(self) -> WorkerResources:
+        config, overrides = self.trainer.scaling_config, self.trainer.overrides
+        has_gpus = any(n.gpus >= 1 for n in self.cluster.whole)
+        use_gpu = bool(config.use_gpu) if config is not None else has_gpus
+        given: Any = config.resources_per_worker if config is not None else None
+        asked: dict[str, float] = dict(given or {})
+        others = {name: float(amount) for name, amount in asked.items() if name not in ("CPU", "GPU", "memory")}
+        cpus = float(asked.get("CPU", 1) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
+        gpus = float(
+            asked.get("GPU", 1 if use_gpu else 0) if overrides.gpus_per_worker is None else overrides.gpus_per_worker
+        )
+        if not (cpus or gpus or any(others.values())):
+            cpus = TOKEN_CPUS
+        return WorkerResources(cpus=cpus, gpus=gpus, others=others)
+
+    def _setup(self, hub: HubClient, marker: Marker | None) -> WorkerSetup:
+        trainer = self.trainer
+        return WorkerSetup(
+            hub=hub,
+            split=self.split,
+            batch_size=trainer.batch_size,
+            adaptation=trainer.adaptation,
+            on_device={name: p.on_device for name, p in trainer.datasets.items()},
+            sized={name: None if s.index is None else len(s.index) for name, s in self.listed.items()},
+            classes={
+                name: s.index.classes for name, s in self.listed.items() if s.index is not None and s.index.classes
+            },
+            resumable={
+                name: s.index is not None or s.pipeline.id_column is not None for name, s in self.listed.items()
+            },
+            checkpoints=trainer.checkpoints,
+            precision=trainer.precision,
+            seed=trainer.seed,
+            hang_s=trainer.hang_s,
+            deterministic=trainer.deterministic,
+            config=trainer.train_loop_config,
+            marker=marker,
+        )
+
+    def _torch_trainer(self, hub: HubClient, name: str, storage: Storage, marker: Marker | None) -> TorchTrainer:
+        given = self.trainer.scaling_config or ray.train.ScalingConfig()
+        per_worker: Any = given.resources_per_worker
+        resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus, "GPU": self.worker.gpus}
+        if not self.worker.gpus:
+            del resources["GPU"]
+        scaling = dataclasses.replace(
+            given, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
+        )
+        kept = self.trainer.checkpoints
+        run_config = dataclasses.replace(  # type: ignore[call-arg]  # typed as version 1's RunConfig
+            self.trainer.run_config or ray.train.RunConfig(),
+            name=name,
+            storage_path=storage.path,
+            storage_filesystem=storage.filesystem,
+            checkpoint_config=ray.train.CheckpointConfig(
+                num_to_keep=kept.keep, checkpoint_score_attribute=kept.best, checkpoint_score_order=kept.mode
+            ),
+            logging_config=ray.train.LoggingConfig(log_level="ERROR"),
+            worker_runtime_env=self._worker_env(),
+        )
+        return TorchTrainer(
+            self.worker_main(self.trainer.train, self._setup(hub, marker)),
+            hub=hub,
+            controller_env=preload.runtime_env(self.job_env),
+            beside_ray_data=any(each.index is None for each in self.listed.values()),
+            scaling_config=scaling,
+            run_config=run_config,
+        )
+
+    def _prices(self) -> dict[str, float]:
+        """Known prices in dollars per hour, by instance type."""
+        known = {name: node.usd_per_hour for name, node in built_in().nodes.items()}
+        return known | dict(self.trainer.cluster.usd_per_hour or {})
+
+    def _check_prices(self) -> None:
+        """Raise ConfigError if dollars decide, and the price of a node is unknown."""
+        prices = self._prices()
+        for node in self.cluster.nodes if self.trainer.adaptation.objective == "cost" else ():
+            if node.instance_type not in prices:
+                raise ConfigError(
+                    f'objective="cost" needs the price of every node, and node {node.name} '
+                    + (
+                        f"has no label {INSTANCE_TYPE}: start Ray there with --labels {INSTANCE_TYPE}=ml.g5.xlarge, say."
+                        if node.instance_type is None
+                        else f"is of type {node.instance_type}, which the catalog lacks: pass "
+                        f"usd_per_hour={{{node.instance_type!r}: ...}} to offload.Cluster."
+                    )
+                )
+
+    def _allowed(self, workers: int) -> bool:
+        """Whether this many workers may train."""
+        sizes = self.trainer.batch_size
+        return not self.trainer.deterministic or sizes.split(workers).global_batch_size == sizes.initial
+
+    def _worker_env(self) -> dict[str, Any]:
+        config: Any = self.trainer.run_config
+        given = dict(config.worker_runtime_env or {}) if config is not None else {}
+        return {**preload.runtime_env({**self.job_env, **given}), **given}
+
+    def _announce(self) -> None:
+        verb = "run_resumed" if self.directory.resuming else "run_started"
+        self.directory.event(
+            verb,
+            workers=self.placement.workers,
+            preprocessing_cores=self.placement.cores,
+            local_batch_size=self.split.local_batch_size,
+            accum_steps=self.split.accum_steps,
+            global_batch_size=self.split.global_batch_size,
+            nodes=[dataclasses.asdict(n) for n in self.cluster.nodes],
+            datasets={
+                n: {"source": s.pipeline.name, "samples": None if s.index is None else len(s.index)}
+                for n, s in self.listed.items()
+            },
+        )
+        if self.directory.resuming:
+            self.live.note(f"resuming the run in {self.directory.path}")
+        for name, listed in self.listed.items():
+            size = f"{len(listed.index):,} samples" if listed.index is not None else "of unknown size"
+            self.live.note(f"{name}: {listed.pipeline.name}, {size}")
+            for text in listed.pipeline.notes:
+                self.live.note(f"{name}: {text}")
+        if self.split.global_batch_size != self.trainer.batch_size.initial:
+            self.live.note(
+                f"the global batch is {self.split.global_batch_size}, not {self.trainer.batch_size.initial}: "
+                f"{self.split.workers} workers take local batches of {self.split.local_batch_size}"
+            )
+        self.live.status(
+            f"starting {self.placement.workers} worker(s); {self.placement.cores} core(s) preprocess on {len(self.cluster.nodes)} node(s)"
+        )
+
+    def _tuner(self) -> Tuner | None:
+        """The tuner of batches, workers and cores, if any of them may change."""
+        least, most = self.fleet.bounds
+        fixed = not self.trainer.batch_size.adaptive and (self.trainer.workers is None or least == most)
+        adaptation, cores = self.trainer.adaptation, self.trainer.cluster.preprocessing_cores
+        if fixed and cores is None and not adaptation.schedule:
+            return None
+        return Tuner(self.trainer.batch_size, adaptation, cores)
+
+    def _watch(
+        self,
+        fitting: threading.Thread,
+        hub: HubClient,
+        interrupts: Interrupts,
+        control: ControlWatch,
+        conductor: Conductor,
+        watchers: Watchers,
+    ) -> bool:
+        """Follow the run to its end. Returns whether it was stopped before that.
+
+        Raises KeyboardInterrupt where it is to end at once, and ControlLostError where Ray has ended.
+        """
+        tuner = self._tuner()
+        ends_with = nodes_to_end_with()
+        told = leaving = False
+        read_at = time.monotonic()
+
+        def look() -> None:
+            """Read the news and follow the cluster. Only this thread waits for Ray's answers."""
+            nonlocal leaving
+            self._read(hub)
+            if not self._answered(read_at):
+                return
+            if not told:
+                # In this order: a drained node that ends in between would look like one that has just joined.
+                draining, alive = draining_nodes(), self.cluster.left(alive_nodes())
+                watchers.look([node for node in alive if node.node_id in conductor.fleet.in_use], draining)
+                leaving = not ends_with.isdisjoint(draining)
+                if leaving:
+                    self.log.tell("run_leaving", nodes=[n.name for n in alive if n.node_id in ends_with & draining])
+                    return
+                conductor.look(self.log.news, alive, draining)
+                if tuner is not None:
+                    conductor.handle(*tuner.look(self.log.news, conductor.fleet, read_at))
+
+        with Aside() as aside:
+            while fitting.is_alive():
+                fitting.join(timeout=INTERRUPT_S)
+                if (lost := control.lost()) is not None:
+                    self._lost(lost)
+                if interrupts.presses > 1:
+                    aside.wait(INTERRUPT_S)
+                    self.log.finish("interrupted", None)
+                    raise KeyboardInterrupt
+                if (interrupts.presses or leaving) and not told:
+                    told = True
+                    if interrupts.presses:
+                        self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
+                    conductor.handle(StopAsked())
+                if aside.busy:
+                    continue
+                aside.result()
+                if told and self._nothing_to_commit(conductor.fleet):
+                    return True
+                if time.monotonic() - read_at >= (POLL_BUSY_S if conductor.fleet.busy else POLL_S):
+                    read_at = time.monotonic()
+                    aside.start(look)
+            while aside.busy and control.lost() is None:
+                aside.wait(INTERRUPT_S)
+            aside.result()
+        return told
+
+    def _nothing_to_commit(self, fleet: Fleet) -> bool:
+        """Whether nothing is trained yet, or no worker is there, or about to be there, to commit it."""
+        news = self.log.news
+        return not (news.totals or news.past) or (not fleet.workers and not news.running)
+
+    def _answered(self, now_s: float) -> bool:
+        """Whether the driver knows if the nodes of dead workers are alive. Ray needs some seconds to find out, and until then would
+        wait for room on a node that is gone."""
+        news = self.log.news
+        if news.failures > self._failures:
+            self._failures, self._asked_at = news.failures, now_s
+            self._pings = [ping(node) for node in news.suspects]
+        answered, _ = ray.wait(self._pings, num_returns=len(self._pings), timeout=0) if self._pings else ([], [])
+        return len(answered) == len(self._pings) or now_s - self._asked_at > PING_S
+
+    def _read(self, hub: HubClient) -> None:
+        self.log.take(hub.read(self.log.news.cursor))
+
+    def _lost(self, what: str) -> NoReturn:
+        """Ray has ended."""
+        text = f"{what}. The same command resumes from the last checkpoint."
+        with handled() as interrupts:
+            interrupts.end_within(LOST_END_S, f"offload: {text}", ControlLostError.exit_code)
+        self.directory.write("error.txt", text + "\n")
+        self.log.finish("failed", None, error=text)
+        raise ControlLostError(text)
+
+    def _failed(self, error: BaseException) -> None:
+        self.directory.write("error.txt", whole_story(error))
+        where = f"The whole traceback is in {self.directory.path / 'error.txt'}."
+        text, kind = describe_failure(error, "training failed", where)
+        self.log.finish("failed", None, error=text)
+        raise kind(text) from None
+
+
+def _address_of(checkpoint: Any) -> str:
+    """The path of a checkpoint with its scheme, where it is not local."""
+    kind = str(checkpoint.filesystem.type_name)
+    return f"{kind}://{checkpoint.path}" if kind in ("s3", "gcs", "abfs", "hdfs") else str(checkpoint.path)
+
+
+def _fit(trainer: TorchTrainer, outcome: list[Any]) -> None:
+    try:
+        outcome.append(trainer.fit())
+    except BaseException as error:
+        outcome.append(error)

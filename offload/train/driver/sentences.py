@@ -1,0 +1,87 @@
+"""Events of a run in words, for the live line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
+    """An event in words; None for one that the run only writes down."""
+    if kind == "rebatched":
+        return f"step {event['step']:,}: the global batch is {event['global_batch_size']:,} from here on"
+    if kind == "decided" and event["decision"] == "resize":
+        return f"changing to {event['workers']} workers: {event['reason']}"
+    if kind == "resized":
+        if event["workers"] == event["workers_before"]:
+            return f"{event['workers']} workers train, on other nodes than before"
+        return f"{event['workers']} workers train, {event['workers_before']} before"
+    if kind == "worker_lost":
+        return f"a worker died ({event['reason']}): all workers restart from the last checkpoint"
+    if kind == "worker_hung":
+        return f"worker {event['rank']} made no progress for {event['deadline_s']:g} s, at {event['where']}: the run ends it"
+    if kind == "out_of_memory":
+        return (
+            f"local batches of {event['did_not_fit']:,} do not fit into the memory of worker {event['rank']}'s device: workers now "
+            f"take {event['local_batch_size']:,} samples at a time and accumulate {event['accum_steps'] + 1} of these"
+        )
+    if kind == "preprocessing_lost":
+        return f"a preprocessing process died ({event['reason']}): its tasks run again"
+    if kind == "preprocessing_slow":
+        return (
+            f"{event['what']} has taken {event['seconds']} s so far on {event['node']}, and training waits for it. Pass "
+            "sample_timeout_s to give up samples that take too long"
+        )
+    if kind == "node_excluded":
+        return f"the run stops using {', '.join(event['nodes'])}: {event['reason']}"
+    if kind == "cluster_changed":
+        verbs = ("left", "leaving", "joined")
+        if not any(event[verb] for verb in verbs):  # an event of its own reports their memory
+            return None
+        parts = [f"{verb} {', '.join(event[verb])}" for verb in verbs if event[verb]]
+        return f"the cluster changed ({'; '.join(parts)}): {event['preprocessing_cores']} cores preprocess"
+    if kind == "short_of_memory":
+        each = ", ".join(f"{node} ({cores})" for node, cores in zip(event["nodes"], event["cores"], strict=True))
+        mib = event["process_bytes"] / (1 << 20)
+        return f"memory limits how many cores preprocess: {each}; each process takes {mib:,.0f} MiB"
+    if kind == "spot_notice":
+        left_s = max(event["deadline_at"] - event["at"], 0.0)
+        return f"AWS takes node {event['node']} back in {left_s:.0f} s ({event['action']}): the run drains it"
+    if kind == "spot_rebalance":
+        return f"AWS may take node {event['node']} back soon: the run does nothing yet"
+    if kind == "spot_unwatched":
+        return f"the run would miss a spot notice for node {event['node']} ({event['reason']}), and goes on: see docs/spot.md"
+    if kind == "run_leaving":
+        return (
+            f"node {', '.join(event['nodes'])} is leaving, and this run cannot go on without it: workers commit a checkpoint, and the "
+            "same command resumes the run on another node"
+        )
+    if kind == "cores_wanted":
+        return (
+            f"the run wants {event['cores']} preprocessing cores instead of {event['before']}: the workers could train "
+            f"{event['device_samples_per_s']:,.0f} samples/s, and a core delivers {event['core_samples_per_s']:,.0f}"
+        )
+    if kind == "workers_wanted":
+        return f"the run wants {event['workers']} workers and has room for {event['before']}: it asks for nodes"
+    if kind == "others_hold":
+        return f"other programs hold {shares(event['held'])}: this run takes what they leave now, not what they give back later"
+    if kind == "not_started":
+        needs = " and ".join(f"{amount:g} {name}" for name, amount in event["needs"].items())
+        free = " and ".join(f"{amount:g} {name}" for name, amount in event["free"].items())
+        return (
+            f"no worker has started for {event['after_s']:.0f} s: they need {event['workers']} × ({needs}), and {free} of the cluster are "
+            "free. Either they are slow to start, or other programs hold their room: then training begins when those end"
+        )
+    if kind == "not_granted":
+        return (
+            f"the nodes that the run asked for did not come within {event['after_s']:.0f} s: {event['workers_now']} workers "
+            f"and {event['cores_now']} preprocessing cores go on"
+        )
+    if kind == "pass_not_finished" and event["untrained"]:
+        return f"the epochs ended within a pass: {event['untrained']:,} of its samples were not trained"
+    return None
+
+
+def shares(held: Mapping[str, Sequence[float]]) -> str:
+    """The resources that others hold, in words. ``held``: by resource, the held and the total amount."""
+    return ", ".join(f"{amount:g} of {there:g} {name}" for name, (amount, there) in held.items())

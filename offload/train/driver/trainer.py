@@ -1,0 +1,352 @@
+"""``offload.Trainer``: checks its arguments, lists the data, and hands over to a run. Mirrors Ray Train's ``TorchTrainer`` where the two
+overlap."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+import ray.train
+
+from offload.errors import ConfigError, argument
+from offload.model.checks import (
+    MOST,
+    check_callable,
+    check_choice,
+    check_count,
+    check_flag,
+    check_mapping,
+    check_number,
+    check_path,
+    check_text,
+    shown,
+)
+from offload.pipeline.aside import call_aside
+from offload.pipeline.sources.base import Index
+from offload.pipeline.spec import Pipeline, as_pipeline
+from offload.report.live import LiveLine
+from offload.report.run_dir import CHECKPOINTS, RunDirectory
+from offload.report.summary import format_summary
+from offload.train.checkpoints.ray_list import mend_snapshot
+from offload.train.checkpoints.storage import (
+    Storage,
+    check_storage,
+    holds_checkpoints,
+    in_time,
+    remove_checkpoints,
+    storage_of,
+)
+from offload.train.cluster.connection import check_address, connected
+from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides, workers_range
+from offload.train.driver.listed import Listed
+from offload.train.driver.run import Run
+from offload.train.messages import TRAIN
+from offload.train.worker.context import Context
+
+PATIENCE_S = 3.0  # before a listing counts as one that takes long
+
+_Config = TypeVar("_Config", Adaptation, Checkpoints, Cluster)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The result of a run. ``document`` is the content of ``summary.json``."""
+
+    document: dict[str, Any]
+    run_dir: Path
+
+    @property
+    def status(self) -> str:
+        """``finished`` or ``interrupted``."""
+        return str(self.document["status"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last reported value of each metric."""
+        return dict(self.document["metrics"])
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The path of the newest checkpoint: a folder with ``model.pt``, a plain state_dict."""
+        path = self.document["checkpoint"]
+        return None if path is None else str(path)
+
+    def summary(self) -> str:
+        """The summary table."""
+        return format_summary(self.document)
+
+
+class Trainer:
+    """Train on workers whose data is preprocessed on every CPU of the cluster.
+
+    Args:
+        train: the function of each worker; it gets a :class:`offload.Context`.
+        datasets: by name: what :func:`offload.image_folder` and its siblings return, a ``ray.data.Dataset``, or a map-style
+            torch data set. ``"train"`` is required; the others are for validation.
+        workers: how many, or (least, most): the most that fit while preprocessing keeps a core. None: one per GPU, or one
+            where there is none.
+        batch_size: the global batch, a number or a :class:`offload.BatchSize`.
+        adaptation: how batches and workers with a range adapt, and learning rates with them.
+        cluster: what the run may ask of the cluster, and which nodes it uses.
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"`` for what runs under ``ctx.autocast()``.
+        checkpoints: when they are committed and how many stay.
+        seed: decides the data's order, its augmentation and the model's initial weights.
+        deterministic: whether every global batch holds the same samples, whatever the number of workers and the speed of
+            preprocessing. The run then uses only worker counts that divide the batch. Samples travel in smaller slices, and a late
+            or lost block delays those behind it.
+        hang_s: seconds without a step, a report or a wait for data after which a worker counts as hung. The run restarts it.
+        train_loop_config: the user's own settings, as ``ctx.config``.
+        scaling_config, run_config: Ray Train's, passed on: ``use_gpu`` and ``resources_per_worker`` of the one;
+            ``storage_path``, ``storage_filesystem``, ``name`` and ``failure_config`` of the other.
+        storage_path: where checkpoints go (any file system); the run directory by default.
+
+    Raises:
+        ConfigError: for what is wrong with the arguments.
+    """
+
+    def __init__(
+        self,
+        train: Callable[[Context], None],
+        *,
+        datasets: Mapping[str, Any],
+        batch_size: int | BatchSize,
+        workers: int | tuple[int, int] | None = None,
+        adaptation: Adaptation | None = None,
+        cluster: Cluster | None = None,
+        precision: Precision = "fp32",
+        checkpoints: Checkpoints | None = None,
+        seed: int = 0,
+        deterministic: bool = False,
+        hang_s: float = 1800.0,
+        train_loop_config: Mapping[str, Any] | None = None,
+        scaling_config: ray.train.ScalingConfig | None = None,
+        run_config: ray.train.RunConfig | None = None,
+        storage_path: str | None = None,
+    ) -> None:
+        self.train = check_callable("train", train, sane="a function of an offload.Context")
+        given = check_mapping(
+            "datasets", datasets, sane="data sets by name, such as {'train': offload.image_folder(...)}"
+        )
+        for each in given:
+            check_text("the names in datasets", each, sane='such as "train"')
+        if TRAIN not in given:
+            raise ConfigError(f'datasets must name a "train" data set, found {", ".join(given) or "none"}.')
+        self.datasets: dict[str, Pipeline] = {each: as_pipeline(each, value) for each, value in given.items()}
+        self.batch_size = _batch_size(batch_size)
+        self.workers = None if workers is None else workers_range(workers)
+        self.adaptation = _made("adaptation", adaptation, Adaptation)
+        self.cluster = _made("cluster", cluster, Cluster)
+        self._check_schedule()
+        check_choice("precision", precision, ("fp32", "bf16", "fp16"))
+        self.precision: Precision = precision
+        self.checkpoints = _made("checkpoints", checkpoints, Checkpoints)
+        self.seed = check_count("seed", seed, least=-MOST, sane="such as 0")
+        self.deterministic = check_flag("deterministic", deterministic)
+        if deterministic and self.batch_size.adaptive:
+            raise ConfigError(
+                "deterministic=True fixes which samples each global batch holds, and batch_size has a range to choose from: pass "
+                f"batch_size={self.batch_size.initial}, or drop deterministic=True."
+            )
+        self.hang_s = check_number("hang_s", hang_s, above=0.0, sane="seconds, such as 1800")
+        config = {} if train_loop_config is None else train_loop_config
+        self.train_loop_config = check_mapping("train_loop_config", config, sane="settings by name")
+        self.scaling_config, self.run_config = scaling_config, run_config
+        _check_ray_trains(scaling_config, run_config)
+        self.overrides = WorkerOverrides()
+        self.storage_path = _storage_path(storage_path) or _given(run_config, "storage_path")
+
+    def _check_schedule(self) -> None:
+        least, most = self.workers or (1, 1)
+        for at, workers in (self.adaptation.schedule or {}).items():
+            when = f"at {at:.0%} of the training" if self.adaptation.by_progress else f"in epoch {at + 1}"
+            if not least <= workers <= most:
+                raise ConfigError(
+                    f"the schedule asks for {workers} workers {when}, and workers={self.workers} allows {least} to "
+                    f"{most}: pass workers=({min(least, workers)}, {max(most, workers)})."
+                )
+
+    def with_workers(
+        self,
+        *,
+        max_workers: int | None = None,
+        cpus_per_worker: float | None = None,
+        gpus_per_worker: float | None = None,
+    ) -> Trainer:
+        """The same training with other workers, whatever the script says; what is None stays as it is.
+
+        Args:
+            max_workers: the most workers. The least number stays if it is not above this; without ``workers`` it is 1.
+            cpus_per_worker, gpus_per_worker: what each reserves, in place of the scaling_config's ``resources_per_worker``.
+
+        Raises:
+            ConfigError: for numbers that cannot be, or that the schedule of worker counts forbids.
+        """
+        changed = copy.copy(self)
+        changed.overrides = WorkerOverrides(
+            max_workers=max_workers, cpus_per_worker=cpus_per_worker, gpus_per_worker=gpus_per_worker
+        )
+        changed.workers = changed.overrides.bounds(self.workers)
+        changed._check_schedule()
+        return changed
+
+    def fit(
+        self,
+        *,
+        run_dir: str | Path | None = None,
+        overwrite: bool = False,
+        address: str | None = None,
+        storage_path: str | None = None,
+        quiet: bool = False,
+    ) -> Result:
+        """Run the training and return its result. Resumes the unfinished run that ``run_dir`` holds.
+
+        Args:
+            run_dir: where the run's files go; ``runs/<name of the script>`` by default.
+            overwrite: whether to replace a run that the directory holds, and its checkpoints in ``storage_path``.
+            address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine. A wrong
+                one is refused before anything is listed or started.
+            storage_path: where checkpoints go, instead of what the Trainer says.
+            quiet: whether to show no live line.
+
+        Raises:
+            ConfigError: for what is found before the first step.
+            RunError: for what fails later.
+        """
+        address = check_address(address)
+        run_dir = f"runs/{Path(sys.argv[0]).stem or 'run'}" if run_dir is None else run_dir
+        directory = RunDirectory(
+            Path(check_path("run_dir", run_dir, sane="a folder, such as runs/a")),
+            overwrite=check_flag("overwrite", overwrite),
+        )
+        # In the run directory the folder's name says what it holds; elsewhere, whose it is.
+        storage_path = _storage_path(storage_path) or self.storage_path
+        name = _given(self.run_config, "name") or (directory.path.name if storage_path else CHECKPOINTS)
+        filesystem = self.run_config.storage_filesystem if self.run_config else None
+
+        def storage_checked() -> tuple[Storage, bool]:
+            storage = storage_of(storage_path, filesystem, directory.path)
+            check_storage(storage)
+            if directory.resuming and not mend_snapshot(storage, name):
+                _check_nothing_was_committed(directory, storage, name)
+            return storage, holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
+
+        with LiveLine(quiet=quiet) as live:
+            if storage_path is not None:
+                live.status(f"checking the checkpoint storage {storage_path}")
+            storage, outdated = in_time(storage_checked, storage_path or str(directory.path))
+            live.status("listing the data")
+            listed = {name: self.listed(name, live.waiting) for name in self.datasets}
+            live.status("starting Ray")
+            with connected(address) as cluster:
+                run = Run(self, directory, live, listed, cluster)
+                # Only after all checks: a mistyped path must not destroy the run before.
+                if outdated:
+                    remove_checkpoints(storage, name)
+                directory.begin()
+                return Result(document=run.go(name, storage), run_dir=directory.path)
+
+    def listed(self, name: str, waiting: Callable[[str], None]) -> Listed:
+        """A data set with its source listed; ``waiting`` is called with the progress if that takes long. Raises ConfigError for an
+        unlistable data set, or one smaller than a batch."""
+        pipeline = self.datasets[name]
+        index = _index_of(name, pipeline, waiting)
+        wanted = self.batch_size.initial
+        if name == TRAIN and index is not None and len(index) < wanted:
+            raise ConfigError(
+                f"the batch size is {wanted}, but {index.name} has only {len(index)} samples. Pass batch_size={len(index)} or "
+                "less, or more data."
+            )
+        if name == TRAIN and index is None and self.deterministic:
+            raise ConfigError(
+                f"deterministic=True needs training samples whose order is known; {pipeline.name} has none. Pass files, a "
+                "torch data set or Parquet (offload.image_folder, from_torch, parquet), or drop deterministic=True."
+            )
+        shuffle = pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
+        return Listed(name=name, pipeline=pipeline, index=index, shuffle=shuffle)
+
+
+def _index_of(name: str, pipeline: Pipeline, waiting: Callable[[str], None]) -> Index | None:
+    if pipeline.list is None:
+        return None
+    if not pipeline.aside:
+        return pipeline.list()
+    lister, told, began = pipeline.list, [""], time.monotonic()
+
+    def show() -> None:
+        if time.monotonic() - began > PATIENCE_S:
+            waiting(f"listing {name}: {pipeline.name}{f', {told[0]} so far' if told[0] else ''}")
+
+    return call_aside(lambda: lister(lambda text: told.__setitem__(0, text)), meanwhile=show)
+
+
+def _batch_size(given: Any) -> BatchSize:
+    if isinstance(given, BatchSize):
+        return given
+    return BatchSize(initial=check_count("batch_size", given, least=1, sane="such as 64, or an offload.BatchSize"))
+
+
+def _made(name: str, given: Any, kind: type[_Config]) -> _Config:
+    """The user's value, or the default of its kind."""
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} must be an offload.{kind.__name__}, found {shown(given)}.")
+    return given
+
+
+def _storage_path(given: Any) -> str | None:
+    return (
+        None if given is None else check_path("storage_path", given, sane="a folder, or a URI such as s3://bucket/runs")
+    )
+
+
+def _check_ray_trains(scaling_config: Any, run_config: Any) -> None:
+    """Raise ConfigError for what is none of Ray Train's configurations, and for amounts of resources that cannot be."""
+    for name, given, field in (
+        ("scaling_config", scaling_config, "resources_per_worker"),
+        ("run_config", run_config, "storage_filesystem"),
+    ):
+        kind = name.title().replace("_", "")
+        if given is not None and (isinstance(given, type) or not hasattr(given, field)):
+            raise ConfigError(f"{name} must be a ray.train.{kind}, found {shown(given)}.")
+    if scaling_config is not None and scaling_config.num_workers != 1:  # 1 is also what Ray Train fills in
+        raise ConfigError(
+            f"scaling_config: num_workers={scaling_config.num_workers} is not used. Pass workers={scaling_config.num_workers} to "
+            "offload.Trainer."
+        )
+    amounts = None if scaling_config is None else scaling_config.resources_per_worker
+    if amounts is not None:
+        name = "scaling_config: resources_per_worker"
+        for resource, amount in check_mapping(name, amounts, sane="such as {'CPU': 2}").items():
+            check_number(f"{name}[{resource!r}]", amount, most=MOST, sane="an amount, such as 2")
+
+
+def _check_nothing_was_committed(directory: RunDirectory, storage: Storage, name: str) -> None:
+    """Raise ConfigError if an unfinished run has committed a checkpoint, and the storage holds none: to begin again would
+    silently discard it."""
+    step = directory.committed_step()
+    if step is not None:
+        raise ConfigError(
+            f"the run directory {directory.path} holds an unfinished run that committed a checkpoint at step {step:,}, and its "
+            f"checkpoint storage {storage.path}/{name} holds none. Pass the "
+            f"{argument('storage_path')} that the run had, or {argument('overwrite', True)} to begin again."
+        )
+
+
+def _given(run_config: ray.train.RunConfig | None, field: str) -> str | None:
+    """The user's value; without one Ray fills in a dated name and a folder in the home directory."""
+    if run_config is None:
+        return None
+    value: str | None = getattr(run_config, field)
+    filled: str | None = getattr(ray.train.RunConfig(), field)
+    dated = (
+        value is not None and field == "name" and re.fullmatch(r"ray_train_run-\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", value)
+    )
+    return None if value == filled or dated else value

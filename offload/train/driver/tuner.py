@@ -1,0 +1,236 @@
+"""Turns the workers' reports into decisions: an observation each interval, a decision, and events for the state machine.
+
+Where it stops: :mod:`offload.adapt.decide` decides, and :mod:`offload.train.driver.fleet` draws the consequences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from offload.adapt.core_count import wanted_cores
+from offload.adapt.decide import Decision, Keep, Option, Resize, Rules, Situation, State, decide
+from offload.adapt.observe import Interval, Seen
+from offload.measure.steps import Totals
+from offload.model.batch_split import BatchSplit
+from offload.model.noise import GradientNoise
+from offload.model.overlap import overlap_of_queue
+from offload.train.config import Adaptation, BatchSize
+from offload.train.driver.fleet.messages import (
+    CoresWanted,
+    EntriesFollowed,
+    Event,
+    Learned,
+    ResizeDecided,
+    SplitDecided,
+    Tell,
+    WorkersWanted,
+)
+from offload.train.driver.fleet.state import Fleet
+from offload.train.messages import TRAIN, News, sum_of
+from offload.train.worker.batches import PREFETCH_BLOCKS
+
+LOOKED_BACK = 2  # intervals that must agree before cores are released
+LEAST_VARIATION = 0.1  # from task to task: a shared machine varies at least by this
+
+
+class Tuner:
+    """Decides for one run.
+
+    Args:
+        batch_size: the range that the user gave.
+        adaptation: how to choose.
+        core_bounds: least and most preprocessing cores, where the cluster is asked for them.
+    """
+
+    def __init__(
+        self, batch_size: BatchSize, adaptation: Adaptation, core_bounds: tuple[int, int] | None = None
+    ) -> None:
+        self.seen = Seen()
+        self._batch_size, self._adaptation, self._core_bounds = batch_size, adaptation, core_bounds
+        self._state = State()
+        self._looked: tuple[float, News] | None = None
+        self._expected: tuple[BatchSplit, float] | None = None
+        self._device: deque[float] = deque(maxlen=LOOKED_BACK)  # samples/s that the workers would have trained at
+
+    def look(self, news: News, fleet: Fleet, now_s: float) -> list[Event | Tell]:
+        """What follows from the news; decides where an interval has passed since the last time."""
+        split = news.group.split
+        if not news.running or fleet.busy or split is None:
+            self._looked = None
+            self._device.clear()
+            return []
+        if self._looked is None or _restarted(self._looked[1], news):
+            self._looked = now_s, news
+        since, before = self._looked
+        events = self._follow_schedule(news, split, fleet)
+        if any(isinstance(event, ResizeDecided) for event in events):
+            return events
+        events += self._entries_followed(news, fleet)
+        if now_s - since < self._adaptation.interval_s:
+            return events
+        self._looked = now_s, news
+        options = fleet.options()
+        option = next((o for o in options if o.workers == news.group.workers), None)
+        nodes = option.nodes if option is not None else 1
+        interval = interval_of(before, news, split, nodes=nodes, cores=fleet.cores)
+        if not self.seen.steps and news.group.learned:
+            self.seen = Seen.from_state(news.group.learned)
+        self.seen = self.seen.with_interval(interval, fleet.cores)
+        events += self._cores_wanted(interval, news, fleet)
+        events += self._compared(interval)
+        scheduled = self._scheduled(news) is not None
+        if scheduled:
+            options = [option] if option is not None else []
+        rules = self._rules(news)
+        self._state, decision = decide(self._state, self._situation(news, split, options, fleet), rules)
+        if isinstance(decision, Resize) and not fleet.fits(decision.split.workers):
+            events.append(WorkersWanted(workers=decision.split.workers))
+            # It happens once there is room, if it is still wanted then.
+            self._state = State(wanted_workers=decision.split.workers, asked=rules.agreeing)
+            decision = Keep(reason=f"{decision.reason}; nodes for them are asked for")
+        elif self._state.wanted_workers is None and not isinstance(decision, Resize) and not scheduled:
+            events.append(WorkersWanted(workers=split.workers))
+        return events + self._decided(decision, interval)
+
+    def _follow_schedule(self, news: News, split: BatchSplit, fleet: Fleet) -> list[Event | Tell]:
+        """The change that the user's schedule asks for, if there is one."""
+        asked = self._scheduled(news)
+        options = {option.workers: option for option in fleet.options()} if asked is not None else {}
+        if asked is None or not options:
+            return []
+        fitting = min(options, key=lambda count: (abs(count - asked), count))
+        if not fleet.fits(fitting):
+            return [WorkersWanted(workers=fitting)]
+        if fitting == split.workers:
+            return []
+        batch = self._batch_size.carried_over(split, fitting)
+        when = (
+            f"at {_progress(news):.0%} of the training"
+            if self._adaptation.by_progress
+            else f"in epoch {news.epoch + 1}"
+        )
+        told = {
+            "decision": "resize",
+            "reason": f"the schedule asks for {asked} workers {when}",
+            "nodes": options[fitting].nodes,
+            **dataclasses.asdict(batch),
+        }
+        return [Tell(kind="decided", values=told), ResizeDecided(split=batch)]
+
+    def _entries_followed(self, news: News, fleet: Fleet) -> list[Event | Tell]:
+        """Let workers go on that wait for the schedule's count: they have it, or it does not fit."""
+        begun = self._adaptation.entries_begun(news.epoch, _progress(news))
+        return [EntriesFollowed(entries=begun)] if begun > fleet.entries_followed else []
+
+    def _scheduled(self, news: News) -> int | None:
+        return self._adaptation.scheduled(news.epoch, _progress(news))
+
+    def _cores_wanted(self, interval: Interval, news: News, fleet: Fleet) -> list[Event | Tell]:
+        """As many cores as the workers are worth, where the cluster can have more or fewer. Goes by these very intervals: the model of
+        all sizes is slower to follow where the same size takes another time than before."""
+        bounds, each = self._core_bounds, self.seen.input_samples_per_s(1.0)
+        pace, cores = news.rates.get(TRAIN, {}).get("input_pace_samples_per_s"), news.cores[0]
+        if pace and cores:
+            # Tasks that wait for storage deliver less than their CPU time suggests. The clock shows it while the input does not bind.
+            each = min(each, pace / cores)
+        if interval.device_samples_per_s is not None:
+            self._device.append(interval.device_samples_per_s)
+        # Cores that have just come may not preprocess yet, and would seem slow.
+        settled = self.seen.recent is not None and self.seen.recent.settled
+        if bounds is None or not self._device or math.isinf(each) or not settled:
+            return []
+        fastest = max(self._device)
+        wanted = wanted_cores(fastest, each, bounds=bounds, before=fleet.cores_goal)
+        return [CoresWanted(cores=wanted, because={"device_samples_per_s": fastest, "core_samples_per_s": each})]
+
+    def _situation(self, news: News, split: BatchSplit, options: Sequence[Option], fleet: Fleet) -> Situation:
+        noise, goal = news.group.noise, news.group.goal
+        return Situation(
+            split=split,
+            seen=self.seen,
+            noise=None if noise is None else GradientNoise(*noise, batch_size=self._batch_size.initial),
+            options=options,
+            work_left=math.inf if goal is None else max(goal - news.group.useful, 0.0),
+            restart_s=fleet.restart.cost_s,
+        )
+
+    def _rules(self, news: News) -> Rules:
+        sizes = self._batch_size
+        largest = sizes.max or sizes.initial
+        least, most = sizes.local or (1, largest)
+        known = [bound for bound in (most, news.group.most_local, news.most_local) if bound is not None]
+        variation = max(news.rates.get(TRAIN, {}).get("variation", 0.0), LEAST_VARIATION)
+        return Rules(
+            initial_batch_size=sizes.initial,
+            max_batch_size=largest,
+            local_batch_size=(least, max(min(known), least)),
+            objective=self._adaptation.objective,
+            overlap=overlap_of_queue(PREFETCH_BLOCKS, variation),
+        )
+
+    def _compared(self, interval: Interval) -> list[Event | Tell]:
+        """The expected and the real gain of a change."""
+        if self._expected is None or self._expected[0] != interval.split:
+            return []
+        predicted = self._expected[1]
+        self._expected = None
+        rates = {"predicted_samples_per_s": predicted, "measured_samples_per_s": interval.samples_per_s}
+        return [Tell(kind="measured", values=rates)]
+
+    def _decided(self, decision: Decision, interval: Interval) -> list[Event | Tell]:
+        told: dict[str, Any] = {
+            "decision": type(decision).__name__.lower(),
+            "reason": decision.reason,
+            "samples_per_s": interval.samples_per_s,
+            "stall": interval.stall,
+        }
+        events: list[Event | Tell] = [Learned(state=self.seen.to_state())]
+        if not isinstance(decision, Keep):
+            split = decision.split
+            told |= {
+                "nodes": decision.nodes,
+                **dataclasses.asdict(split),
+                "global_batch_size": split.global_batch_size,
+                "predicted_samples_per_s": decision.predicted_samples_per_s,
+                "predicted_goodput": decision.predicted_goodput,
+            }
+            self._expected = split, decision.predicted_samples_per_s
+            events.append(ResizeDecided(split=split) if isinstance(decision, Resize) else SplitDecided(split=split))
+        return [Tell(kind="decided", values=told), *events]
+
+
+def _progress(news: News) -> float:
+    """The share of the training that is done; 0 where its end is unknown."""
+    return min(news.group.useful / news.group.goal, 1.0) if news.group.goal else 0.0
+
+
+def _restarted(before: News, now: News) -> bool:
+    """Whether the workers or the batch have changed: measurements across the change belong to neither."""
+    return (before.attempts, before.group.changes, before.group.split) != (
+        now.attempts, now.group.changes, now.group.split
+    )  # fmt: skip
+
+
+def interval_of(before: News, now: News, split: BatchSplit, *, nodes: int, cores: int) -> Interval:
+    """What happened between two looks, with global batches cut by ``split``, on ``nodes`` nodes.
+
+    Leaves out the wait for a pass's first batch, which does not depend on the batch and says nothing about the input's rate, and
+    deliveries while not all ``cores`` preprocessed.
+    """
+    since: Totals = sum_of(now.totals).minus(sum_of(before.totals))
+    ceiling = now.rates.get(TRAIN, {}).get("input_ceiling_samples_per_s")
+    return Interval(
+        nodes=nodes,
+        split=split,
+        steps=since.steps,
+        samples=since.samples,
+        step_time_s=since.step_time_s - since.pass_start_s,
+        data_wait_s=since.data_wait_s - since.pass_start_s,
+        compute_s=since.compute_s,
+        sync_s=since.sync_s,
+        busy_ceiling_samples_per_s=ceiling if before.cores == now.cores == (cores, 0) else None,
+    )

@@ -1,0 +1,50 @@
+"""The hub: the run's only actor beside the driver. It feeds the workers and receives their reports. (Each further process would take
+some seconds to start.)
+
+This module imports neither torch nor Ray Train: on a host with few cores the hub starts beside the workers, which import both.
+"""
+
+from __future__ import annotations
+
+import ray
+
+from offload.pipeline.feed import Cores, Feed, Stream
+from offload.train.hub.board import Board
+from offload.train.messages import GroupStart
+
+
+class Hub(Feed, Board):
+    """Workers take batches from it and report to it, and the driver reads it. Call it through
+    :class:`offload.train.hub.client.HubClient`."""
+
+    def __init__(self, streams: dict[str, Stream], cores: Cores, nodes: int) -> None:
+        Board.__init__(self, self.rates, self.cores, self.speeds, self.process_bytes, nodes=nodes)
+        Feed.__init__(self, streams, cores, run=ray.get_runtime_context().current_actor)
+
+    def begin_group(self) -> GroupStart:
+        """A worker group starts: drop the passes of the group before it."""
+        start = super().begin_group()
+        self.begin(start.attempt)
+        return start
+
+    def lost(self, node: str, error: BaseException) -> None:
+        """A preprocessing process died."""
+        self.note("preprocessing_lost", node=node, reason=str(error).strip().splitlines()[0])
+
+    def slow(self, node: str, what: str, seconds: float) -> None:
+        """A preprocessing process has worked on one sample for a long time."""
+        self.note("preprocessing_slow", node=_address(node), what=what, seconds=round(seconds))
+
+    def given_up(self, node: str, what: str, seconds: float) -> None:
+        """A preprocessing process ends, since nothing can interrupt its call."""
+        super().given_up(_address(node), what, seconds)
+
+    def works(self, node: str) -> None:
+        """A node has begun to preprocess."""
+        self.note("node_preprocesses", node=node)
+
+
+def _address(node_id: str) -> str:
+    """The address by which users know a node."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return next((str(n["NodeManagerAddress"]) for n in nodes if n["NodeID"] == node_id), node_id)

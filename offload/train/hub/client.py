@@ -1,0 +1,143 @@
+"""How the driver, the workers and Ray Train's controller call the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import ray
+
+from offload.model.batch_split import BatchSplit
+from offload.pipeline.feed import Feed
+from offload.pipeline.passes import PassKey, PassRequest, Slice
+from offload.train.hub.actor import Hub
+from offload.train.hub.board import Board
+from offload.train.messages import GroupStart, News, Orders, Push
+
+_P = ParamSpec("_P")
+_T_co = TypeVar("_T_co", covariant=True)
+_T = TypeVar("_T")
+
+
+class Pending(Protocol[_T_co]):
+    """An answer that is still to come."""
+
+    def done(self) -> bool:
+        """Whether the answer is there."""
+
+    def result(self) -> _T_co:
+        """Wait for the answer. Raises what the hub raised."""
+
+
+class HubClient:
+    """The hub, typed: every call is checked against the method that answers it.
+
+    Calls raise ``ray.exceptions.RayError`` if the hub is gone. The client can be sent to other processes.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    # -- the driver ------------------------------------------------------------------------------------------------
+
+    def publish(self, orders: Orders) -> None:
+        """See :meth:`Board.publish`. Does not wait."""
+        self._start(Board.publish, orders)
+
+    def read(self, cursor: int) -> News:
+        """See :meth:`Board.read`."""
+        return self._ask(Board.read, cursor)
+
+    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> Pending[bool]:
+        """See :meth:`Feed.reshape`."""
+        return self._start(Feed.reshape, nodes, stores, timeout_s)
+
+    def start_ahead(self, request: PassRequest, name: str) -> None:
+        """See :meth:`Feed.start_ahead`. Does not wait."""
+        self._start(Feed.start_ahead, request, name)
+
+    def costs(self, name: str) -> list[tuple[float, float]]:
+        """See :meth:`Feed.costs`."""
+        return self._ask(Feed.costs, name)
+
+    def note(self, kind: str, /, **values: Any) -> None:
+        """See :meth:`Board.note`. Does not wait."""
+        self._start(Board.note, kind, **values)
+
+    # -- the workers -----------------------------------------------------------------------------------------------
+
+    def begin_group(self) -> GroupStart:
+        """See :meth:`Hub.begin_group`."""
+        return self._ask(Hub.begin_group)
+
+    def push(self, push: Push) -> Orders:
+        """See :meth:`Board.push`."""
+        return self._ask(Board.push, push)
+
+    def ready_to_end(self, attempt: int) -> None:
+        """See :meth:`Board.ready_to_end`."""
+        self._ask(Board.ready_to_end, attempt)
+
+    def out_of_memory(self, rank: int, split: BatchSplit) -> bool:
+        """See :meth:`Board.out_of_memory`."""
+        return self._ask(Board.out_of_memory, rank, split)
+
+    def open(self, key: PassKey, request: PassRequest, rank: int) -> int | None:
+        """See :meth:`Feed.open`."""
+        return self._ask(Feed.open, key, request, rank)
+
+    def take(self, key: PassKey, rank: int, want: int) -> Pending[tuple[list[Slice], bool]]:
+        """See :meth:`Feed.take`."""
+        return self._start(Feed.take, key, rank, want)
+
+    def again(self, key: PassKey, rank: int, piece: Slice) -> None:
+        """See :meth:`Feed.again`."""
+        self._ask(Feed.again, key, rank, piece)
+
+    def leave(self, key: PassKey, rank: int) -> None:
+        """See :meth:`Feed.leave`. Does not wait."""
+        self._start(Feed.leave, key, rank)
+
+    # -- Ray Train's controller ------------------------------------------------------------------------------------
+
+    def workers_to_start(self, timeout_s: float) -> int:
+        """See :meth:`Board.workers_to_start`."""
+        return self._ask(Board.workers_to_start, timeout_s)
+
+    def workers_to_replace_with(self, timeout_s: float) -> int:
+        """See :meth:`Board.workers_to_replace_with`."""
+        return self._ask(Board.workers_to_replace_with, timeout_s)
+
+    def worker_failed(self, reason: str, ranks: Sequence[int] = ()) -> bool:
+        """See :meth:`Board.worker_failed`."""
+        return self._ask(Board.worker_failed, reason, ranks)
+
+    def nodes_to_avoid(self) -> tuple[str, ...]:
+        """See :meth:`Board.nodes_to_avoid`."""
+        return self._ask(Board.nodes_to_avoid)
+
+    # -- how a call travels ----------------------------------------------------------------------------------------
+
+    def _ask(self, method: Callable[Concatenate[Any, _P], _T], *args: _P.args, **named: _P.kwargs) -> _T:
+        """Call a method of the hub and wait for its answer."""
+        return self._start(method, *args, **named).result()
+
+    def _start(self, method: Callable[Concatenate[Any, _P], _T], *args: _P.args, **named: _P.kwargs) -> Pending[_T]:
+        """Call a method of the hub."""
+        return _Remote(getattr(self.actor, method.__name__).remote(*args, **named))
+
+
+class _Remote:
+    """The answer of an actor."""
+
+    def __init__(self, ref: Any) -> None:
+        self._ref = ref
+
+    def done(self) -> bool:
+        return bool(ray.wait([self._ref], timeout=0)[0])
+
+    def result(self) -> Any:
+        try:
+            return ray.get(self._ref)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, BaseException) else error from None

@@ -1,0 +1,150 @@
+"""What ranks agree on with every batch: when to stop, how to cut the next batch, and what each measured of the gradient.
+
+The numbers travel with the gather that batches need anyway, ahead of training by the prefetch depth. So all ranks act on them at the
+same batch, and training never waits for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from offload.model.batch_split import BatchSplit
+from offload.train.messages import End
+from offload.train.worker.gradient_noise import Part
+
+ENDS: tuple[End, ...] = ("", "resize", "stop")  # later ones outrank earlier ones
+NOTHING = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Every rank's measurement of a step's gradient."""
+
+    step: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """What all ranks know with a batch. ``end``: training ends before it; ``due``: a checkpoint is due before it; ``split``:
+    how the global batches after it are cut, where that is to change."""
+
+    end: End = ""
+    due: bool = False
+    split: BatchSplit | None = None
+    measured: tuple[Measured, ...] = ()
+
+
+class Agreement(Protocol):
+    """One rank's messages in one kind of pass."""
+
+    def says(self) -> list[int]:
+        """This rank's numbers, equally many on every rank."""
+
+    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
+        """The conclusion from all ranks' numbers."""
+
+    def ending(self) -> bool:
+        """Whether this rank knows that training ends."""
+
+
+class NoAgreement:
+    """A validation pass: ranks have nothing to agree on."""
+
+    def says(self) -> list[int]:
+        return []
+
+    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
+        return Heard()
+
+    def ending(self) -> bool:
+        return False
+
+
+class TrainingAgreement:
+    """One rank in a training pass.
+
+    Args:
+        rank, workers: this one, and how many there are.
+        end: how the driver's newest orders end the group. Any rank may say so.
+        split: how they cut global batches. Rank 0's word counts.
+        due: whether a checkpoint is due. Rank 0's word counts: clocks differ.
+        mail: measurements under way.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        workers: int,
+        *,
+        end: Callable[[], End],
+        split: Callable[[], BatchSplit | None],
+        due: Callable[[], bool],
+        mail: Mailbox,
+    ) -> None:
+        self._rank, self._workers, self._end, self._split, self._due, self._mail = rank, workers, end, split, due, mail
+
+    def ending(self) -> bool:
+        return bool(self._end())
+
+    def says(self) -> list[int]:
+        split = self._split()
+        local = accum = 0
+        if split is not None and split.workers == self._workers:
+            local, accum = split.local_batch_size, split.accum_steps
+        due = self._rank == 0 and self._due()
+        return [ENDS.index(self._end()), int(due), local, accum, *self._mail.outgoing()]
+
+    def heard(self, told: Sequence[Sequence[int]]) -> Heard:
+        local, accum = told[0][2:4]
+        split = BatchSplit(local_batch_size=local, accum_steps=accum, workers=self._workers) if local else None
+        return Heard(
+            end=ENDS[max(each[0] for each in told)],
+            due=bool(told[0][1]),
+            split=split,
+            measured=self._mail.incoming([each[4:] for each in told]),
+        )
+
+
+class Mailbox:
+    """Measurements on their way to all ranks. The next pass sends what one pass did not.
+
+    ``width``: numbers of a :class:`Part`.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._out: deque[tuple[int, Part]] = deque()
+        self._in: dict[int, dict[int, Part]] = {}
+
+    def post(self, step: int, part: Part) -> None:
+        """This rank measured step ``step``."""
+        self._out.append((step, part))
+
+    def outgoing(self) -> list[int]:
+        """The next measurement as numbers of a message."""
+        if not self._out:
+            return [NOTHING] * (1 + self._width)
+        step, part = self._out.popleft()
+        return [step, *np.array(part.to_floats(), dtype=np.float64).view(np.int64).tolist()]
+
+    def incoming(self, told: Sequence[Sequence[int]]) -> tuple[Measured, ...]:
+        """The measurements that these messages, one of each rank, complete."""
+        complete = []
+        for rank, (step, *numbers) in enumerate(told):
+            if step == NOTHING:
+                continue
+            floats = np.array(numbers, dtype=np.int64).view(np.float64).tolist()
+            parts = self._in.setdefault(step, {})
+            parts[rank] = Part.from_floats(floats)
+            if len(parts) == len(told):
+                complete.append(step)
+        return tuple(
+            Measured(step=step, parts=tuple(part for _, part in sorted(self._in.pop(step).items())))
+            for step in sorted(complete)
+        )

@@ -1,0 +1,119 @@
+"""A worker's side of adaptive batches: ranks measure gradient noise and agree on it, scale learning rates with the batch, and count
+progress in samples of initial batches.
+
+Every rank computes the same values from the same messages. Where it stops: the driver chooses the next batch
+(:mod:`offload.adapt.decide`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from offload.adapt.noise_average import NoiseAverage
+from offload.adapt.rules import Rule, learning_rate_factor
+from offload.model.batch_split import BatchSplit
+from offload.train.config import Adaptation, BatchSize
+from offload.train.worker.agreement import Mailbox, Measured
+from offload.train.worker.gradient_noise import NoiseMeter, Part, is_adam, moments_of
+
+
+class BatchScaling:
+    """One rank's knowledge of its gradients, in a run with a range of batch sizes.
+
+    Args:
+        batch_size: the range.
+        adaptation: the rules.
+        workers: ranks.
+    """
+
+    def __init__(self, batch_size: BatchSize, adaptation: Adaptation, *, workers: int) -> None:
+        self.noise = NoiseAverage(batch_size=batch_size.initial)
+        self.mail = Mailbox(0)
+        self.factors: list[float] = []
+        self._initial, self._adaptation = batch_size.initial, adaptation
+        self._workers = workers
+        self._meter: NoiseMeter | None = None
+        self._optimizers: Sequence[torch.optim.Optimizer] = ()
+        self._newest = -1
+
+    def adopt(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The optimizers whose gradients are measured and whose rates follow the batch."""
+        self._optimizers = optimizers
+        self._meter = NoiseMeter(optimizers, self._workers)
+        self.mail = Mailbox(self._meter.width)
+
+    def begin_step(self, step: int, split: BatchSplit, scaler: torch.amp.GradScaler | None) -> None:
+        """Before the first backward of a global batch."""
+        if self._meter is not None:
+            scale = scaler.get_scale if scaler is not None else lambda: 1.0
+            self._meter.begin(step, split.accum_steps + 1, scale)
+
+    def end_step(self, step: int, split: BatchSplit, rows: int) -> None:
+        """Behind the last backward of a global batch of ``rows`` samples, with gradients unscaled and not clipped."""
+        if self._meter is None:
+            return
+        whole = rows == split.global_batch_size
+        part = self._meter.finish(step, local_batch_size=split.local_batch_size, whole=whole)
+        if part is not None:
+            self.mail.post(step, part)
+
+    def heard(self, measured: Sequence[Measured]) -> None:
+        """Take in complete measurements."""
+        for each in measured:
+            first: Part = each.parts[0]
+            sqr, var = moments_of(each.parts, self._initial)
+            samples = first.samples_each * (1 if first.paired else first.count)
+            steps = each.step - self._newest if self._newest >= 0 else 1
+            self.noise = self.noise.updated(
+                sqr, var, scale=max(samples / self._initial, 1.0), steps=max(steps, 1), paired=first.paired
+            )
+            self._newest = each.step
+
+    def useful(self, rows: int) -> float:
+        """The worth of a global batch of ``rows`` samples, in samples of initial batches."""
+        noise = self.noise.whole
+        if noise is None or rows <= self._initial:
+            return float(rows)
+        return min(float(noise.gain(rows)) * self._initial, float(rows))
+
+    @contextmanager
+    def scaled_rates(self, rows: int, passes: float) -> Iterator[None]:
+        """A context in which learning rates are those for a global batch of ``rows`` samples."""
+        groups = [(o, g) for o in self._optimizers for g in o.param_groups]
+        noises = self.noise.groups
+        size, before = max(rows, self._initial), [g["lr"] for _, g in groups]
+        self.factors = []
+        for number, (optimizer, group) in enumerate(groups):
+            gain = float(noises[number].gain(size)) if number < len(noises) else 1.0
+            factor = learning_rate_factor(
+                self._rule(optimizer),
+                scale=size / self._initial,
+                gain=gain,
+                passes=passes,
+                warmup_epochs=self._adaptation.warmup_epochs,
+            )
+            group["lr"] = group["lr"] * factor
+            self.factors.append(factor)
+        try:
+            yield
+        finally:
+            for (_, group), rate in zip(groups, before, strict=True):
+                group["lr"] = rate
+
+    def _rule(self, optimizer: torch.optim.Optimizer) -> Rule:
+        rule = self._adaptation.learning_rate
+        if rule != "auto":
+            return rule
+        return "adascale-sqrt" if is_adam(optimizer) else "adascale"
+
+    def to_state(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
+        return self.noise.to_state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`to_state`."""
+        self.noise = NoiseAverage.from_state(state, self._initial)

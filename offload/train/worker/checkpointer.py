@@ -1,0 +1,132 @@
+"""Keeps a worker's checkpoints, and finds the one to resume from."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray.train
+
+from offload.errors import RunError
+from offload.train.checkpoints import format as checkpoints
+from offload.train.checkpoints.format import Training
+from offload.train.checkpoints.storage import reason_of
+
+Content = tuple[dict[str, Any], dict[str, Any]]
+"""A model's state, and that of its training, as plain data."""
+
+
+class Stored(Protocol):
+    """A checkpoint of the run."""
+
+    def read(self) -> tuple[dict[str, Any], Training]:
+        """The checkpoint's content. Raises RunError if it is damaged."""
+
+
+class Checkpointer(Protocol):
+    """Keeps a run's checkpoints. ``storing``: whether one that training does not wait for is under way."""
+
+    @property
+    def storing(self) -> bool: ...
+
+    def newest(self) -> Stored | None:
+        """The checkpoint to resume from; None for a new run."""
+
+    def before(self, newest: Any) -> Sequence[Stored]:
+        """The older checkpoints, newest first."""
+
+    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+        """Store a checkpoint. All ranks must call it; ``content`` is None on those that write none. Without ``wait`` training goes on
+        meanwhile, and must not change the content.
+
+        Raises RunError if the storage refuses it; without ``wait``, that ends the run later.
+        """
+
+
+class RayStored:
+    """A checkpoint that Ray Train knows."""
+
+    def __init__(self, checkpoint: Any) -> None:
+        self.path = str(checkpoint.path)
+        self._checkpoint = checkpoint
+
+    def read(self) -> tuple[dict[str, Any], Training]:
+        with self._checkpoint.as_directory() as folder:
+            return checkpoints.load(Path(folder), called=self.path)
+
+
+class RayCheckpointer:
+    """Keeps checkpoints through Ray Train."""
+
+    def __init__(self) -> None:
+        self._storing = False
+
+    @property
+    def storing(self) -> bool:
+        return self._storing
+
+    def newest(self) -> RayStored | None:
+        found = ray.train.get_checkpoint()
+        return None if found is None else RayStored(found)
+
+    def before(self, newest: RayStored) -> list[RayStored]:
+        known = [RayStored(each.checkpoint) for each in ray.train.get_all_reported_checkpoints()]
+        return [each for each in reversed(known) if each.path != newest.path]
+
+    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+        if wait:
+            _report(dict(metrics), content)
+        else:
+            self._report_later(dict(metrics), content)
+
+    def _report_later(self, metrics: dict[str, Any], content: Content | None) -> None:
+        """Report the content, which training must not change any more, from a thread of Ray Train, which keeps the order of
+        reports."""
+        later = ray.train.CheckpointUploadMode.ASYNC
+        if content is None:
+            ray.train.report(metrics, checkpoint_upload_mode=later)
+            return
+        storage: Any = ray.train.get_context().get_storage()
+        folder = Path(tempfile.mkdtemp(prefix="offload-"))
+        self._storing = True
+
+        def store(checkpoint: Any, name: str) -> Any:
+            try:
+                checkpoints.save(folder, *content)
+                return storage.persist_current_checkpoint(checkpoint, name)
+            except OSError as error:
+                raise _storage_error(error) from None
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+                self._storing = False
+
+        saved = ray.train.Checkpoint.from_directory(folder)
+        ray.train.report(
+            metrics,
+            saved,
+            checkpoint_upload_mode=later,
+            delete_local_checkpoint_after_upload=False,
+            checkpoint_upload_fn=store,
+        )
+
+
+def _report(metrics: dict[str, Any], content: Content | None) -> None:
+    """Store a checkpoint and report it; ``content`` is None on the ranks that write none."""
+    with tempfile.TemporaryDirectory(prefix="offload-") as folder:
+        try:
+            if content is not None:
+                checkpoints.save(Path(folder), *content)
+            saved = ray.train.Checkpoint.from_directory(folder) if content is not None else None
+            ray.train.report(metrics, checkpoint=saved)
+        except OSError as error:
+            raise _storage_error(error) from None
+
+
+def _storage_error(error: OSError) -> RunError:
+    return RunError(
+        f"the checkpoint could not be stored: {reason_of(error)}. Free space or allow writing there, or choose "
+        "another storage_path; the same command then resumes from the last checkpoint."
+    )

@@ -1,0 +1,207 @@
+"""The context: the user's function gets it as ``ctx``.
+
+A plain PyTorch loop stays a loop. The context brings batches that were preprocessed elsewhere, keeps gradients exact where ranks hold
+unequal batches, measures where time goes, and commits what a resume needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import torch
+
+from offload.errors import RunError
+from offload.model.checks import check_count, check_number, shown
+from offload.train.messages import TRAIN
+from offload.train.worker.loop import TrainingLoop
+
+MOST_EPOCHS = 10**9  # more are a mistake
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+Other = TypeVar("Other")
+Third = TypeVar("Third")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """Facts about a data set. ``samples``: their number, None for a ``ray.data.Dataset``; ``class_names``: those of an image folder in
+    the order of the labels, None for other sources."""
+
+    # Not "classes": cloudpickle takes torch and a name "classes" in one function for the module torch.classes, which does not travel.
+    samples: int | None
+    class_names: tuple[str, ...] | None
+
+
+class Context:
+    """One worker of a run."""
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        self._loop = loop
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._loop.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers."""
+        return self._loop.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model and the batches."""
+        return self._loop.device
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The Trainer's ``train_loop_config``."""
+        return self._loop.setup.config
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, from 0."""
+        return self._loop.epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps of the run so far, those before a restart included."""
+        return self._loop.state.progress.step
+
+    @property
+    def rows(self) -> int:
+        """The number of real samples in the current batch: 0 for the filler row of a worker that has no samples left."""
+        return self._loop.rows
+
+    def info(self, name: str = TRAIN) -> DatasetInfo:
+        """Facts about a data set. Raises RunError for one that the Trainer does not have."""
+        setup = self._loop.setup
+        self._check_dataset(name)
+        return DatasetInfo(samples=setup.sized[name], class_names=setup.classes.get(name))
+
+    # -- model -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def prepare(self, model: Model) -> Model: ...
+
+    @overload
+    def prepare(self, model: Model, optimizer: Other, /) -> tuple[Model, Other]: ...
+
+    @overload
+    def prepare(self, model: Model, optimizer: Other, scheduler: Third, /) -> tuple[Model, Other, Third]: ...
+
+    @overload
+    def prepare(self, model: Model, *others: Any) -> tuple[Any, ...]: ...
+
+    def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
+        """Put a model on this worker's device, join it with the other workers' models, and restore it and the others from the run's
+        checkpoint, if there is one. Several workers join their models with DistributedDataParallel.
+
+        ``others`` are optimizers, and anything else with ``state_dict`` and ``load_state_dict`` (learning-rate schedulers, say).
+        Returns the arguments in their order, the model wrapped; the model alone if given alone.
+        """
+        model = self._loop.prepare(model, others)
+        return (model, *others) if others else model
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """``with ctx.autocast(): ...`` computes in the Trainer's ``precision``; nothing changes for ``"fp32"``."""
+        precision = self._loop.setup.precision
+        if precision == "fp32":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def epochs(self, n: int) -> Iterator[int]:
+        """The numbers of the epochs still to train, of ``n`` in all. After a restart it goes on with the epoch that was under way.
+        Commits a checkpoint at the end of each.
+
+        Raises ConfigError if ``n`` is no whole number of at least 0.
+        """
+        count = check_count("the number of epochs in ctx.epochs(n)", n, most=MOST_EPOCHS, sane="such as 10")
+        return self._loop.epochs(count)
+
+    @overload
+    def batches(self, name: str = TRAIN) -> Iterator[dict[str, Any]]: ...
+
+    @overload
+    def batches(self, name: str, *columns: str) -> Iterator[tuple[Any, ...]]: ...
+
+    def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
+        """This worker's batches of a data set: dicts of tensors on the device, with ``sample_id``, int64. With ``columns``, tuples of
+        those, as a DataLoader gives them: ``for images, labels in ctx.batches("train", "image", "label")``.
+
+        Over all workers each sample comes once. In a pass over ``"train"`` all workers get equally many batches. The last ones are
+        smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. Of other data sets
+        (validation) each worker gets its own samples and nothing else.
+        """
+        self._check_dataset(name)
+        found = self._loop.batches(name)
+        return (tuple_of(batch, columns) for batch in found) if columns else found
+
+    def _check_dataset(self, name: str) -> None:
+        names = self._loop.setup.sized
+        if name not in names:
+            raise RunError(f"there is no data set {name!r}; the Trainer's datasets are {', '.join(names)}.")
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulate the gradient of a loss that is the mean over the current batch.
+
+        Weights it so that the optimizer sees the mean over all samples of the global batch, however unequal the workers' parts are,
+        and scales it for fp16. Workers exchange gradients with the global batch's last micro-batch.
+        """
+        self._loop.backward(loss)
+
+    def step(self, *, clip_norm: float | None = None) -> bool:
+        """Step the prepared optimizers and clear their gradients, if the global batch is complete; returns whether.
+
+        ``clip_norm`` clips the norm of the whole gradient first. Raises ConfigError if it is not above 0.
+        """
+        if clip_norm is not None:
+            clip_norm = check_number("ctx.step(clip_norm=...)", clip_norm, above=0.0, infinite=True, sane="such as 1.0")
+        return self._loop.step(clip_norm)
+
+    # -- results ---------------------------------------------------------------------------------------------------
+
+    def sum(self, value: Any) -> float:
+        """The sum of a number over all workers. All workers must call it."""
+        return self._loop.sum([_number("ctx.sum(value)", value)])[0]
+
+    def accumulate(self, **values: Any) -> None:
+        """Add numbers or tensors to this epoch's sums, for a batch of ``ctx.batches("train")`` behind its ``ctx.step()``:
+        ``ctx.accumulate(loss=loss.detach() * ctx.rows, rows=ctx.rows)``."""
+        numbers = {name: _number(f"ctx.accumulate({name}=...)", value) for name, value in values.items()}
+        self._loop.state.accumulate(numbers)
+
+    def accumulated(self) -> dict[str, float]:
+        """This epoch's sums over all workers. They count each sample once, however often workers were restarted or their number
+        changed. All workers must call it."""
+        return self._loop.accumulated()
+
+    def report(self, **metrics: Any) -> None:
+        """Record metrics (numbers or tensors; the mean over the workers). All workers must call it equally often."""
+        self._loop.report({name: _number(f"ctx.report({name}=...)", value) for name, value in metrics.items()})
+
+
+def _number(name: str, value: Any) -> float:
+    """A number, or a tensor or array of one element, as a float; NaN and infinity, too: a loss may be either. Raises RunError
+    for anything else."""
+    try:
+        return float(value.detach().item() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
+        raise RunError(f"{name} takes a number, or a tensor of one element, found {found}.") from None
+
+
+def tuple_of(batch: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
+    """Some columns of a batch, in their order. Raises RunError for one that it does not have."""
+    missing = [name for name in columns if name not in batch]
+    if missing:
+        raise RunError(f"there is no column {missing[0]!r}; a batch has {', '.join(batch)}.")
+    return tuple(batch[name] for name in columns)

@@ -1,0 +1,77 @@
+"""A worker's access to the feed, through the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import ray
+
+from offload.pipeline import wire
+from offload.pipeline.passes import PassKey, Slice
+from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
+from offload.train.hub.client import HubClient, Pending
+
+
+class BlockLostError(Exception):
+    """A block is gone with the node that held it."""
+
+
+class FeedClient(Protocol):
+    """The feed, for one pass of one rank."""
+
+    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
+        """See :meth:`offload.pipeline.feed.Feed.take`."""
+
+    def start_fetching(self, slices: Sequence[Slice]) -> None:
+        """Start the transfer of the blocks of these slices to this host, all at the same time."""
+
+    def columns(self, piece: Slice) -> Columns:
+        """The content of a slice, with its samples' positions and ids. Raises BlockLostError."""
+
+    def again(self, key: PassKey, rank: int, piece: Slice) -> None:
+        """See :meth:`offload.pipeline.feed.Feed.again`."""
+
+    def leave(self, key: PassKey, rank: int) -> None:
+        """See :meth:`offload.pipeline.feed.Feed.leave`."""
+
+
+class BlockReader:
+    """Reads blocks out of the object store."""
+
+    def start_fetching(self, slices: Sequence[Slice]) -> None:
+        refs = list({piece.ref: None for piece in slices})
+        if len(refs) > 1:  # start all transfers before waiting for the first
+            ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
+
+    def columns(self, piece: Slice) -> Columns:
+        try:
+            table = ray.get(piece.ref)
+        except ray.exceptions.ObjectLostError as error:
+            raise BlockLostError(str(error)) from None
+        columns = {name: column[piece.start : piece.stop] for name, column in wire.decode(table).items()}
+        if POSITION not in columns:
+            columns[POSITION] = np.arange(piece.first + piece.start, piece.first + piece.stop, dtype=np.int64)
+        columns.setdefault(SAMPLE_ID, columns[POSITION])
+        return columns
+
+
+class HubFeed(BlockReader):
+    """The hub as a :class:`FeedClient`. Asks for the next slices while the last ones are being fetched."""
+
+    def __init__(self, hub: HubClient) -> None:
+        self._hub = hub
+        self._next: Pending[tuple[list[Slice], bool]] | None = None
+
+    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
+        answer = self._next if self._next is not None else self._hub.take(key, rank, want)
+        slices, over = answer.result()
+        self._next = None if over else self._hub.take(key, rank, want)
+        return slices, over
+
+    def again(self, key: PassKey, rank: int, piece: Slice) -> None:
+        self._hub.again(key, rank, piece)
+
+    def leave(self, key: PassKey, rank: int) -> None:
+        self._hub.leave(key, rank)

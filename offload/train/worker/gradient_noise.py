@@ -1,0 +1,198 @@
+"""Gradient noise, measured in a worker while it trains: how far gradients of a step's parts differ from each other.
+
+If a step has several parts (workers, accumulated micro-batches), their gradients are compared; a single part is compared with the
+step before. For optimizers that precondition their gradient (the Adam family), preconditioned gradients are compared. Measuring
+costs a norm per parameter and part, so only some steps are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offload.model.noise import gradient_moments
+
+EVERY = 8  # one step in EVERY is measured
+EAGER = 32  # all of the first steps are measured, for an early estimate
+ADAM_FAMILY = ("adam", "lamb", "adopt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One rank's part of a measurement, by parameter group.
+
+    Args:
+        count: the number of compared gradients, of all ranks.
+        samples_each: samples behind each of them.
+        paired: whether they belong to consecutive steps.
+        squares: sums of the squared norms of this rank's gradients.
+        total: squared norms of the mean of all gradients.
+    """
+
+    count: int
+    samples_each: int
+    paired: bool
+    squares: tuple[float, ...]
+    total: tuple[float, ...]
+
+    def to_floats(self) -> list[float]:
+        """For a message."""
+        return [float(self.count), float(self.samples_each), float(self.paired), *self.squares, *self.total]
+
+    @classmethod
+    def from_floats(cls, values: Sequence[float]) -> Part:
+        """The inverse of :meth:`to_floats`."""
+        groups = (len(values) - 3) // 2
+        return cls(
+            count=int(values[0]),
+            samples_each=int(values[1]),
+            paired=bool(values[2]),
+            squares=tuple(values[3 : 3 + groups]),
+            total=tuple(values[3 + groups :]),
+        )
+
+
+def moments_of(parts: Sequence[Part], batch_size: int) -> tuple[list[float], list[float]]:
+    """``(|G|², tr(Σ))`` by parameter group at the initial batch, from every rank's part. Rank 0's norm of the mean gradient counts:
+    if ranks differed in its last bit, they would step differently far."""
+    first = parts[0]
+    sqr, var = [], []
+    for group, total in enumerate(first.total):
+        mean_square = sum(part.squares[group] for part in parts) / first.count
+        s, v = gradient_moments(mean_square, total, first.count, first.samples_each, batch_size)
+        sqr.append(s)
+        var.append(v)
+    return sqr, var
+
+
+def is_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer is of the Adam family, which preconditions steps by the gradient's second moment."""
+    return any(name in type(optimizer).__name__.lower() for name in ADAM_FAMILY)
+
+
+class NoiseMeter:
+    """Measures on one rank. For each global batch: :meth:`begin`, the backward passes, and :meth:`finish` before the optimizers step."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], world_size: int) -> None:
+        self._groups = [(each, group) for each in optimizers for group in each.param_groups]
+        self._world_size = world_size
+        self._handles: list[Any] = []
+        self._norms: list[list[torch.Tensor]] = [[] for _ in self._groups]
+        self._before: tuple[int, list[list[torch.Tensor]]] | None = None
+        self._micro_batches = 0
+        self._loss_scale = 1.0
+
+    @property
+    def width(self) -> int:
+        """Numbers of a :class:`Part` as a message."""
+        return 3 + 2 * len(self._groups)
+
+    def begin(self, step: int, micro_batches: int, loss_scale: Callable[[], float]) -> None:
+        """Before the first backward of step ``step``, made of ``micro_batches`` on each rank. ``loss_scale``: what fp16
+        multiplied the losses with."""
+        self._micro_batches = micro_batches
+        if not _measured(step) or self._world_size * micro_batches < 2:
+            return
+        self._loss_scale = loss_scale()
+        for number, (optimizer, group) in enumerate(self._groups):
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    self._handles.append(parameter.register_hook(self._noting(number, optimizer, group, parameter)))
+
+    def _noting(
+        self, number: int, optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
+    ) -> Callable[[torch.Tensor], None]:
+        def note(gradient: torch.Tensor) -> None:
+            self._norms[number].append(_norm(gradient.detach(), optimizer, group, parameter))
+
+        return note
+
+    def finish(self, step: int, *, local_batch_size: int, whole: bool) -> Part | None:
+        """The measurement of the step whose mean gradient the parameters hold, unscaled and not clipped; None if there
+        is none. ``whole``: whether all of its local batches were full, on all ranks."""
+        for handle in self._handles:
+            handle.remove()
+        norms, self._norms = self._norms, [[] for _ in self._groups]
+        hooked, self._handles = bool(self._handles), []
+        if self._world_size * self._micro_batches == 1:
+            return self._pair(step, local_batch_size, whole=whole)
+        if not hooked or not whole:
+            return None
+        # A micro-batch's loss was divided by their number, and multiplied by fp16's scale.
+        undo = (self._micro_batches / self._loss_scale) ** 2
+        squares = [undo * _sum_of_squares(each, g) for each, (_, g) in zip(norms, self._groups, strict=True)]
+        total = [
+            _sum_of_squares([_norm(p.grad, o, g, p) for p in g["params"] if p.grad is not None], g)
+            for o, g in self._groups
+        ]
+        values = torch.stack([*squares, *total]).tolist()
+        return Part(
+            count=self._world_size * self._micro_batches,
+            samples_each=local_batch_size,
+            paired=False,
+            squares=tuple(values[: len(squares)]),
+            total=tuple(values[len(squares) :]),
+        )
+
+    def _pair(self, step: int, local_batch_size: int, *, whole: bool) -> Part | None:
+        """This step's gradient compared with the one before."""
+        kept, self._before = self._before, None
+        if not whole:
+            return None
+        part = None
+        if kept is not None and kept[0] == step - 1:
+            part = self._compared(kept[1], local_batch_size)
+        if _measured(step + 1):
+            self._before = step, [[_grad(p).clone() for p in g["params"]] for _, g in self._groups]
+        return part
+
+    def _compared(self, before: list[list[torch.Tensor]], local_batch_size: int) -> Part | None:
+        squares, total = [], []
+        for (optimizer, group), old in zip(self._groups, before, strict=True):
+            pairs = [(p, _grad(p), o) for p, o in zip(group["params"], old, strict=True)]
+            if any(new.shape != was.shape for _, new, was in pairs):
+                return None  # a parameter has its first gradient, or no gradient any more
+            norms = [_norm(g, optimizer, group, p) for p, new, was in pairs for g in (new, was)]
+            squares.append(_sum_of_squares(norms, group))
+            means = [_norm((new + was) / 2, optimizer, group, p) for p, new, was in pairs]
+            total.append(_sum_of_squares(means, group))
+        values = torch.stack([*squares, *total]).tolist()
+        return Part(
+            count=2,
+            samples_each=local_batch_size,
+            paired=True,
+            squares=tuple(values[: len(squares)]),
+            total=tuple(values[len(squares) :]),
+        )
+
+
+def _measured(step: int) -> bool:
+    return step < EAGER or step % EVERY == 0
+
+
+def _grad(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.new_empty(0) if parameter.grad is None else parameter.grad
+
+
+def _norm(
+    gradient: torch.Tensor, optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
+) -> torch.Tensor:
+    """The norm of a gradient, preconditioned if the optimizer does that."""
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    elif is_adam(optimizer):
+        state = optimizer.state.get(parameter, {})
+        if "exp_avg_sq" in state and gradient.numel():
+            taken = 1 - group["betas"][1] ** float(state.get("step", 1))
+            gradient = gradient / ((state["exp_avg_sq"] / max(taken, 1e-12)).sqrt() + group["eps"])
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    return norm
+
+
+def _sum_of_squares(norms: Sequence[torch.Tensor], group: dict[str, Any]) -> torch.Tensor:
+    if not norms:
+        return torch.zeros((), device=group["params"][0].device)
+    return torch.stack(list(norms)).square().sum()

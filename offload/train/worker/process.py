@@ -1,0 +1,91 @@
+"""The process of a worker: the user's function with its context, among the ranks that Ray Train has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import Any
+
+import numpy as np
+import ray
+import ray.train
+import ray.train.torch
+import torch
+import torch.distributed as dist
+
+from offload.errors import RunError
+from offload.model.checks import shown
+from offload.train.worker.batches import NoPeers
+from offload.train.worker.checkpointer import RayCheckpointer
+from offload.train.worker.context import Context
+from offload.train.worker.loop import Place, StopRun, TrainingLoop
+from offload.train.worker.peers import DistPeers
+from offload.train.worker.reporter import Forward
+from offload.train.worker.setup import WorkerSetup
+from offload.train.worker.stepping import join_distributed
+
+
+def place_of(setup: WorkerSetup) -> Place:
+    """This process's place in the worker group. All ranks must call it: they connect here."""
+    world_size = ray.train.get_context().get_world_size()
+    several = world_size > 1
+    peers = {name: DistPeers() if several else NoPeers() for name in sorted(setup.sized)}
+    return Place(
+        rank=ray.train.get_context().get_world_rank(),
+        world_size=world_size,
+        device=ray.train.torch.get_device(),
+        node=ray.get_runtime_context().get_node_id(),
+        talk=DistPeers() if several else None,
+        peers=peers,
+        checkpoints=RayCheckpointer(),
+        join=join_distributed,
+        share=_share_buffers,
+    )
+
+
+def _share_buffers(model: torch.nn.Module) -> None:
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+
+
+def run_worker(user_function: Any, setup: WorkerSetup) -> None:
+    """Run the user's function with its context on this worker."""
+    if setup.marker is not None:
+        setup.marker.check()
+    seed = setup.seed + ray.train.get_context().get_world_rank()
+    torch.manual_seed(setup.seed)  # the same for all ranks while the model is built
+    np.random.seed(seed & 0xFFFFFFFF)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    loop = TrainingLoop(setup, place_of(setup))
+    context = Context(loop)
+    try:
+        with contextlib.redirect_stdout(Forward(loop.reporter, sys.stdout)):
+            run_user_function(user_function, context)
+        loop.commit_rest()
+    except torch.OutOfMemoryError as error:
+        loop.out_of_memory(error)
+        raise
+    except StopRun:
+        pass
+    finally:
+        loop.finish()
+
+
+def run_user_function(user_function: Any, context: Context) -> None:
+    """Call the user's training function. Raises RunError if it exits, which would end this process silently."""
+    try:
+        user_function(context)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RunError(_exit_of(user_function, error, context.rank)) from error
+
+
+def _exit_of(user_function: Any, error: BaseException, rank: int) -> str:
+    name = getattr(user_function, "__name__", "the training function")
+    did = "raised KeyboardInterrupt"
+    if isinstance(error, SystemExit):
+        did = f"called sys.exit({'' if error.code is None else shown(error.code)})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{name}() {did} on rank {rank}{where}. Return from it to end the training, or raise an exception that says what is wrong."

@@ -1,0 +1,33 @@
+"""The driver's settings for every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from offload.model.batch_split import BatchSplit
+from offload.pipeline.spec import OnDevice
+from offload.train.checkpoints.storage import Marker
+from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
+from offload.train.hub.client import HubClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSetup:
+    """What the driver gives every worker."""
+
+    hub: HubClient
+    split: BatchSplit
+    batch_size: BatchSize
+    adaptation: Adaptation
+    on_device: dict[str, tuple[OnDevice, ...]]
+    sized: dict[str, int | None]
+    classes: dict[str, tuple[str, ...]]
+    resumable: dict[str, bool]
+    checkpoints: Checkpoints
+    precision: Precision
+    seed: int
+    hang_s: float
+    deterministic: bool
+    config: dict[str, Any]
+    marker: Marker | None = None

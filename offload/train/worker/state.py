@@ -1,0 +1,263 @@
+"""A worker's training state (model, optimizers, generators, progress), committed to checkpoints and restored from them.
+
+Where it stops: :mod:`offload.train.worker.loop` knows when to commit, and what a batch is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from offload.errors import ConfigError, RunError, argument
+from offload.pipeline.ranges import Ranges
+from offload.train.checkpoints import format as checkpoints
+from offload.train.checkpoints.format import Progress, Training
+from offload.train.checkpoints.plain import NotPlainError, to_plain
+from offload.train.worker.checkpointer import Checkpointer, Stored
+from offload.train.worker.peers import Talk
+
+
+class TrainingState:
+    """The state of one worker. All ranks must call the methods that talk to other ranks.
+
+    Args:
+        talk: the other ranks; None in a world of one.
+        checkpoints: keeps the run's checkpoints.
+        seed, samples: of the run and its training data (None: unknown). Together they make the order of an epoch; both are
+            recorded in its checkpoints.
+        scaler: of the gradients, for fp16.
+        resumable: whether the training samples can be told apart, so that a pass can go on where it stopped.
+    """
+
+    def __init__(
+        self,
+        talk: Talk | None,
+        checkpoints: Checkpointer,
+        *,
+        seed: int,
+        samples: int | None,
+        scaler: torch.amp.GradScaler | None,
+        resumable: bool,
+    ) -> None:
+        self.progress = Progress()
+        self.scaler = scaler
+        self.model: torch.nn.Module | None = None
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.committed_at = time.monotonic()
+        self.settled = True  # the last commit is complete
+        self.changed = ""
+        self.damaged: list[str] = []
+        self._sums: dict[str, float] = {}
+        self._summed: dict[str, float] = {}
+        self.adapting: dict[str, Any] = {}
+        self._checkpoints = checkpoints
+        self._talk, self._order, self._resumable = talk, {"seed": seed, "samples": samples}, resumable
+        self._others: list[Any] = []
+        self._trained: list[np.ndarray[Any, Any]] = []  # positions since the last commit
+        self._committed_step = 0
+        self._stored_model: dict[str, Any] = {}
+        self._stored: Training | None = None
+
+    @property
+    def storing(self) -> bool:
+        """Whether a commit that training does not wait for is under way."""
+        return self._checkpoints.storing
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this worker began from a checkpoint."""
+        return self._stored is not None
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether steps were made since the last commit."""
+        return self.progress.step > self._committed_step
+
+    def load(self) -> None:
+        """Read the run's newest checkpoint, if there is one. It knows trained samples by their place in the epoch's order. If that
+        order has changed, ``changed`` says why, and the epoch starts again."""
+        newest = self._checkpoints.newest()
+        if newest is None:
+            return
+        self._stored_model, self._stored = self._read_newest_good(newest)
+        self.progress = self._stored.progress
+        self.adapting = dict(self._stored.adapting)
+        self._summed = dict(self._stored.sums)
+        before = {"seed": self._stored.seed, "samples": self._stored.samples}
+        if before != self._order and len(self.progress.trained):
+            self.changed = ", ".join(f"{n} {before[n]} → {now}" for n, now in self._order.items() if before[n] != now)
+            self.progress = dataclasses.replace(self.progress, trained=Ranges())
+            self._summed = {}
+
+    def _read_newest_good(self, newest: Stored) -> tuple[dict[str, Any], Training]:
+        """The content of the newest undamaged checkpoint, the same one on every rank."""
+        tried = [newest]
+        at, content, errors = 0, None, []
+        while True:
+            try:
+                content = tried[at].read()
+            except RunError as error:
+                content = None
+                errors.append(str(error))
+            # A rank may read what another cannot: all ranks take the checkpoint that every one of them can read.
+            furthest = at if content is not None else at + 1
+            agreed = furthest if self._talk is None else max(self._talk.gather_objects(furthest))
+            if agreed == at and content is not None:
+                self.damaged = errors
+                return content
+            at = agreed
+            if len(tried) == 1:
+                tried += self._checkpoints.before(newest)
+            if at >= len(tried):
+                raise RunError(errors[0] if errors else "another worker could read no checkpoint of this run.")
+
+    def adopt(self, model: torch.nn.Module, others: Sequence[Any]) -> None:
+        """Take charge of a model on its device and of the objects that belong to it, and restore the checkpoint's state.
+
+        Raises RunError for an object without state, ConfigError if the checkpoint does not fit, and for state that no checkpoint
+        can hold: better now than hours later, when the run resumes.
+        """
+        odd = next((o for o in others if not hasattr(o, "load_state_dict")), None)
+        if odd is not None:
+            raise RunError(
+                f"ctx.prepare takes a model, optimizers and what has a state_dict; found {type(odd).__name__}."
+            )
+        self.model = model
+        self.optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
+        self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
+        if self._stored is not None:
+            self._restore(model, self._stored)
+        self._try_commit()
+
+    def stepped(self, positions: Sequence[np.ndarray[Any, Any]], rows: int, useful: float) -> None:
+        """Note an optimizer step on these positions of the pass; ``rows``: of all ranks; ``useful``: their worth."""
+        self._trained += positions
+        progress = self.progress
+        self.progress = dataclasses.replace(
+            progress, step=progress.step + 1, samples=progress.samples + rows, useful=progress.useful + useful
+        )
+
+    def accumulate(self, values: Mapping[str, float]) -> None:
+        """Add to this rank's sums of the pass."""
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def accumulated(self) -> dict[str, float]:
+        """The sums of the pass over all ranks, with those from before a restart."""
+        mine = [self._sums] if self._talk is None else self._talk.gather_objects(self._sums)
+        total = dict(self._summed)
+        for each in mine:
+            for name, value in each.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def credit(self, useful: float) -> None:
+        """Add progress without a step."""
+        self.progress = dataclasses.replace(self.progress, useful=self.progress.useful + useful)
+
+    def next_epoch(self, epoch: int) -> None:
+        """End this pass and begin that of ``epoch``."""
+        self._trained.clear()
+        self._sums, self._summed = {}, {}
+        self.progress = dataclasses.replace(self.progress, epoch=epoch, trained=Ranges())
+
+    def commit(self, metrics: Mapping[str, Any], adapting: Mapping[str, Any], *, wait: bool) -> None:
+        """Write a checkpoint of this very step, through Ray Train. ``adapting``: what adaptation has learned; ``wait``: until
+        it is stored, or only until its content is copied.
+
+        Raises RunError if the storage refuses it; without waiting, that ends the run later.
+        """
+        mine = Ranges.of(np.concatenate(self._trained)) if self._trained else Ranges()
+        all_trained = [mine] if self._talk is None else self._talk.gather_objects(mine)
+        generators = (
+            [checkpoints.rng_state()] if self._talk is None else self._talk.gather_objects(checkpoints.rng_state())
+        )
+        trained = self.progress.trained
+        for part in all_trained:
+            trained = trained.union(part)
+        self._summed, self._sums = self.accumulated(), {}
+        if not self._resumable:
+            self._summed = {}
+            trained = Ranges()  # unnumbered samples cannot be told apart: the epoch starts again
+        self.progress = dataclasses.replace(self.progress, trained=trained)
+        self._trained.clear()
+        position = {"epoch": self.progress.epoch, "step": self.progress.step}
+        writes = (self._talk is None or self._talk.rank == 0) and self.model is not None
+        try:
+            keep = {} if wait else {"tensor": copied}
+            content = self._content(generators, adapting, **keep) if writes else None
+        except NotPlainError as error:
+            raise RunError(f"a checkpoint could not be committed: {error} {_REMEDY_PLAIN}") from None
+        self._checkpoints.keep({**metrics, **position}, content, wait=wait)
+        self.committed_at = time.monotonic()
+        self._committed_step, self.settled = self.progress.step, wait
+
+    def _try_commit(self) -> None:
+        """Save and load everything in memory, with tensors of no size. Raises ConfigError for state that cannot be loaded."""
+        try:
+            content = self._content([checkpoints.rng_state()], {}, tensor=lambda each: each.detach().new_empty(0))
+        except NotPlainError as error:
+            raise ConfigError(f"{error} {_REMEDY_PLAIN}") from None
+        for part in content:
+            buffer = io.BytesIO()
+            torch.save(part, buffer)
+            buffer.seek(0)
+            torch.load(buffer, map_location="cpu", weights_only=True)
+
+    def _content(
+        self,
+        generators: list[Any],
+        adapting: Mapping[str, Any],
+        tensor: Callable[[torch.Tensor], torch.Tensor] = lambda each: each,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(model state, :class:`Training` state) as plain data, with ``tensor`` of each tensor. Raises NotPlainError."""
+        assert self.model is not None
+        model = to_plain(self.model.state_dict(), "the model's state_dict()", tensor)
+        training = Training(
+            progress=self.progress,
+            optimizers=[_state_of(each, tensor) for each in self.optimizers],
+            others=[_state_of(each, tensor) for each in self._others],
+            scaler=_state_of(self.scaler, tensor) if self.scaler is not None else None,
+            rng=generators,
+            adapting=to_plain(adapting, "what adaptation learned", tensor),
+            sums=self._summed,
+            **self._order,
+        )
+        return model, training.to_state()
+
+    def _restore(self, model: torch.nn.Module, stored: Training) -> None:
+        try:
+            model.load_state_dict(self._stored_model)
+            for group, states in ((self.optimizers, stored.optimizers), (self._others, stored.others)):
+                for item, state in zip(group, states, strict=True):
+                    item.load_state_dict(state)
+            if self.scaler is not None and stored.scaler is not None:
+                self.scaler.load_state_dict(dict(stored.scaler))
+        except Exception as error:  # a load_state_dict may raise anything
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"the checkpoint of this run does not fit the model or optimizer of the script: {first} Restore the script "
+                f"that began the run, or start again with {argument('overwrite', True)}."
+            ) from None
+        rank, ranks = (0, 1) if self._talk is None else (self._talk.rank, self._talk.world_size)
+        if len(stored.rng) == ranks:
+            checkpoints.set_rng_state(stored.rng[rank])
+        self._stored_model = {}  # as large as the model
+
+
+_REMEDY_PLAIN = "Let its state_dict() give such data, or do not pass it to ctx.prepare."
+
+
+def _state_of(item: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return to_plain(item.state_dict(), f"the state_dict() of {type(item).__name__}", tensor)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor on the CPU, which training does not change any more."""
+    return tensor.detach().to("cpu", copy=True)

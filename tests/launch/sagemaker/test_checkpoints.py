@@ -1,0 +1,203 @@
+"""A run's newest checkpoint gets to where a job writes, whichever number of GPU hosts wrote it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from offload.errors import ConfigError
+from offload.launch.sagemaker import checkpoints
+from offload.launch.sagemaker.checkpoints import Shelf, bring_newest
+from offload.launch.sagemaker.head import Head
+from offload.launch.sagemaker.hosts import HostGroup, JobHosts
+from offload.launch.sagemaker.place import Place
+from offload.launch.sagemaker.settings import Settings
+from offload.report.run_dir import EVENTS
+from offload.train.checkpoints.format import CHECKSUMS_FILE
+from offload.train.checkpoints.ray_list import SNAPSHOT
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Shelf:
+    return Shelf(uri=str(tmp_path / "run"), name="checkpoints")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Shelf:
+    return Shelf(uri=str(tmp_path / "of-workers"), name="run")
+
+
+def write(shelf: Shelf, *numbers: int, name: str | None = None) -> Path:
+    """A run's folder with checkpoints, as Ray Train and offload leave it."""
+    path = Path(shelf.uri) / (name or shelf.name)
+    path.mkdir(parents=True, exist_ok=True)
+    names = [f"checkpoint_{number}" for number in numbers]
+    for each in names:
+        (path / each).mkdir()
+        (path / each / "model.pt").write_text(each)
+        (path / each / CHECKSUMS_FILE).write_text(json.dumps({"model.pt": {"bytes": len(each), "crc32": 1}}))
+    results = [{"version": 0, "checkpoint_dir_name": each, "metrics": {}} for each in names]
+    listed = {
+        "checkpoint_results": results,
+        "checkpoint_report_indices": [*range(len(results))],
+        "latest_checkpoint_result": results[-1] if results else None,
+    }
+    (path / SNAPSHOT).write_text(json.dumps(listed))
+    return path
+
+
+def listed(path: Path) -> list[str]:
+    document = json.loads((path / SNAPSHOT).read_text())
+    names = [each["checkpoint_dir_name"] for each in document["checkpoint_results"]]
+    assert document["latest_checkpoint_result"]["checkpoint_dir_name"] == names[-1]
+    assert all((path / name / "model.pt").read_text() == name for name in names)
+    return names
+
+
+def test_what_one_host_wrote_is_brought_to_several_and_back(folder: Shelf, shared: Shelf) -> None:
+    write(folder, 1, 2)
+    [said] = bring_newest(folder, shared)
+    assert said == f"the newest checkpoint, checkpoint_2, is in {folder.uri}: it is copied to {shared.uri}"
+    assert listed(Path(shared.uri) / "run") == ["checkpoint_1", "checkpoint_2"]
+    path = write(shared, 5, 6)  # beside those: Ray Train removes some, and an interruption keeps it from that
+    assert [*bring_newest(shared, folder)]
+    assert listed(Path(folder.uri) / "checkpoints") == ["checkpoint_5", "checkpoint_6"]
+    assert not (Path(folder.uri) / "checkpoints" / "checkpoint_2").exists()
+    assert listed(path) == ["checkpoint_5", "checkpoint_6"]
+
+
+def test_what_is_older_stays_where_it_is(folder: Shelf, shared: Shelf) -> None:
+    write(folder, 1, 2)
+    path = write(shared, 2, 3)
+    assert not [*bring_newest(folder, shared)]
+    assert listed(path) == ["checkpoint_2", "checkpoint_3"]
+
+
+def test_nothing_anywhere_is_nothing(folder: Shelf, shared: Shelf) -> None:
+    assert not [*bring_newest(folder, shared)]
+    assert not shared.folders()
+
+
+def test_a_checkpoint_that_was_copied_in_half_is_not_the_newest(folder: Shelf, shared: Shelf) -> None:
+    path = write(folder, 1, 2, 3)
+    (path / "checkpoint_3" / "model.pt").write_text("check")
+    (path / "checkpoint_2" / CHECKSUMS_FILE).unlink()
+    write(shared)
+    assert [*bring_newest(folder, shared)]
+    assert listed(Path(shared.uri) / "run") == ["checkpoint_1"]
+
+
+def test_half_a_list_is_a_list_of_what_is_whole(folder: Shelf, shared: Shelf) -> None:
+    path = write(folder, 1, 2)
+    (path / SNAPSHOT).write_text('{"checkpoint_res')
+    assert [*bring_newest(folder, shared)]
+    assert listed(Path(shared.uri) / "run") == ["checkpoint_1", "checkpoint_2"]
+
+
+def test_what_ray_train_had_not_listed_yet_counts(folder: Shelf, shared: Shelf) -> None:
+    """It writes its list up to two seconds after a checkpoint."""
+    (write(folder, 1) / SNAPSHOT).unlink()
+    assert [*bring_newest(folder, shared)]
+    assert listed(Path(shared.uri) / "run") == ["checkpoint_1"]
+
+
+def test_a_copy_that_was_cut_off_is_made_again(folder: Shelf, shared: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, 1, 2)
+    path = write(shared, 0)
+    real = checkpoints.pafs.copy_files
+
+    def fails(source: str, target: str, **more: object) -> None:
+        real(source, target, **more)
+        if "checkpoint_2" in source:
+            (Path(target) / "model.pt").write_text("half")
+            raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.pafs, "copy_files", fails)
+        with pytest.raises(ConfigError, match=r"checkpoint_2 in .* cannot be copied to .*: no space left"):
+            [*bring_newest(folder, shared)]
+    assert listed(path) == ["checkpoint_0"]
+    assert [*bring_newest(folder, shared)]
+    assert listed(path) == ["checkpoint_1", "checkpoint_2"]
+
+
+def test_runs_that_the_script_names_keep_their_names(folder: Shelf, shared: Shelf) -> None:
+    write(folder, 1, name="mine")
+    assert [*bring_newest(folder, shared)]
+    assert listed(Path(shared.uri) / "mine") == ["checkpoint_1"]
+
+
+# --- what the head makes of it --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Of a head that is the only GPU host."""
+    (tmp_path / "checkpoints").mkdir()
+    hosts = JobHosts(
+        current="algo-1",
+        groups=(HostGroup(name="gpu", instance_type="ml.g5.xlarge", hosts=("algo-1",)),),
+        interface="eth0",
+    )
+    return Place(
+        base=tmp_path, folder=tmp_path, hosts=hosts, job="job-1", token="t", token_file=tmp_path, address="127.0.0.1",
+        head_address="127.0.0.1",
+    )  # fmt: skip
+
+
+def starts_anew(place: Place, storage: str | None = None) -> bool:
+    return Head(place)._starts_anew(Settings(script="train.py", storage=storage))
+
+
+def test_a_job_whose_run_directory_was_not_kept_resumes_from_its_checkpoints(place: Place) -> None:
+    """The service copies files in any order."""
+    write(Shelf(uri=str(place.run_dir), name="checkpoints"), 1)
+    assert not starts_anew(place)
+    assert (place.run_dir / EVENTS).exists()
+
+
+def test_a_job_finds_what_several_hosts_wrote_where_nothing_else_was_kept(place: Place, shared: Shelf) -> None:
+    write(shared, 1)
+    assert not starts_anew(place, shared.uri)
+    assert (place.run_dir / EVENTS).exists()
+    assert listed(place.run_dir / "checkpoints") == ["checkpoint_1"]
+
+
+@pytest.mark.parametrize(("owner", "anew"), [("job-1", True), ("another", False), (None, True)])
+def test_half_a_checkpoint_alone_is_replaced_by_the_job_that_wrote_it(
+    place: Place, owner: str | None, anew: bool
+) -> None:
+    path = write(Shelf(uri=str(place.run_dir), name="checkpoints"), 1)
+    (path / "checkpoint_1" / CHECKSUMS_FILE).unlink()
+    if owner is not None:
+        (place.run_dir / "job.txt").write_text(owner)
+        (place.run_dir / EVENTS).write_text("{}\n")
+    assert starts_anew(place) == anew
+
+
+def test_nothing_is_replaced_where_there_is_nothing(place: Place, shared: Shelf) -> None:
+    """A script's own storage, which the head knows nothing of, stays as it is."""
+    assert not starts_anew(place)
+    assert not starts_anew(place, shared.uri)
+    place.run_dir.mkdir()
+    (place.run_dir / EVENTS).write_text("{}\n")
+    (place.run_dir / "job.txt").write_text("job-1")
+    assert not starts_anew(place)
+
+
+def test_a_place_that_may_not_be_read_is_named_and_the_other_is_used(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = checkpoints.open_filesystem
+
+    def denied(uri: str) -> object:
+        if uri.startswith("s3://"):
+            raise PermissionError("ACCESS_DENIED")
+        return real(uri)
+
+    write(Shelf(uri=str(place.run_dir), name="checkpoints"), 1)
+    monkeypatch.setattr(checkpoints, "open_filesystem", denied)
+    assert not starts_anew(place, "s3://not/mine")
+    assert "offload: s3://not/mine is not looked into for checkpoints: ACCESS_DENIED" in capsys.readouterr().err

@@ -1,0 +1,191 @@
+"""What the feed hands out, to whom and how far ahead. The pool is the test: it takes tasks and says when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from offload.errors import RunError
+from offload.pipeline import feed as feeds
+from offload.pipeline import passes
+from offload.pipeline.feed import Cores, Feed, Stream
+from offload.pipeline.passes import PassKey, PassRequest, Slice
+from offload.pipeline.pool import Block, Cost, Task
+from offload.pipeline.sources.from_torch import list_torch_dataset
+
+SAMPLES, ROWS, ROW_BYTES = 640, 16, 10
+Done = Callable[[Any], None]
+
+
+class HandPool:
+    """Starts nothing by itself."""
+
+    def __init__(self, nodes: Any, task_cpus: float, work: Any, runtime_env: Any) -> None: ...
+
+    def warm(self, recipe: Any) -> None: ...
+
+    def look(self) -> None: ...
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
+    monkeypatch.setattr(feeds, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
+    monkeypatch.setattr(passes, "TAKE_TIMEOUT_S", 0.01)
+
+    def made(store_bytes: float = 1e9) -> Feed:
+        table = list_torch_dataset([{"x": 0.0}] * SAMPLES).table
+        recipe: Any = None
+        streams = {n: Stream(recipe=recipe, table=table) for n in ("train", "val")}
+        return Feed(
+            streams,
+            Cores(nodes=("a", "b"), task_cpus=1.0, stores={"a": store_bytes / 2, "b": store_bytes / 2}),
+            pool=HandPool,
+        )
+
+    return made
+
+
+def request(world_size: int = 1) -> PassRequest:
+    return PassRequest(world_size=world_size, first_rows=ROWS, epoch=0)
+
+
+def key(number: int = 0, name: str = "train") -> PassKey:
+    return PassKey(attempt=1, name=name, number=number)
+
+
+class Ref:
+    """A reference to nothing, with a name."""
+
+    def hex(self) -> str:
+        return str(id(self))
+
+
+def block(task: Task, node: str = "node") -> Block:
+    rows = task.rows.num_rows
+    cost = Cost(rows=rows, size_bytes=rows * ROW_BYTES, cpu_s=0.1, wall_s=0.1)
+    return Block(ref=Ref(), cost=cost, node=node)  # type: ignore[arg-type]
+
+
+def start(feed: Feed, node: str = "node") -> tuple[Task, Done]:
+    found = feed.next_task(node)
+    assert found is not None
+    return found
+
+
+def work_all(feed: Feed) -> int:
+    """Run tasks, each done at once, until there are none; returns how many."""
+    count = 0
+    while (found := feed.next_task("node")) is not None:
+        found[1](block(found[0]))
+        count += 1
+    return count
+
+
+def rows_of(slices: list[Slice]) -> int:
+    return sum(piece.stop - piece.start for piece in slices)
+
+
+def test_one_slow_task_does_not_let_the_others_fill_the_store(make: Callable[..., Feed]) -> None:
+    blocks_in_store = 6
+    feed = make(store_bytes=blocks_in_store * ROWS * ROW_BYTES / feeds.HELD_SHARE)
+    feed.open(key(), request(), 0)
+    slow, slow_done = start(feed)
+    assert work_all(feed) == blocks_in_store  # and then no more, though the worker has nothing to take
+    assert feed.take(key(), 0, 99) == ([], False)
+    slow_done(block(slow))
+    taken, over = feed.take(key(), 0, 99)
+    assert (rows_of(taken), over) == ((blocks_in_store + 1) * ROWS, False)
+    assert work_all(feed) > 0  # there is room again
+
+
+def test_a_node_whose_own_store_is_full_gets_no_more_tasks_while_others_do(make: Callable[..., Feed]) -> None:
+    feed = make(store_bytes=10 * ROWS * ROW_BYTES / feeds.HELD_SHARE)
+    feed.open(key(), request(), 0)
+    full = 0
+    held: list[tuple[Task, Done]] = [start(feed, "a")]  # under way, so that the worker is not starving for another
+    while (found := feed.next_task("b")) is not None:
+        found[1](block(found[0], "b"))
+        full += found[0].rows.num_rows
+    assert 4 * ROWS < full <= 6 * ROWS
+    held.append(start(feed, "a"))
+    for task, done in held:
+        done(block(task, "a"))
+    feed.take(key(), 0, 99)
+    assert feed.next_task("b") is not None
+
+
+def test_a_rank_that_has_nothing_is_served_even_over_the_limit(make: Callable[..., Feed]) -> None:
+    feed = make(store_bytes=1.0)
+    feed.open(key(), request(2), 0)
+    feed.open(key(), request(2), 1)
+    received = 0
+    while received < SAMPLES // 2:
+        work_all(feed)
+        slices, over = feed.take(key(), 1, 1)  # rank 0 takes nothing: all the store is full of what is its
+        assert slices, "rank 1 waits for ever"
+        received += rows_of(slices)
+    assert over or feed.take(key(), 1, 1) == ([], True)
+
+
+def test_a_rank_may_be_a_visit_behind(make: Callable[..., Feed]) -> None:
+    feed = make()
+    for rank in (0, 1):
+        feed.open(key(0, "val"), request(2), rank)
+    work_all(feed)
+    assert rows_of(feed.take(key(0, "val"), 0, 99)[0]) == SAMPLES // 2
+    feed.leave(key(0, "val"), 0)
+    feed.open(key(1, "val"), request(2), 0)
+    assert rows_of(feed.take(key(0, "val"), 1, 99)[0]) == SAMPLES // 2
+
+
+def test_what_all_ranks_have_left_is_dropped_and_works_no_more(make: Callable[..., Feed]) -> None:
+    feed = make()
+    for rank in (0, 1):
+        feed.open(key(), request(2), rank)
+    start(feed)
+    feed.leave(key(), 0)
+    assert feed.next_task("node") is not None
+    feed.leave(key(), 1)
+    assert feed.next_task("node") is None
+    assert feed.take(key(), 0, 1) == ([], True)
+
+
+def test_a_data_set_that_one_rank_alone_visits_does_not_pile_up(make: Callable[..., Feed]) -> None:
+    feed = make()
+    for visit in range(5):
+        feed.open(key(visit, "val"), request(2), 0)
+        work_all(feed)
+        feed.take(key(visit, "val"), 0, 99)
+        feed.leave(key(visit, "val"), 0)
+    assert len(feed._passes) <= 2
+
+
+def test_a_pool_that_fails_is_told_to_who_waits(make: Callable[..., Feed]) -> None:
+    feed = make()
+    feed.open(key(), request(), 0)
+    feed.failed(RuntimeError("out of memory"))
+    with pytest.raises(RunError, match="preprocessing failed: RuntimeError: out of memory"):
+        feed.take(key(), 0, 1)
+
+
+def test_a_lost_block_is_made_again_for_the_rank_that_was_given_it(make: Callable[..., Feed]) -> None:
+    feed = make()
+    for rank in (0, 1):
+        feed.open(key(), request(2), rank)
+    work_all(feed)
+    slices, over = feed.take(key(), 1, 99)
+    assert over
+    gone = slices[3]
+    feed.again(key(), 1, gone)
+    assert feed.take(key(), 1, 99) == ([], False)  # not over: one is still to come
+    again, done = start(feed)
+    assert again.rows.num_rows >= gone.stop
+    done(block(again))
+    (piece,), over = feed.take(key(), 1, 99)
+    assert over
+    assert piece._replace(ref=gone.ref) == gone
+    assert piece.ref is not gone.ref
+    feed.again(key(), 1, piece)  # and once more
+    assert feed.next_task("node") is not None

@@ -1,0 +1,360 @@
+"""Processes that start with their imports done: a real server, launched as Ray would, and a real Ray on top."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from offload import preload
+from offload.preload import ended, launch, setup_worker
+from tests.helpers import eventually
+
+LAUNCHER = Path(preload.__file__).with_name("launch.py")
+SCRIPT = """
+import json, os, sys
+print(json.dumps({
+    "argv": sys.argv, "path0": sys.path[0], "folder": os.getcwd(), "value": os.environ.get("VALUE"), "main": __name__,
+    "loaded": "colorsys" in sys.modules, "parent": os.getppid(), "pid": os.getpid(), "group": os.getpgrp(),
+}))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where servers put their sockets, whose paths must be short; pytest's may not be."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def start(tmp_path: Path, folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Launches a script as Ray would; servers end with the test."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    # The launcher's parent counts as its raylet: this test process does. Servers are found by their socket's folder.
+
+    def launched(*arguments: str, modules: str = "colorsys", **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-S", str(LAUNCHER), "key", modules, str(script), *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env={**os.environ, "TMPDIR": str(folder), **env},
+        )  # fmt: skip
+
+    yield launched
+    for process in _servers(folder):
+        process.kill()
+        process.wait(10)
+
+
+def _servers(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if any(str(folder) in part for part in command) and any(part.endswith("server.py") for part in command):
+            found.append(process)
+    return found
+
+
+def _told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, _ = process.communicate(timeout=60)
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+def test_a_process_is_what_was_asked_for_and_has_its_imports(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("0", "--name=a b", VALUE="x\ny")
+    told = _told(process)
+    assert told["argv"] == [str(tmp_path / "script.py"), "0", "--name=a b"]
+    assert (told["folder"], told["value"], told["main"]) == (str(tmp_path), "x\ny", "__main__")
+    assert told["path0"] == str(tmp_path)
+    assert told["loaded"]
+    assert told["pid"] not in (process.pid, told["parent"])
+    assert told["group"] == told["pid"]  # a signal to its group reaches no sibling
+
+
+def test_all_processes_of_a_node_come_from_one_server(
+    start: Callable[..., subprocess.Popen[str]], folder: Path
+) -> None:
+    running = [start("0", VALUE=str(number)) for number in range(5)]
+    told = [_told(process) for process in running]
+    assert sorted(each["value"] for each in told) == list("01234")
+    assert len({each["parent"] for each in told}) == 1
+    assert len(_servers(folder)) == 1
+
+
+def test_modules_that_cannot_be_imported_are_left_to_the_process(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    assert _told(start("0", modules="no_such_module_at_all,colorsys"))["loaded"]
+
+
+ENDS = """
+import atexit, ctypes, os, sys, threading, time
+
+def note(word):
+    with open("ends", "a") as file:
+        print(word, file=file)
+
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+libc.__cxa_atexit(libc.system, ctypes.c_void_p(libc.strdup(b"echo c++ >> ends")), None)
+atexit.register(note, "atexit")
+threading.Thread(target=lambda: (time.sleep(0.2), note("thread"))).start()
+print("said", end="")
+if sys.argv[1] == "raise":
+    raise ValueError("no such colour")
+sys.exit(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("how", "told"), [("a reason", "a reason"), ("raise", "ValueError: no such colour")])
+def test_a_process_ends_as_python_does_but_for_what_cpp_does_at_exit(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, how: str, told: str
+) -> None:
+    _told(start("0"))  # there is a server now
+    (tmp_path / "script.py").write_text(ENDS)
+    said, errors = start(how).communicate(timeout=60)
+    assert said == "said"
+    assert errors.strip().endswith(told)
+    assert (tmp_path / "ends").read_text().split() == ["thread", "atexit"]
+
+
+def test_where_the_server_cannot_run_the_process_starts_plainly(
+    start: Callable[..., subprocess.Popen[str]], folder: Path
+) -> None:
+    own = folder / f"offload-{os.getuid()}"
+    own.mkdir()
+    own.chmod(0o755)  # others might listen there
+    process = start("3")
+    told = _told(process)
+    assert told["pid"] == process.pid
+    assert not told["loaded"]
+    assert process.returncode == 3
+
+
+def test_the_socket_is_for_its_user_alone(start: Callable[..., subprocess.Popen[str]], folder: Path) -> None:
+    _told(start("0"))
+    own = folder / f"offload-{os.getuid()}"
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+
+
+def test_what_is_no_launcher_does_not_disturb_the_server(
+    start: Callable[..., subprocess.Popen[str]], folder: Path
+) -> None:
+    _told(start("0"))
+    (path,) = [p for p in folder.rglob("*") if p.is_socket()]
+    for junk in (b"", b"12345678", (1 << 60).to_bytes(8, "big"), (4).to_bytes(8, "big") + b"nope"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(junk)
+    assert _told(start("0"))["loaded"]
+
+
+@contextlib.contextmanager
+def server_of_a_raylet(
+    tmp_path: Path, folder: Path, modules: str = "colorsys"
+) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes], Path]]:
+    """A process that stands for a raylet, a server of its own, and where that listens."""
+    path = folder / "socket"
+    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+    with (
+        subprocess.Popen(["sleep", "600"]) as raylet,
+        subprocess.Popen(
+            [sys.executable, str(LAUNCHER.with_name("server.py")), str(path), modules, str(raylet.pid), str(lock)],
+            pass_fds=[lock],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        ) as server,
+    ):
+        os.close(lock)
+        try:
+            yield raylet, server, path
+        finally:
+            raylet.kill()
+            server.kill()
+
+
+def connected(path: Path) -> socket.socket:
+    """To a server, as soon as it listens."""
+    until = time.monotonic() + 30
+    while (connection := launch._connect(str(path))) is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return connection
+
+
+def test_a_server_ends_with_its_raylet(tmp_path: Path, folder: Path) -> None:
+    with server_of_a_raylet(tmp_path, folder) as (raylet, server, path):
+        eventually(lambda: path.exists() or server.poll() is not None, 30)
+        raylet.kill()
+        raylet.wait()
+        assert server.wait(30) == 0
+        assert not path.exists()
+
+
+def test_a_server_ends_with_its_raylet_while_it_imports(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "takes_long.py").write_text(f"import time\nopen({str(tmp_path / 'begun')!r}, 'w')\ntime.sleep(600)")
+    with server_of_a_raylet(tmp_path, folder, "takes_long") as (raylet, server, _):
+        eventually((tmp_path / "begun").exists, 30)
+        raylet.kill()
+        raylet.wait()
+        assert server.wait(30) == 0
+
+
+def test_processes_that_outlive_their_raylet_are_ended(tmp_path: Path, folder: Path) -> None:
+    """As those do that are just starting: they would look for Ray for a minute."""
+    script = tmp_path / "stays.py"
+    script.write_text(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    with server_of_a_raylet(tmp_path, folder) as (raylet, server, path):
+        with connected(path) as connection:
+            assert launch._ask(connection, [str(script)])
+        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 30)
+        raylet.kill()
+        raylet.wait()
+        assert server.wait(30) == 0
+        fork = int((tmp_path / "pid").read_text())
+        eventually(lambda: not psutil.pid_exists(fork) or psutil.Process(fork).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_process_whose_raylet_has_ended_is_not_started(
+    start: Callable[..., subprocess.Popen[str]], folder: Path
+) -> None:
+    with subprocess.Popen(["true"]) as raylet:
+        raylet.wait()
+    out, _ = start("0", RAY_RAYLET_PID=str(raylet.pid)).communicate(timeout=60)
+    assert out == ""
+    assert _servers(folder) == []
+
+
+def test_how_a_process_ended_can_be_asked(
+    start: Callable[..., subprocess.Popen[str]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(folder))
+    fork = _told(start("3"))["pid"]
+    assert ended.exit_status(fork, within_s=30) == 3
+    assert ended.exit_status(1) is None
+
+
+def test_raylets_of_one_number_in_two_namespaces_have_servers_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    here = launch.socket_path("key", 7)
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[1]")
+    assert launch.socket_path("key", 7) != here
+
+
+@pytest.mark.parametrize("job", [{"pip": ["x"]}, {"conda": "e"}, {"py_executable": "uv run"}, {"image_uri": "i"}])
+def test_a_job_with_a_python_of_its_own_keeps_it(job: dict[str, Any]) -> None:
+    assert preload.runtime_env(job) == {}
+    assert preload.runtime_env({"env_vars": {"A": "b"}})
+
+
+def test_the_user_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOAD_PRELOAD", "0")
+    assert preload.runtime_env({}) == {}
+    monkeypatch.setenv("OFFLOAD_PRELOAD", "1")
+    assert preload.runtime_env({})
+
+
+@pytest.mark.parametrize("module", preload.ALWAYS)
+def test_each_module_that_is_always_preloaded_imports(module: str) -> None:
+    """The server swallows import errors: a node may lack a module. A misspelt one would only cost every process its start."""
+    importlib.import_module(module)
+
+
+FORKS = """
+import os, sys
+from offload.preload import ray_ids, server
+if sys.argv[1] == "as usual":
+    import ray.train.torch
+    print(ray_ids.repeat_in_forks())
+else:
+    modules = ["torch", "ray.train.torch", "ray.data", "offload.train.worker.process", "offload.pipeline.pool"]
+    print(server._imported(modules, os.pidfd_open(os.getpid())))
+"""
+
+
+def test_forks_draw_ids_of_their_own() -> None:
+    def run(how: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", FORKS, how], capture_output=True, text=True, check=True, timeout=120
+        )
+        return done.stdout.strip()
+
+    assert run("as usual") == "True"  # what this is for: when Ray mends it, ray_ids.py can go
+    assert run("kept apart") == "True"
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:
+    import ray
+
+    class Actor:
+        def tell(self) -> dict[str, Any]:
+            return {
+                "missing": [name for name in modules if name not in sys.modules],
+                "parent": psutil.Process(os.getppid()).cmdline(),
+                "pid": os.getpid(),
+                "value": os.environ.get("OFFLOAD_TEST"),
+            }
+
+    modules = preload.ALWAYS
+    env = {**preload.runtime_env({}), "env_vars": {"OFFLOAD_TEST": "1"}}
+    actor = ray.remote(Actor).options(num_cpus=0, runtime_env=env).remote()
+    told = ray.get(actor.tell.remote())
+    assert told["missing"] == []
+    assert any(part.endswith("preload/server.py") for part in told["parent"])
+    assert told["value"] == "1"
+    process = psutil.Process(told["pid"])
+    ray.kill(actor)
+    process.wait(30)
+
+
+CONTEXTS: list[dict[str, Any]] = [
+    {},
+    {"py_executable": "sh -c 'exec python3 \"$@\"' sh"},
+    {"py_executable": sys.executable, "command_prefix": ["cd", "/tmp", "&&"]},
+    {"env_vars": {"A": "b c"}},
+    {"env_vars": {"A": "${HOME}/b"}},
+    {"override_worker_entrypoint": "/other/worker.py"},
+]
+
+
+@pytest.mark.parametrize("language", ["PYTHON", "CPP"])
+@pytest.mark.parametrize("context", CONTEXTS, ids=str)
+def test_a_worker_is_set_up_as_by_rays_own_script(tmp_path: Path, context: dict[str, Any], language: str) -> None:
+    """Contract: both become the same command in the same environment."""
+    from ray._private.runtime_env.context import RuntimeEnvContext
+
+    assert set(vars(RuntimeEnvContext())) == setup_worker.FIELDS
+    shell = tmp_path / "bash"
+    shell.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "A=$A"\n')
+    shell.chmod(0o755)
+    arguments = ["/ray/default_worker.py", "--name=a b", f"--language={language}"]
+    command = [*arguments, f"--serialized-runtime-env-context={RuntimeEnvContext(**context).serialize()}"]
+
+    def said(script: str) -> str:
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(
+            [sys.executable, script, *command], capture_output=True, text=True, timeout=60, check=True, env=environment
+        ).stdout
+
+    assert said(setup_worker.__file__) == said(setup_worker.rays_own())

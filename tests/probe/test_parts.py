@@ -1,0 +1,138 @@
+"""What a probe measures with: stages timed one by one, a smaller depth of the same model, processes beside the worker."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+
+import offload
+from offload.pipeline.spec import Pipeline, as_pipeline
+from offload.probe.depth import repeated_blocks
+from offload.probe.processes import CpuSeconds, cpu_seconds
+from offload.probe.stages import PACK, StageCosts, measure_stages
+from tests.helpers import write_jpegs
+
+
+def costs(pipeline: Pipeline) -> StageCosts:
+    assert pipeline.list is not None
+    index = pipeline.list()
+    return measure_stages(pipeline.recipe(index, seed=0).ready(), index.table, seconds=0.5)
+
+
+class Spin:
+    """Uses the CPU for a given time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, image: Any) -> Any:
+        until = time.thread_time() + self.seconds
+        while time.thread_time() < until:
+            pass
+        return image
+
+
+class Spun(torch.utils.data.Dataset[Any]):
+    def __init__(self) -> None:
+        self.transform = v2.Compose([Spin(0.004), v2.CenterCrop(8)])
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, item: int) -> Any:
+        Spin(0.001)(None)
+        return self.transform(torch.zeros(3, 16, 16, dtype=torch.uint8)), np.int64(0)
+
+
+def test_steps_within_a_data_set_are_told_apart() -> None:
+    measured = costs(as_pipeline("train", Spun()))
+    shares = {name: share for name, share, _ in measured.shares()}
+    sizes = {name: size for name, _, size in measured.shares()}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    # 4 ms in the step, 1 ms in the data set's own code: its step is not counted twice.
+    assert shares["Spin"] / shares["Spun"] == pytest.approx(4.0, rel=0.3)
+    assert shares["Spin"] > 0.6
+    assert sizes["CenterCrop"] == 3 * 8 * 8
+    assert measured.cpu_s / measured.samples == pytest.approx(0.005, rel=0.4)
+
+
+def test_steps_of_an_image_transform_are_told_apart_and_bytes_counted(tmp_path: Path) -> None:
+    write_jpegs(tmp_path, 12, size=(48, 64))
+    files = [path.stat().st_size for path in tmp_path.rglob("*.jpg")]
+    transform = v2.Compose(
+        [v2.Resize((32, 32), antialias=True), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])]
+    )
+    measured = costs(offload.image_folder(str(tmp_path), transform))
+    stages = {name: size for name, _, size in measured.shares()}
+    assert {"read and decode", "Resize", PACK} <= set(stages)
+    assert not {"ToDtype", "Normalize"} & set(stages)  # they run on the device
+    assert stages["Resize"] == 3 * 32 * 32
+    assert measured.raw_bytes / measured.samples == pytest.approx(np.mean(files), rel=0.2)
+
+
+def test_a_function_of_a_batch_is_one_stage(tmp_path: Path) -> None:
+    write_jpegs(tmp_path, 6)
+
+    def shrink(batch: Any) -> Any:
+        return {"image": np.zeros((len(batch["label"]), 5, 5), np.uint8), "label": batch["label"]}
+
+    measured = costs(offload.image_folder(str(tmp_path), shrink))
+    sizes = {name: size for name, _, size in measured.shares()}
+    assert sizes["shrink"] == 25 + 8
+
+
+# --- depth ------------------------------------------------------------------------------------------------------------
+
+
+class Deep(torch.nn.Module):
+    def __init__(self, depth: int, width: int = 1024) -> None:
+        super().__init__()
+        self.blocks = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(depth)))
+        self.head = torch.nn.Linear(width, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.blocks(x))
+        return y
+
+
+def test_a_deep_model_is_cut_and_made_whole_again() -> None:
+    model = Deep(8)
+    x = torch.zeros(1, 1024)
+    before = model(x)
+    depth = repeated_blocks(model)
+    assert depth is not None
+    assert len(depth) == 8
+    depth.cut(2)
+    assert len(model.blocks) == 2
+    assert not torch.equal(model(x), before)
+    depth.whole()
+    assert torch.equal(model(x), before)
+
+
+def test_a_vision_transformer_is_deep_and_still_runs_when_cut() -> None:
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(img_size=32, patch_size=8, embed_dim=384, depth=12, num_heads=6, num_classes=10)
+    depth = repeated_blocks(model)
+    assert depth is not None
+    assert len(depth) == 12
+    depth.cut(1)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("model", [Deep(8, width=64), Deep(2), torch.nn.Linear(4000, 4000)])
+def test_a_model_that_is_small_or_not_deep_is_measured_whole(model: torch.nn.Module) -> None:
+    assert repeated_blocks(model) is None
+
+
+def test_without_a_raylet_nothing_is_counted() -> None:
+    assert cpu_seconds() == CpuSeconds()
+    assert CpuSeconds(raylet_s=3, beside_s=2).since(CpuSeconds(raylet_s=1, beside_s=1)) == CpuSeconds(
+        raylet_s=2, beside_s=1
+    )

@@ -1,0 +1,31 @@
+"""The documents name what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+from tests.programs.folder_map import written
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"])
+
+
+def test_the_map_is_current() -> None:
+    assert (ROOT / "docs" / "map.md").read_text(encoding="utf-8") == written(), "make map writes it anew"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_files_of_a_page_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|json|toml))`", text)
+    places = (ROOT, ROOT / "offload", ROOT / "offload" / "train" / "driver", page.parent)
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []

@@ -1,0 +1,484 @@
+"""What offload relies on in Ray beyond its everyday API. A failure here names the file to change for a new Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+import ray
+import ray.data
+import ray.train
+import ray.train.torch
+import torch
+from ray.train.v2._internal import constants
+from ray.train.v2._internal.execution import controller as ray_controller
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
+
+import offload
+from offload.errors import ConfigError, RunError, find_offload_error
+from offload.pipeline import ray_data
+from offload.pipeline.ranges import Ranges
+from offload.train.cluster import connection as cluster
+from offload.train.cluster import deaths, draining, ray_processes
+from offload.train.cluster.reaper import MARK, marked
+from offload.train.driver import ray_train
+from offload.train.driver.ray_train import TorchTrainer
+from offload.train.hub.client import HubClient
+from offload.train.worker import batches
+from offload.versions import TESTED_RAY, ray_version_warning
+from tests.helpers import ROOT
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+DEADLINE_S = 120.0
+
+
+def relies(file: str, what: str) -> str:
+    assert (ROOT / "offload" / file).exists(), file
+    return (
+        f"offload/{file} relies on it: {what} (Ray {ray.__version__}, tested with {TESTED_RAY[0]} to {TESTED_RAY[1]})"
+    )
+
+
+# --- Ray Data ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_gives_its_blocks_as_references_with_statistics() -> None:
+    file = "pipeline/ray_data.py"
+    dataset = ray.data.range(100, override_num_blocks=4).map_batches(lambda batch: batch)
+    dataset.context.enable_progress_bars = False
+    assert hasattr(dataset, "iter_internal_ref_bundles"), relies(file, "Dataset.iter_internal_ref_bundles")
+    rows = 0
+    for bundle in dataset.iter_internal_ref_bundles():
+        assert hasattr(bundle, "blocks"), relies(file, "a bundle's .blocks")
+        for entry in bundle.blocks:
+            for name in ("ref", "metadata"):
+                assert hasattr(entry, name), relies(file, f"an entry of .blocks has .{name}")
+            for name in ("num_rows", "size_bytes", "exec_stats"):
+                assert hasattr(entry.metadata, name), relies(file, f"a block's metadata has .{name}")
+            table = ray.get(entry.ref)
+            assert isinstance(table, pa.Table), relies(file, f"a block is an Arrow table, found {type(table)}")
+            assert entry.metadata.num_rows == table.num_rows, relies(file, "metadata.num_rows")
+            assert entry.metadata.size_bytes > 0, relies(file, "metadata.size_bytes")
+            for name in ("cpu_time_s", "wall_time_s"):
+                value = getattr(entry.metadata.exec_stats, name, None)
+                assert isinstance(value, float), relies(file, f"exec_stats.{name} in seconds, found {value!r}")
+                assert 0 <= value < 60, relies(file, f"exec_stats.{name} in seconds, found {value!r}")
+            rows += table.num_rows
+    assert rows == 100
+
+
+def test_a_dataset_carries_its_context_and_limits() -> None:
+    file = "pipeline/ray_data.py"
+    context = ray.data.DataContext.get_current().copy()
+    assert isinstance(context.enable_progress_bars, bool), relies(file, "DataContext.enable_progress_bars")
+    limits = ray.data.ExecutionResources.for_limits(object_store_memory=1e9)
+    context.execution_options.resource_limits = limits
+    assert context.execution_options.resource_limits.object_store_memory == 1e9, relies(
+        file, "ExecutionOptions.resource_limits"
+    )
+    assert ray.data.range(1).context is not None, relies(file, "Dataset.context")
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_the_object_store_can_be_written_to() -> None:
+    """A batch within one block is a view of it, and users change batches in place."""
+    ref = ray.put(np.zeros((64, 4096), np.uint8))
+    stored = ray.get(ref)
+    assert not stored.flags.writeable, relies(
+        "train/worker/batches.py", "objects come read-only; if not, writable() is superfluous"
+    )
+    tensor = torch.from_numpy(batches.writable(stored[16:32]))
+    tensor.add_(1)
+    again = ray.get(ref)
+    assert again.sum(axis=1).tolist() == [0] * 16 + [4096] * 16 + [0] * 32
+    del stored, again, ref
+    assert int(tensor.sum()) == 16 * 4096, relies("train/worker/batches.py", "a view keeps its object alive")
+
+
+# --- Ray Train --------------------------------------------------------------------------------------------------------
+
+
+def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
+    file = "train/driver/run.py"
+    assert ".v2." in ray.train.torch.TorchTrainer.__module__, relies(file, "Ray Train's version 2 is the default")
+    fields = {f.name for f in dataclasses.fields(ray.train.RunConfig)}
+    wanted = {"name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "logging_config"}
+    assert wanted <= fields, relies(file, f"fields of RunConfig: {wanted - fields}")
+    fields = {f.name for f in dataclasses.fields(ray.train.CheckpointConfig)}
+    wanted = {"num_to_keep", "checkpoint_score_attribute", "checkpoint_score_order"}
+    assert wanted <= fields, relies(file, f"fields of CheckpointConfig: {wanted - fields}")
+    fields = {f.name for f in dataclasses.fields(ray.train.ScalingConfig)}
+    wanted = {"num_workers", "use_gpu", "resources_per_worker"}
+    assert wanted <= fields, relies(file, f"fields of ScalingConfig: {wanted - fields}")
+
+    scaling = dataclasses.replace(
+        ray.train.ScalingConfig(), num_workers=2, use_gpu=False, resources_per_worker={"CPU": 1.0}
+    )
+    run: Any = dataclasses.replace(
+        ray.train.RunConfig(failure_config=ray.train.FailureConfig(max_failures=3)),
+        name="checkpoints",
+        storage_path=str(tmp_path),
+        storage_filesystem=pafs.LocalFileSystem(),
+        checkpoint_config=ray.train.CheckpointConfig(
+            num_to_keep=2, checkpoint_score_attribute="accuracy", checkpoint_score_order="max"
+        ),
+        logging_config=ray.train.LoggingConfig(log_level="ERROR"),
+    )
+    ours = TorchTrainer(
+        lambda: None,
+        hub=HubClient(None),
+        beside_ray_data=False,
+        controller_env={},
+        scaling_config=scaling,
+        run_config=run,
+    )
+    assert (run.name, run.storage_path) == ("checkpoints", str(tmp_path)), relies(
+        file, "RunConfig keeps what it is given"
+    )
+    assert run.failure_config.max_failures == 3, relies(file, "dataclasses.replace keeps the rest of a RunConfig")
+
+    file = "train/driver/ray_train.py"
+    theirs: Any = ray.train.torch.TorchTrainer(lambda: None, scaling_config=scaling, run_config=run)
+    names = [type(each).__name__ for each in theirs._create_default_callbacks()]
+    missing = set(ray_train.UNUSED_CALLBACKS) - set(names)
+    assert not missing, relies(file, f"TorchTrainer's callbacks that start an actor each: no {missing} in {names}")
+    left = [type(each).__name__ for each in ours._create_default_callbacks()]
+    assert left == ["LastLook", "Avoiding", *(name for name in names if name not in ray_train.UNUSED_CALLBACKS)]
+    assert ray_train.PREEMPTION_WATCHER in constants.ENV_VARS_TO_PROPAGATE, relies(file, "the variable's name")
+    for method in ("_send_resource_request", "_maybe_send_resource_request", "_cancel_resource_request"):
+        assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
+    source = inspect.getsource(theirs._initialize_and_run_controller) + inspect.getsource(type(theirs).fit)
+    for name in ("scaling_policy=", "failure_policy=", "_initialize_and_run_controller"):
+        assert name in source, relies(file, f"TorchTrainer._initialize_and_run_controller, called with {name}")
+    looks = inspect.getsource(ray_controller.TrainController._poll_workers)
+    assert "self._health_check_interval_s" in looks, relies(
+        file, "TrainController waits _health_check_interval_s between looks"
+    )
+    for name in ("(TrainController)", "controller.run.remote()", "controller.get_result.remote()", "num_cpus=0"):
+        assert name in source, relies(file, f"the controller is started with {name}")
+    shutdown = inspect.getsource(WorkerGroup.shutdown)
+    order = [
+        shutdown.index(name)
+        for name in ("on_worker_group_shutdown", "before_worker_group_shutdown", "_worker_group_state.shutdown()")
+    ]
+    assert order == sorted(order), relies(file, "on_worker_group_shutdown is entered while reports are still taken in")
+    assert "after_worker_group_poll_status" in inspect.getsource(WorkerGroup.poll_status), relies(
+        file, "poll_status takes in what workers reported"
+    )
+    for method in ("make_decision_for_non_running_worker_group", "make_decision_for_running_worker_group"):
+        assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
+
+
+def running_ray_processes() -> set[str]:
+    titles = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            title = path.read_bytes().split(b"\0")[0].decode()
+        except OSError:  # it ended meanwhile
+            continue
+        if title.startswith("ray::"):
+            titles.add(title.removeprefix("ray::").split(".")[0])
+    return titles
+
+
+@pytest.mark.slow
+def test_a_run_starts_no_helper_that_it_has_no_use_for(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    look = running_ray_processes
+
+    def train(ctx: offload.Context) -> None:
+        model = ctx.prepare(torch.nn.Linear(1, 1))
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward(model(batch["x"][:, None]).mean())
+                ctx.step()
+        seen.write_text("\n".join(look()))
+
+    rows = [{"x": np.float32(i)} for i in range(8)]
+    offload.Trainer(train, datasets={"train": offload.from_torch(rows)}, workers=1, batch_size=4).fit(
+        run_dir=tmp_path / "run", quiet=True
+    )
+    titles = set(seen.read_text().split())
+    assert {"Hub", "TrainController"} <= titles, titles
+    unwanted = {"DatasetManager", "PlacementGroupCleaner", "PreemptionWatcher"}
+    assert not titles & unwanted, relies("train/driver/ray_train.py", f"these are not started: {titles & unwanted}")
+
+
+def test_a_failed_training_run_holds_the_errors_of_its_workers() -> None:
+    from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+    from ray.train.v2.api.exceptions import WorkerGroupError
+
+    parameters = inspect.signature(WorkerGroupError).parameters
+    assert "worker_failures" in parameters, relies("errors.py", "WorkerGroupError.worker_failures")
+    inner = RunError("the disk is full")
+    failed = WorkerGroupError("text", worker_failures={1: inner})
+    assert find_offload_error(failed) is inner, relies("errors.py", "WorkerGroupError.worker_failures, a dict")
+    assert UserExceptionWithTraceback(inner, "a traceback")._base_exc is inner, relies(
+        "train/driver/run.py", "UserExceptionWithTraceback._base_exc"
+    )
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+class Raises:
+    def now(self) -> None:
+        raise ConfigError("the file is empty. Give another.")
+
+    def through(self, other: Any) -> None:
+        ray.get(other.now.remote())
+
+    def die(self) -> None:
+        os._exit(1)
+
+
+@pytest.fixture
+def actors() -> Any:
+    actor: Any = ray.remote(Raises).options(num_cpus=0)
+    one, two = actor.remote(), actor.remote()
+    yield one, two
+    ray.kill(one)
+    ray.kill(two)
+
+
+def test_an_error_for_users_is_found_behind_actor_tasks(actors: Any) -> None:
+    one, two = actors
+    for call in (lambda: one.now.remote(), lambda: one.through.remote(two)):
+        with pytest.raises(ray.exceptions.RayTaskError) as caught:
+            ray.get(call())
+        found = find_offload_error(caught.value)
+        assert isinstance(found, ConfigError), relies(
+            "errors.py", "what a task raised is the .cause of what ray.get raises"
+        )
+        assert "the file is empty. Give another." in str(found)
+        assert found.exit_code == 2
+
+
+def test_an_actor_that_died_is_an_error_of_ray(actors: Any) -> None:
+    with pytest.raises(ray.exceptions.RayError) as caught:
+        ray.get(actors[0].die.remote())
+    assert isinstance(caught.value, ray.exceptions.RayActorError), relies(
+        "train/hub/client.py", "ActorDied is a RayError"
+    )
+    assert find_offload_error(caught.value) is None
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_say_what_they_have() -> None:
+    found = cluster._describe(ours=False)
+    (node,) = found.nodes
+    assert node.cpus == 4, relies("train/cluster/connection.py", "ray.nodes(): Alive, NodeManagerAddress, Resources")
+    assert node.store_bytes > 0, relies(
+        "train/cluster/connection.py", 'ray.nodes(): Resources["object_store_memory"], in bytes'
+    )
+
+
+def test_nodes_that_leave_and_labels_of_nodes_can_be_seen() -> None:
+    assert draining.draining_nodes() == set(), relies(
+        "train/cluster/draining.py", "state.get_draining_nodes(): ids of nodes"
+    )
+    (node,) = ray.nodes()  # type: ignore[no-untyped-call]
+    reliance = relies("train/driver/ray_train.py", f"a label {ray_train.NODE_ID} on every node, for label selectors")
+    assert node["Labels"][ray_train.NODE_ID] == node["NodeID"], reliance
+    assert cluster.MARKET_TYPE == ray._raylet.RAY_NODE_MARKET_TYPE_KEY, relies(  # type: ignore[attr-defined]
+        "train/cluster/connection.py", "the label of nodes that may be taken back"
+    )
+    assert cluster.nodes_to_end_with() == {node["NodeID"]}, relies(
+        "train/cluster/connection.py", "the id of the driver's node"
+    )
+    assert cluster.HEAD in node["Resources"], relies(
+        "train/cluster/connection.py", f"a resource {cluster.HEAD} of the head alone"
+    )
+
+
+def test_a_node_can_be_drained_from_within() -> None:
+    """Of a node that is long gone: this cluster is needed. test_notices.py drains a real one."""
+    draining.drain(ray.NodeID.from_random().hex(), "a test", time.time() + 60)
+    assert draining.draining_nodes() == set()
+
+
+JOIN = """
+import sys
+from offload.errors import ConfigError
+from offload.train.cluster.connection import connected
+try:
+    with connected(sys.argv[1]) as cluster:
+        print("joined", len(cluster.nodes), cluster.ours)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_local_ray_wants_its_token() -> None:
+    """The default mode of a new local Ray. Who comes without the token is told so, and not left to hang."""
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        pytest.skip("RAY_AUTH_MODE=disabled is set")
+    file = "train/cluster/connection.py"
+    address = ray.get_runtime_context().gcs_address
+    cluster.check_reachable(address)  # Ray answers as an HTTP/2 server does
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    assert token, "tests/conftest.py starts Ray with a token of its own"
+
+    def join(token: str) -> str:
+        env = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        done = subprocess.run(
+            [sys.executable, "-c", JOIN, address],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+            env=env,
+        )
+        assert "Traceback" not in done.stderr
+        return done.stdout.strip()
+
+    assert join(token) == "joined 1 False", relies(file, "RAY_AUTH_TOKEN is honoured")
+    refused = join("0" * 64)
+    assert refused.startswith(f"cannot join the Ray cluster at '{address}'"), relies(
+        file, f"the default mode is token, and another token is refused: {refused!r}"
+    )
+    assert "RAY_AUTH_MODE" in refused
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_installed_ray_is_a_tested_one() -> None:
+    assert ray_version_warning(ray.__version__) is None, relies("versions.py", "run these tests, then widen TESTED_RAY")
+
+
+def test_another_ray_is_warned_about_in_every_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray, "__version__", "2.99.0")
+    with caplog.at_level(logging.WARNING, logger="offload"), cluster.connected(None) as joined:
+        assert not joined.ours
+    assert ray.is_initialized()  # it was before
+    (record,) = [r for r in caplog.records if r.name == "offload"]
+    assert "Ray 2.99.0 is outside the range" in record.getMessage()
+    assert f">={TESTED_RAY[0]},<{TESTED_RAY[1]}" in record.getMessage()
+
+
+@pytest.mark.parametrize(("asked", "held"), [(None, 1000), (300, 300), (5000, 1000)])
+def test_a_dataset_holds_its_share_of_the_store_unless_the_user_set_less(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, held: int
+) -> None:
+    dataset = ray.data.range(10)
+    if asked is not None:
+        options = dataset.context.execution_options
+        options.resource_limits = options.resource_limits.copy(object_store_memory=asked)
+    executed: list[Any] = []
+    monkeypatch.setattr(ray_data, "iterate", executed.append)
+    recipe: Any = None
+    ray_data.encode_dataset(dataset, recipe, id_column=None, done=Ranges(), epoch=0, task_cpus=1.0, store_bytes=1000)
+    (encoded,) = executed
+    assert encoded.context.execution_options.resource_limits.object_store_memory == held
+
+
+# --- Jobs -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_job_client_asks_through_one_method_that_takes_a_timeout() -> None:
+    from ray.job_submission import JobSubmissionClient
+
+    file = "launch/ray/client.py"
+    asks = inspect.signature(JobSubmissionClient._do_request).parameters
+    assert list(asks)[:3] == ["self", "method", "endpoint"], relies(file, "JobSubmissionClient._do_request")
+    assert asks["kwargs"].kind is inspect.Parameter.VAR_KEYWORD, relies(file, "its arguments reach requests.request")
+    assert "_server_ray_version" in inspect.getsource(JobSubmissionClient.__mro__[1]), relies(file, "the version found")
+
+
+def test_how_long_a_job_may_take_to_stop_is_read_from_its_environment() -> None:
+    from ray.dashboard.modules.job.job_supervisor import JobSupervisor
+
+    from offload.launch.ray.job import STOP_WAIT
+
+    file = "launch/ray/job.py"
+    assert f'"{STOP_WAIT}"' in inspect.getsource(JobSupervisor), relies(
+        file, f"{STOP_WAIT}, read by the job's supervisor"
+    )
+
+
+def test_this_machine_is_a_node_of_its_cluster_and_of_no_other() -> None:
+    from offload.train.cluster.ray_nodes import free_resources, is_node_of
+
+    address = ray.get_runtime_context().gcs_address
+    assert is_node_of(address, 5.0), relies(
+        "train/cluster/ray_nodes.py", "find_node_ids and GcsClient.get_all_node_info"
+    )
+    (node,) = ray.nodes()
+    assert free_resources()[node["NodeID"]].keys() <= node["Resources"].keys(), relies(
+        "train/cluster/ray_nodes.py", "available_resources_per_node"
+    )
+
+
+def test_the_processes_of_a_local_ray_can_be_watched_and_are_marked() -> None:
+    own = ray_processes.own_processes()
+    assert sorted(own) == ["gcs_server", "raylet"], relies(
+        "train/cluster/ray_processes.py", "the names of a node's processes"
+    )
+    watch = ray_processes.ControlWatch()
+    assert watch.lost() is None
+    assert ray_processes.connecting(watch._gcs) is None, relies(
+        "train/cluster/ray_processes.py", "Node.gcs_address is host:port"
+    )
+    found = ray_processes._raylet_of(ray._private.worker._global_node.raylet_socket_name)  # type: ignore[attr-defined]
+    assert found is not None, relies(
+        "train/cluster/ray_processes.py", "a raylet's name, and its socket in its command line"
+    )
+    assert found.pid == own["raylet"].pid
+    assert found.pid in marked(found.environ()[MARK]), relies(
+        "train/reaper.py", "Ray's processes inherit the environment"
+    )
+    assert os.getsid(found.pid) != os.getsid(0), relies(
+        "train/cluster/ray_processes.py", "services.ConsolePopen starts processes"
+    )
+    with subprocess.Popen(["sh", "-c", "exit 7"]) as ended:
+        ended.wait()
+    watch._own = {"raylet": ended}
+    assert str(watch.lost()).endswith("ended with exit code 7")
+
+
+def test_a_head_that_does_not_answer_is_lost_after_rays_own_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "30")
+    now = [0.0]
+    watch = ray_processes.ControlWatch(now_s=lambda: now[0])
+    watch._own, watch._gcs = {}, "127.0.0.1:1"
+    now[0] = 29.0
+    assert watch.lost() is None
+    now[0] = 31.0
+    assert str(watch.lost()).endswith("127.0.0.1:1 has not answered for 30 s")
+
+
+def test_ray_leaves_signals_alone_and_says_nothing_of_its_own() -> None:
+    parts: list[Any] = [ray._private.worker.init, ray._private.worker.connect, ray._private.services.start_ray_process]  # type: ignore[attr-defined]
+    source = "".join(map(inspect.getsource, parts))
+    for used in ("ray._private.utils.set_sigterm_handler(", "target=listen_error_messages", "= ConsolePopen("):
+        assert used in source, relies("train/cluster/ray_processes.py", used)
+
+
+def test_a_dead_actor_is_found_by_its_id(actors: Any) -> None:
+    with pytest.raises(ray.exceptions.RayActorError) as caught:
+        ray.get(actors[0].die.remote())
+    told = deaths.how_worker_ended(3, caught.value)
+    assert told is not None, relies("train/cluster/deaths.py", "RayActorError.actor_id, and the table of actors")
+    assert told.startswith("worker 3 on "), told
+    assert ".err" in told, relies("train/cluster/deaths.py", "the names of workers' logs")

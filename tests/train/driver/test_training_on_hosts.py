@@ -1,0 +1,231 @@
+"""Training on several hosts: where the workers are, and where preprocessing is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from offload.report.run_dir import read_lines
+from offload.testing import Hosts, HostSpec
+from offload.testing.history import each_pass, read_history
+from offload.testing.netns import Host, HostProcess
+from tests.helpers import ROOT, require_hosts
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+
+CORES = sorted(os.sched_getaffinity(0))
+
+SCRIPT = '''
+import json, os, socket, sys, time
+import numpy as np, ray.train, torch
+import offload
+
+class Where(torch.utils.data.Dataset):
+    """The worker's host waits until the other one has made a sample, or it might be done before that has started."""
+    def __init__(self, marker):
+        self.marker = marker
+    def __len__(self):
+        return 600
+    def __getitem__(self, i):
+        at_gpu = socket.gethostname() == "gpu-1"
+        if not at_gpu:
+            open(self.marker, "a").close()
+        while not os.path.exists(self.marker):
+            time.sleep(0.05)
+        return {"host": np.int64(at_gpu)}
+
+def train(ctx):
+    ctx.prepare(torch.nn.Linear(1, 1))
+    here = int(socket.gethostname() == "gpu-1")
+    counts = {True: 0, False: 0}
+    for _ in ctx.epochs(1):
+        for batch in ctx.batches("train"):
+            at_gpu = int(batch["host"].sum())
+            counts[True] += at_gpu
+            counts[False] += len(batch["host"]) - at_gpu
+            ctx.backward(torch.zeros((), requires_grad=True))
+            ctx.step()
+    ctx.report(at_gpu=ctx.sum(counts[True]), elsewhere=ctx.sum(counts[False]), workers_at_gpu=ctx.sum(here))
+
+scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": 1, "gpu_slot": 1})
+result = offload.Trainer(train, datasets={"train": Where(sys.argv[2])}, workers=1, batch_size=20, scaling_config=scaling).fit(
+    run_dir=sys.argv[1], quiet=True
+)
+print(json.dumps({"metrics": result.metrics, "cores": result.document["preprocessing_cores"]}))
+'''
+
+
+BESIDE = """
+import socket
+import ray
+from offload.train.cluster.connection import on_this_node
+
+ray.init(log_to_driver=False)
+
+class Somewhere:
+    def host(self):
+        return socket.gethostname()
+
+actors = [on_this_node(ray.remote(Somewhere)).remote() for _ in range(6)]
+print(sorted(set(ray.get([actor.host.remote() for actor in actors]))))
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hosts_can_be_emulated() -> None:
+    require_hosts()
+
+
+def test_a_worker_that_takes_a_core_of_its_host_finds_it_free(tmp_path: Path) -> None:
+    """Preprocessing takes the cores that the workers leave, node by node: one too many on the worker's host, and the
+    worker would wait for its CPU without an end."""
+    specs = {
+        "gpu-1": HostSpec(core=tuple(CORES), shm_bytes=256 << 20),
+        "cpu-1": HostSpec(core=tuple(CORES), shm_bytes=256 << 20),
+    }
+    with Hosts(specs) as hosts:
+        hosts.start_ray(
+            head="gpu-1",
+            num_cpus={"gpu-1": 2, "cpu-1": 2},
+            env={"PYTHONPATH": str(ROOT)},
+            extra_args={"gpu-1": ['--resources={"gpu_slot": 1}']},
+        )
+        ran = hosts["gpu-1"].run(
+            [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "marker")],
+            env={"PYTHONPATH": str(ROOT)},
+            timeout=150,
+        )
+        # The hub and its like need no CPU. They live beside the driver, or each of their answers would cross the network.
+        beside = hosts["gpu-1"].run([sys.executable, "-c", BESIDE], env={"PYTHONPATH": str(ROOT)}, timeout=150)
+        # A host's /dev/shm is its own: the worker's host cannot store there what the driver's is to keep.
+        lost = hosts["cpu-1"].run(
+            [sys.executable, "-c", SCRIPT, "/dev/shm/run", str(tmp_path / "marker")],
+            env={"PYTHONPATH": str(ROOT)},
+            timeout=100,
+        )
+    assert "the worker's host gpu-1 does not see that folder: pass storage_path=" in lost.stderr, lost.stderr[-3000:]
+    assert beside.returncode == 0, beside.stderr[-3000:]
+    assert beside.stdout.strip().splitlines()[-1] == "['gpu-1']"
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    answer = json.loads(ran.stdout.strip().splitlines()[-1])
+    metrics = Counter(answer["metrics"])
+    assert answer["cores"] == 3
+    assert metrics["workers_at_gpu"] == 1
+    assert metrics["at_gpu"] + metrics["elsewhere"] == 600
+    assert metrics["elsewhere"] > 0
+
+
+KILLED = """
+import json, sys, time
+from pathlib import Path
+import numpy as np, ray.train, torch
+import offload
+from offload.testing.history import log_batch
+
+SAMPLES, EPOCHS = 400, 2
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return SAMPLES
+    def __getitem__(self, i):
+        time.sleep(0.002)
+        return {"x": np.full(2, i / SAMPLES, dtype=np.float32)}
+
+def train(ctx):
+    model = torch.nn.Linear(2, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
+    folder = Path(ctx.config["log"])
+    for _ in ctx.epochs(EPOCHS):
+        for batch in ctx.batches("train"):
+            log_batch(ctx, batch, folder, ctx.config["driver"])
+            kills = ctx.global_step // 20  # that must have been by now
+            while kills and kills <= ctx.config["kills"] and not (folder.parent / f"killed-{kills}").exists():
+                time.sleep(0.05)
+            time.sleep(0.1)  # for checkpoints in between
+            ctx.backward(model(batch["x"]).mean())
+            ctx.step()
+
+folder = Path(sys.argv[1])
+(folder / "log").mkdir(parents=True, exist_ok=True)
+offload.Trainer(
+    train,
+    datasets={"train": offload.from_torch(Numbers())},
+    workers=(1, 2),
+    batch_size=16,
+    adaptation=offload.Adaptation(schedule={0: 2}),
+    checkpoints=offload.Checkpoints(every_s=1.0, every_epochs=100),
+    scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5, "place": 1}, placement_strategy="SPREAD"),
+    train_loop_config={"log": str(folder / "log"), "driver": int(sys.argv[2]), "kills": int(sys.argv[3])},
+).fit(run_dir=folder / "run", quiet=True)
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("last", ["offload.Trainer(", pytest.param("ray::TrainController", marks=pytest.mark.soak)])
+def test_processes_may_be_killed_and_the_run_is_correct(tmp_path: Path, last: str) -> None:
+    """A host with a worker is lost, then the driver or Ray Train's controller, with which the command ends; given again it
+    resumes. (Workers that die: test_elastic.py.)"""
+    # One after the other: whose command line holds this, on this host. With its raylet a host is lost.
+    victims = (("raylet/raylet", "cpu-1"), (last, "gpu-1"))
+    specs = {
+        "gpu-1": HostSpec(core=tuple(CORES), shm_bytes=256 << 20),
+        "cpu-1": HostSpec(core=tuple(CORES), shm_bytes=256 << 20),
+    }
+    with Hosts(specs) as hosts:
+        place = ["--resources", json.dumps({"place": 1})]  # a worker each
+        hosts.start_ray(
+            head="gpu-1", num_cpus={"gpu-1": 2, "cpu-1": 2}, env={"PYTHONPATH": str(ROOT)},
+            extra_args=dict.fromkeys(specs, place),
+        )  # fmt: skip
+
+        def command(number: int) -> HostProcess:
+            argv = [sys.executable, "-c", KILLED, str(tmp_path), str(number), str(len(victims))]
+            return hosts["gpu-1"].popen(argv, env={"PYTHONPATH": str(ROOT)})
+
+        run = command(0)
+        for count, (victim, where) in enumerate(victims, start=1):
+            wait_for_step(run, tmp_path / "log", 20 * count, attempt=count)
+            assert kill(hosts[where], victim), victim
+            (tmp_path / f"killed-{count}").touch()
+        assert run.wait(timeout=150) != 0
+        assert command(1).wait(timeout=150) == 0
+        assert each_pass(read_history(tmp_path / "log")) == {n: Counter(range(400)) for n in range(2)}
+        events = read_lines(tmp_path / "run" / "events.jsonl")
+        first, *later = [event["workers"] for event in events if event["event"] == "first_step"]
+        assert (first, set(later)) == (2, {1})
+
+
+def kill(host: Host, victim: str) -> int:
+    """Kill the host's processes whose command line holds this. Returns how many there were."""
+    killed = 0
+    for pid in host.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):  # others come and go
+            process = psutil.Process(pid)
+            if victim in " ".join(process.cmdline()):
+                process.kill()
+                killed += 1
+    return killed
+
+
+def wait_for_step(run: HostProcess, log: Path, step: int, attempt: int) -> None:
+    """Of this attempt or a later one."""
+
+    def steps() -> Iterator[int]:
+        for path in log.glob("*-0.jsonl"):
+            if int(path.name.partition("-")[0]) >= attempt:
+                yield from (line["step"] for line in read_lines(path))
+
+    deadline = time.monotonic() + 120
+    while max(steps(), default=0) < step:
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

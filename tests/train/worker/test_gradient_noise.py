@@ -1,0 +1,165 @@
+"""The gradient-noise estimate: right on gradients whose noise is known, however many workers and micro-batches there are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from offload.adapt.noise_average import NoiseAverage
+from offload.train.worker.gradient_noise import EAGER, EVERY, NoiseMeter, Part, is_adam, moments_of
+
+DIMENSIONS = 500
+SQR, VAR, INITIAL = 10.0, 31.25, 16
+LOCAL = 8
+
+
+class Worker:
+    """A parameter whose gradients are drawn: a mean of squared norm SQR, and noise whose covariance has trace VAR at a
+    batch of INITIAL."""
+
+    def __init__(self, seed: int, workers: int, optimizer: Any = torch.optim.SGD) -> None:
+        self.parameter = torch.nn.Parameter(torch.zeros(DIMENSIONS))
+        self.optimizer = optimizer([self.parameter], lr=0.1)
+        self.meter = NoiseMeter([self.optimizer], workers)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.mean = torch.zeros(DIMENSIONS)
+        self.mean[0] = math.sqrt(SQR)
+
+    def gradient(self, samples: int) -> torch.Tensor:
+        spread = math.sqrt(VAR * INITIAL / samples / DIMENSIONS)
+        return self.mean + spread * torch.randn(DIMENSIONS, generator=self.generator)
+
+    def backward(self, micro_batches: int) -> None:
+        for _ in range(micro_batches):
+            (self.parameter * self.gradient(LOCAL) / micro_batches).sum().backward()
+
+
+def step_of(group: list[Worker], step: int, micro_batches: int) -> list[Part] | None:
+    """One global batch of all workers, with their gradients averaged as DDP does."""
+    for worker in group:
+        worker.parameter.grad = None
+        worker.meter.begin(step, micro_batches, lambda: 1.0)
+        worker.backward(micro_batches)
+    mean = torch.stack([w.parameter.grad for w in group if w.parameter.grad is not None]).mean(0)
+    parts = []
+    for worker in group:
+        worker.parameter.grad = mean.clone()
+        parts.append(worker.meter.finish(step, local_batch_size=LOCAL, whole=True))
+    found = [part for part in parts if part is not None]
+    assert len(found) in (0, len(group))
+    return found or None
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_known_noise_is_found(workers: int, micro_batches: int) -> None:
+    group = [Worker(100 * workers + rank, workers) for rank in range(workers)]
+    scale = max(workers * micro_batches * LOCAL / INITIAL, 1.0)
+    average, measured = NoiseAverage(batch_size=INITIAL), 0
+    for step in range(3000):
+        parts = step_of(group, step % EAGER, micro_batches)  # measured at every step, to have many estimates
+        if parts is not None:
+            sqr, var = moments_of([Part.from_floats(p.to_floats()) for p in parts], INITIAL)
+            average = average.updated(sqr, var, scale=scale, paired=parts[0].paired)
+            measured += 1
+    assert measured > 2800
+    noise = average.whole
+    assert noise is not None
+    assert noise.sqr == pytest.approx(SQR, rel=0.03)
+    assert noise.var == pytest.approx(VAR, rel=0.03)
+    assert average.paired == (workers * micro_batches == 1)
+
+
+def test_few_steps_are_measured_once_there_is_an_estimate() -> None:
+    group = [Worker(1, 2), Worker(2, 2)]
+    measured = [step for step in range(EAGER + 3 * EVERY) if step_of(group, step, 1) is not None]
+    assert measured == [*range(EAGER), *range(EAGER, EAGER + 3 * EVERY, EVERY)]
+
+
+def test_a_step_with_a_smaller_batch_is_left_out() -> None:
+    worker = Worker(1, 1)
+    worker.meter.begin(0, 2, lambda: 1.0)
+    worker.backward(2)
+    assert worker.meter.finish(0, local_batch_size=LOCAL, whole=False) is None
+
+
+def test_what_fp16_multiplied_is_divided_again() -> None:
+    plain, scaled = Worker(3, 1), Worker(3, 1)
+    (one,) = step_of([plain], 0, 2) or []
+    scaled.meter.begin(0, 2, lambda: 1024.0)
+    for _ in range(2):
+        (1024.0 * scaled.parameter * scaled.gradient(LOCAL) / 2).sum().backward()
+    assert scaled.parameter.grad is not None
+    scaled.parameter.grad /= 1024.0  # as unscale_ does before the step
+    other = scaled.meter.finish(0, local_batch_size=LOCAL, whole=True)
+    assert other is not None
+    assert other.squares == pytest.approx(one.squares, rel=1e-4)
+    assert other.total == pytest.approx(one.total, rel=1e-4)
+
+
+def test_parameter_groups_are_told_apart() -> None:
+    first, second = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": [second], "lr": 0.2}])
+    meter = NoiseMeter([optimizer], 1)
+    meter.begin(0, 2, lambda: 1.0)
+    for sign in (1.0, -1.0):
+        (first * 2.0 + second * 4.0 * sign).sum().div(2).backward()
+    part = meter.finish(0, local_batch_size=LOCAL, whole=True)
+    assert part is not None
+    assert part.squares == pytest.approx((2 * 16.0, 2 * 64.0))
+    assert part.total == pytest.approx((16.0, 0.0))
+    sqr, var = moments_of([part], LOCAL)
+    assert sqr == pytest.approx([16.0, -64.0])  # no signal at all: below 0, and only a mean of many is cut at 0
+    assert var == pytest.approx([0.0, 128.0])
+
+
+def test_adam_sees_the_gradients_divided_by_their_second_moment() -> None:
+    """Scaling one parameter's gradients by 1000 changes neither its step nor its noise."""
+
+    def noise_with(factor: float) -> tuple[list[float], list[float]]:
+        torch.manual_seed(0)
+        parameter = torch.nn.Parameter(torch.zeros(DIMENSIONS))
+        optimizer = torch.optim.Adam([parameter], lr=0.0, eps=1e-12)
+        meter = NoiseMeter([optimizer], 1)
+        for step in range(20):
+            meter.begin(step, 2, lambda: 1.0)
+            optimizer.zero_grad()
+            for _ in range(2):
+                (parameter * factor * (1 + torch.randn(DIMENSIONS))).sum().div(2).backward()
+            part = meter.finish(step, local_batch_size=LOCAL, whole=True)
+            optimizer.step()
+        assert part is not None
+        return moments_of([part], LOCAL)
+
+    small, large = noise_with(1.0), noise_with(1000.0)
+    assert large[0] == pytest.approx(small[0], rel=1e-3)
+    assert large[1] == pytest.approx(small[1], rel=1e-3)
+    assert is_adam(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]))
+    assert not is_adam(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
+
+
+def test_the_mean_forgets_and_ignores_what_is_not_finite() -> None:
+    average = NoiseAverage(batch_size=INITIAL)
+    assert average.whole is None
+    for _ in range(5000):
+        average = average.updated([1.0], [2.0], scale=1.0)
+    assert average.whole is not None
+    assert (average.whole.sqr, average.whole.var) == pytest.approx((1.0, 2.0))
+    assert average.updated([math.nan], [2.0], scale=1.0) == average
+    assert average.updated([1.0], [math.inf], scale=1.0) == average
+    for _ in range(10_000):
+        average = average.updated([3.0], [4.0], scale=1.0)
+    assert average.whole is not None
+    assert (average.whole.sqr, average.whole.var) == pytest.approx((3.0, 4.0), rel=1e-3)
+    assert NoiseAverage.from_state(average.to_state(), INITIAL) == average
+
+
+def test_a_comparison_within_a_step_replaces_those_of_consecutive_steps() -> None:
+    paired = NoiseAverage(batch_size=INITIAL).updated([100.0], [100.0], scale=1.0, paired=True)
+    better = paired.updated([1.0], [2.0], scale=1.0)
+    assert better.whole is not None
+    assert (better.whole.sqr, better.whole.var) == pytest.approx((1.0, 2.0))
+    assert better.updated([100.0], [100.0], scale=1.0, paired=True) == better
