@@ -126,10 +126,14 @@ class Conductor:
         self._making_room: tuple[int, Pending[bool]] | None = None
         self._do(first)
 
+    def read(self, news: News) -> None:
+        """Take in the hub's news."""
+        self.handle(NewsRead(now_s=self._now(), news=news))
+
     def look(self, news: News, nodes: Sequence[NodeResources], leaving: Collection[str] = ()) -> None:
         """Take in the hub's news and the nodes that are alive. ``leaving``: ids of those that will soon be gone."""
         with self._lock:
-            self.handle(NewsRead(now_s=self._now(), news=news))
+            self.read(news)
             self.handle(ClusterSeen(now_s=self._now(), nodes=nodes, leaving=frozenset(leaving)))
             if self._making_room is not None and self._making_room[1].done():
                 number, self._making_room = self._making_room[0], None

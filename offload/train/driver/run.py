@@ -140,6 +140,7 @@ class Run:
                 if interrupts.presses:
                     interrupts.end_within(COMMITTED_END_S)
             self._read(hub)
+            conductor.read(self.log.news)  # a change may have ended since the last look
             result = outcome[0] if outcome else None
         except ray.exceptions.RayError as error:
             if (lost := control.lost()) is not None:
