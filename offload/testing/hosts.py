@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from offload.preload.minimal_agent import DASHBOARD_ONLY
 from offload.testing._accounting import Accounting, CpuSeconds, QuotaUnavailable
 from offload.testing._run import Run
 from offload.testing.netns import (
@@ -72,6 +73,7 @@ class _RayStart:
     object_store_memory: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     extra_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    dashboard: bool = False
 
 
 class Hosts(Mapping[str, Host]):
@@ -194,7 +196,8 @@ class Hosts(Mapping[str, Host]):
             object_store_memory: bytes of each host's object store; by default 80 % of its /dev/shm.
             env: environment of the raylets and hence of the workers they start.
             extra_args: more arguments of `ray start`, by host.
-            dashboard: start Ray's dashboard on the head. Ray's state API needs it; without it Ray Train logs warnings.
+            dashboard: start Ray's dashboard on the head, with its agents on all hosts. Ray's state API needs it; without it Ray Train
+                logs warnings. Otherwise the hosts are as if ``ray[default]`` were not installed.
             deadline_s: how long the whole may take.
 
         Returns: the cluster's address, `host:port`.
@@ -220,7 +223,7 @@ class Hosts(Mapping[str, Host]):
 
         given = _RayStart(
             num_cpus=num_cpus or {}, num_gpus=num_gpus or {}, object_store_memory=object_store_memory, env=env or {},
-            extra_args=extra_args or {},
+            extra_args=extra_args or {}, dashboard=dashboard,
         )  # fmt: skip
 
         def start(name: str) -> HostProcess:
@@ -254,6 +257,8 @@ class Hosts(Mapping[str, Host]):
 
     def _ray_start(self, name: str, where: Sequence[str], given: "_RayStart") -> HostProcess:
         host = self[name]
+        if not given.dashboard:
+            host.hide(DASHBOARD_ONLY)
         memory = given.object_store_memory or int(0.8 * host.spec.shm_bytes)
         return host.popen(
             [

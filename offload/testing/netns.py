@@ -7,6 +7,7 @@ the machine (Docker's, say) applies between hosts and that no bridge can be left
 
 import contextlib
 import functools
+import importlib.util
 import ipaddress
 import json
 import os
@@ -293,6 +294,20 @@ class Host:
                 f"on host {self.name}, {' '.join(argv)} ended with {process.returncode}:\n{stdout}{stderr}"
             )
         return subprocess.CompletedProcess(list(argv), process.returncode, stdout, stderr)
+
+    def hide(self, package: str) -> None:
+        """Make imports of a package fail on this host from now on, as if it were not installed there."""
+        found = importlib.util.find_spec(package)
+        for number, place in enumerate((found and found.submodule_search_locations) or ()):
+            stand_in = self.folder / "hidden" / f"{package}-{number}"
+            stand_in.mkdir(parents=True, exist_ok=True)
+            (stand_in / "__init__.py").write_text(
+                f"raise ModuleNotFoundError({f'{package} is hidden on this host'!r})\n"
+            )
+            enter = ("nsenter", "--target", str(self._pid), "--mount")
+            done = subprocess.run([*enter, "mount", "--bind", str(stand_in), place], capture_output=True, text=True)
+            if done.returncode != 0:
+                raise HostsError(f"{package} could not be hidden on host {self.name}: {done.stderr.strip()}")
 
     def kill(self) -> None:
         """End the host at once, as a power failure would: every process in it gets SIGKILL."""

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offload.preload.minimal_agent import DASHBOARD_ONLY
 from offload.testing.hosts import Hosts
 from offload.testing.netns import HostProcess
 
@@ -61,6 +62,7 @@ class TrainingJob:
         self.started_at = 0.0
         """When the last host was started, in seconds since the epoch."""
         for name in self.names:
+            hosts[name].hide(DASHBOARD_ONLY)  # offload's requirements for images bring Ray without ray[default]
             self._set_up(name, checkpoints)
 
     @property

@@ -95,6 +95,13 @@ print(json.dumps({
     assert (two["cpu-1"].folder / "tmp_ray" / "mark").read_text() == "cpu-1"
 
 
+def test_a_hidden_package_is_missing_on_that_host_alone(two: Hosts) -> None:
+    two["gpu-1"].hide("click")
+    look = [_PYTHON, "-c", "import click"]
+    assert "ModuleNotFoundError: click is hidden on this host" in two["gpu-1"].run(look, timeout=20).stderr
+    two["cpu-1"].run(look, timeout=20, check=True)
+
+
 def test_hosts_reach_each_other_by_name_and_their_owner(two: Hosts) -> None:
     server = two["gpu-1"].popen(
         [

@@ -24,12 +24,13 @@ import psutil
 import ray
 import ray._private.node
 import ray._private.parameter
+import ray._private.ray_constants as ray_constants
 import ray._private.services
 import ray._private.utils
 import ray._private.worker
 
 from offload.interrupts import HELD
-from offload.preload import setup_worker
+from offload.preload import minimal_agent, setup_worker
 from offload.train.cluster.reaper import MARK, end_marked
 
 RECONNECT = (
@@ -72,7 +73,8 @@ def join(address: str, **options: Any) -> None:
 def _without_helpers() -> Iterator[None]:
     """Within, ``ray.init`` starts no autoscaler's monitor, since one machine cannot grow, no log monitor, since a run shows what its
     workers print by itself, and no dashboard's process. They would take two seconds of CPU time at the start, and 1 % of a core.
-    Each worker process starts a quarter of a second sooner by a script of ours (:mod:`offload.preload.setup_worker`)."""
+    The node's agent leaves out what serves the dashboard (:mod:`offload.preload.minimal_agent`). Each worker process starts a quarter
+    of a second sooner by a script of ours (:mod:`offload.preload.setup_worker`)."""
     alone = functools.partial(
         ray._private.parameter.RayParams,
         no_monitor=True,
@@ -82,8 +84,23 @@ def _without_helpers() -> Iterator[None]:
     with _instead(
         (ray._private.parameter, "RayParams", alone),
         (ray._private.node.Node, "start_api_server", lambda node, **named: None),
+        (ray._private.services, PYTHON_OF, _python_of),
+        (
+            ray._private.utils,
+            "get_dashboard_dependency_error",
+            lambda: ImportError("no dashboard on one machine alone"),
+        ),
     ):
         yield
+
+
+PYTHON_OF = "_build_python_executable_command_memory_profileable"
+
+
+def _python_of(component: str, session_dir: str, unbuffered: bool = True) -> list[str]:
+    """The command that Ray puts before the script of a component."""
+    script = [minimal_agent.__file__] if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT else []
+    return [sys.executable, *(["-u"] if unbuffered else []), *script]
 
 
 @contextmanager

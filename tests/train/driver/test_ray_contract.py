@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
@@ -30,6 +31,7 @@ import offload
 from offload.errors import ConfigError, RunError, find_offload_error
 from offload.pipeline import ray_data
 from offload.pipeline.ranges import Ranges
+from offload.preload import minimal_agent
 from offload.train.cluster import connection as cluster
 from offload.train.cluster import deaths, draining, ray_processes
 from offload.train.cluster.reaper import MARK, marked
@@ -482,3 +484,20 @@ def test_a_dead_actor_is_found_by_its_id(actors: Any) -> None:
     assert told is not None, relies("train/cluster/deaths.py", "RayActorError.actor_id, and the table of actors")
     assert told.startswith("worker 3 on "), told
     assert ".err" in told, relies("train/cluster/deaths.py", "the names of workers' logs")
+
+
+# --- A Ray of this machine alone --------------------------------------------------------------------------------------
+
+
+def test_the_agent_of_a_ray_of_this_machine_alone_serves_no_dashboard() -> None:
+    """It answers no requests, and knows nothing that would have to be kept up to date for a dashboard."""
+    file = "train/cluster/ray_processes.py"
+    (raylet,) = [each for each in psutil.Process().children(recursive=True) if each.name() == "raylet"]
+    (agent,) = [each for each in raylet.children() if each.cmdline()[0] == "ray::DashboardAgent"]
+    started = next(text for text in raylet.cmdline() if text.startswith("--dashboard_agent_command="))
+    assert minimal_agent.__file__ in started, relies(file, "services builds the agent's command with this function")
+    assert "--minimal" in started, relies(file, "services asks utils.get_dashboard_dependency_error")
+    listens = [each for each in agent.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    assert not listens, relies(
+        "preload/minimal_agent.py", "the agent looks for the packages of ray[default] by importing them"
+    )
