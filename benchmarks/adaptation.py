@@ -1,12 +1,10 @@
-"""Time and dollars to an accuracy with adaptation, beside fixed batches, and beside the same policy without the input term, which
-is AdaptDL's.
+"""Time and dollars to an accuracy: adaptation against fixed batches, and against AdaptDL's policy, which lacks the input term.
 
     python benchmarks/adaptation.py [--json] [-o benchmarks/results/adaptation.json]
 
-Digits (scikit-learn's) on a *paced accelerator*: training is real, its time is the accelerator's. Where the input binds,
-preprocessing is paced as well: each sample takes its core for a while without burning it, so that two real cores stand for
-more. A worker is counted as one GPU instance, and a preprocessing core as its share of a CPU instance, at their prices for as
-long as they are held.
+scikit-learn's digits on a *paced accelerator*: training is real, but its time is the accelerator's. With a slow input, preprocessing is
+paced as well: each sample occupies its core for a while without using the CPU, so that two real cores stand for more. The benchmark
+charges a worker as one GPU instance and a preprocessing core as its share of a CPU instance, for as long as the run holds them.
 
     statistics      one worker, input to spare: adaptive batches against fixed ones, the initial among them; 3 seeds, CNN and ViT
     input-bound     one to four workers, an input slower than one accelerator: joint policy against AdaptDL's
@@ -61,12 +59,12 @@ class Setting:
     """One run.
 
     Args:
-        beta_s: of the accelerator, per sample.
+        beta_s: the accelerator's seconds per sample.
         repeats: how often a pass holds each sample.
-        pace_s: of preprocessing, per sample.
+        pace_s: seconds of a core per sample that preprocessing takes.
         cores: logical cores that preprocess.
-        interval_s: between two decisions.
-        changes: at which second how many join (+) or leave (-).
+        interval_s: seconds between two decisions.
+        changes: pairs of a time in seconds and the number of cores that join (+) or leave (-) then.
     """
 
     case: str
@@ -85,7 +83,7 @@ class Setting:
 
 
 def settings(case: str, seeds: int) -> list[Setting]:
-    """The runs of a case."""
+    """Return the runs of a case."""
     adaptive = offload.BatchSize(initial=INITIAL, max=LARGEST)
     if case == "statistics":
         runs = [
@@ -126,10 +124,10 @@ def settings(case: str, seeds: int) -> list[Setting]:
 
 @click.command(help=__doc__)
 @click.option("--case", "cases", multiple=True, type=click.Choice(CASES), help="Default: all.")
-@click.option("--seeds", type=int, help="Runs of each policy; default: 2, of statistics 3, of midway 1.")
+@click.option("--seeds", type=int, help="Runs of each policy; default: 2, for statistics 3, for midway 1.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
-@click.option("--resume", is_flag=True, help="Go on with what the output holds: run only what it lacks.")
+@click.option("--resume", is_flag=True, help="Keep the runs in the output file, and run only the missing ones.")
 def main(cases: tuple[str, ...], seeds: int | None, as_json: bool, output: Path | None, resume: bool) -> None:
     console = Console(stderr=True, width=140)
     rows: list[dict[str, Any]] = []
@@ -264,7 +262,7 @@ def _run(setting: Setting) -> dict[str, Any]:
 
 
 def _outcome(setting: Setting, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds and dollars from the first worker's start to the target, without the time of evaluation."""
+    """Return seconds and dollars from the first worker's start to the target, without the time of evaluation."""
     catalog = built_in().nodes
     per_worker = catalog[GPU].usd_per_hour / 3600
     per_core = catalog[CPU].usd_per_hour / 3600 / catalog[CPU].vcpus
@@ -273,7 +271,7 @@ def _outcome(setting: Setting, lines: Sequence[dict[str, Any]]) -> dict[str, Any
     reached: tuple[float, float] | None = None
     accuracy = 0.0
     for before, line in itertools.pairwise(lines):
-        # Workers that are being replaced are paid for as those that come.
+        # During a change, the old workers cost as much as the new ones.
         usd += (line["at"] - before["at"]) * (line["workers"] * per_worker + setting.cores * per_core)
         spent_s += line.get("spent_s", 0.0)
         accuracy = line.get("accuracy", accuracy)
@@ -292,7 +290,7 @@ def _outcome(setting: Setting, lines: Sequence[dict[str, Any]]) -> dict[str, Any
 
 @contextlib.contextmanager
 def _policy(name: str) -> Iterator[None]:
-    """The policy. AdaptDL's is this one with an infinitely fast input."""
+    """Use a policy by name. AdaptDL's is ours with an infinitely fast input."""
     known = Seen.input_samples_per_s
     if name == "without input term":
         Seen.input_samples_per_s = lambda self, cores: math.inf  # type: ignore[method-assign]

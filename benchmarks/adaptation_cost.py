@@ -1,11 +1,13 @@
-"""The cost of adaptation that changes nothing: samples/s with everything on, and a step's time with its gradient measured.
+"""The cost of adaptation that changes nothing: samples/s with everything on, and the time of a step whose gradient is measured.
 
     python benchmarks/adaptation_cost.py [--json] [-o benchmarks/results/adaptation_cost.json]
 
-`loop`: the digits' CNN on a *paced accelerator*, two workers; once with a fixed batch and no commits within epochs, once with a
-range of batches that has room for none, gradient noise, scaled learning rates and commits in the background. In turns.
-`noise`: forward, backward and step of ResNet-18 (SGD) and of a small ViT (AdamW) on this machine's CPU, with and without the
-meter, in turns, step by step.
+`loop`: two workers train the digits' CNN on a *paced accelerator*, alternately in two ways. One run has a fixed batch and no commits
+within epochs. The other has a range of batches that leaves no room for a change, gradient noise, scaled learning rates and commits in the
+background.
+
+`noise`: forward, backward and step of ResNet-18 (SGD) and of a small ViT (AdamW) on this machine's CPU. Steps alternate between running
+with and without the meter.
 """
 
 import json
@@ -36,7 +38,7 @@ IMAGE_SIDE, NOISE_BATCH = 96, 16
 
 
 @click.command(help=__doc__)
-@click.option("--repeats", default=3, show_default=True, help="Of each measurement; medians count.")
+@click.option("--repeats", default=3, show_default=True, help="Repeats of each measurement; medians count.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 def main(repeats: int, as_json: bool, output: Path | None) -> None:
@@ -98,7 +100,7 @@ def _vit() -> torch.nn.Module:
 
 
 def _noise(make: Callable[[], Any], optimizer: Callable[[Any], Any], workers: int, repeats: int) -> dict[str, float]:
-    """Median milliseconds of a step without the meter, of a step that it measures, and its share of a run's time."""
+    """Return the median milliseconds of a step without the meter and of a measured step, and the meter's share of a run's time."""
     torch.set_num_threads(1)
     net = make().train()
     steps = optimizer(net.parameters())
@@ -120,7 +122,7 @@ def _noise(make: Callable[[], Any], optimizer: Callable[[Any], Any], workers: in
                 steps.step()
                 steps.zero_grad(set_to_none=True)
                 times.append(time.perf_counter() - began)
-    # One step in EVERY is measured, and with one worker the one before it keeps its gradient.
+    # The meter measures one step in EVERY. With one worker, the step before it keeps its gradient.
     cycles = [sum(metered[i : i + EVERY]) / sum(plain[i : i + EVERY]) for i in range(0, len(plain), EVERY)]
     return {
         "step_ms": 1000 * statistics.median(plain),

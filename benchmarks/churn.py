@@ -1,10 +1,10 @@
-"""Nodes join and leave again and again in one run: what do they leave behind?
+"""Nodes join and leave one run again and again: what do they leave behind?
 
     python benchmarks/churn.py [--events 50] [-o benchmarks/results/churn.json]
 
-A run trains on a Ray cluster of several raylets on this machine. A node joins, preprocesses, and leaves; every second one without
-notice. Whenever the cluster is small again, the benchmark counts processes, memory and the bytes of the object store. The result has
-the counts after a fifth of the events, and at the end. Every sample must come once in each finished pass.
+A run trains on a Ray cluster of several raylets on this machine. A node joins, preprocesses, and leaves; every second node leaves
+without notice. Whenever the cluster is small again, the benchmark counts processes, memory and the bytes of the object store. The result
+has the counts after a fifth of the events and at the end. Each finished pass must contain every sample once.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 import offload
 from benchmarks.side_by_side import machine, versions
@@ -105,7 +105,7 @@ def _run(folder: Path, events: int, log: Console) -> dict[str, Any]:
 
     _until(lambda: count("first_step") > 0, "the first step")
     seen: list[dict[str, Any]] = []
-    for number in range(events // 2):  # on the main thread, from which alone Ray starts nodes
+    for number in range(events // 2):  # on the main thread: Ray starts nodes only from there
         works, changed = count("node_preprocesses"), count("cluster_changed")
         node = cluster.add_node(num_cpus=1)
         _until(lambda works=works: count("node_preprocesses") > works, "the node that joined to preprocess")  # type: ignore[misc]
@@ -134,7 +134,7 @@ def _run(folder: Path, events: int, log: Console) -> dict[str, Any]:
 
 
 def _what_there_is() -> dict[str, float]:
-    """The counts, after a node's remains have had time to end."""
+    """Return the counts, once a node's remaining processes have had time to end."""
     processes = _settled()
     found: dict[str, float] = {"processes": len(processes), "driver_mib": psutil.Process().memory_info().rss / 2**20}
     for process in processes:
@@ -151,7 +151,7 @@ def _what_there_is() -> dict[str, float]:
 
 
 def _settled() -> list[psutil.Process]:
-    """This run's processes, when their number has not changed for two seconds."""
+    """Return this run's processes, once their number has not changed for two seconds."""
     before, since = -1, time.monotonic()
     while True:
         found = _descendants()
@@ -163,7 +163,7 @@ def _settled() -> list[psutil.Process]:
 
 
 def _descendants() -> list[psutil.Process]:
-    """The cluster's processes, and those that the servers of its nodes have forked."""
+    """Return the cluster's processes, and those that its nodes' preload servers have forked."""
     found = psutil.Process().children(recursive=True)
     own = {str(process.pid) for process in found}
     for process in psutil.process_iter(["cmdline"]):

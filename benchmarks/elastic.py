@@ -2,11 +2,11 @@
 
     python benchmarks/elastic.py [--json] [-o benchmarks/results/elastic.json]
 
-Most schedules are rehearsed in threads (the real feed, batches, agreement and progress; `offload.testing.rehearsal`), some run on
-real processes: a Ray cluster on this machine whose workers and preprocessing processes are killed at random times while the
-number of workers follows a random schedule. A pass counts as right if the history of the final state holds each sample once.
+Most schedules are rehearsed in threads, with the real feed, batches, agreement and progress (`offload.testing.rehearsal`). Some run on
+real processes, in a Ray cluster on this machine. There the benchmark kills workers and preprocessing processes at random times, while
+the number of workers follows a random schedule. A pass is correct if the history of the final state holds each sample once.
 
-The resize stands beside Ray Train's own elastic resize in the same run, on the same machine, with the same imports.
+The same run also times Ray Train's own elastic resize, on the same machine and with the same imports.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ import psutil
 import ray
 import ray.train
 import torch
-import torchvision  # noqa: F401  # as a user's script imports it
+import torchvision  # noqa: F401  # as a user's script would import it
 from rich.console import Console
 
 import offload
@@ -58,9 +58,9 @@ def train(ctx: offload.Context) -> None:
 
 
 @click.command(help=__doc__)
-@click.option("--schedules", default=100, show_default=True, help="Rehearsed in threads.")
-@click.option("--real", default=10, show_default=True, help="On real processes.")
-@click.option("--resizes", default=3, show_default=True, help="Timed beside Ray Train's own.")
+@click.option("--schedules", default=100, show_default=True, help="Schedules rehearsed in threads.")
+@click.option("--real", default=10, show_default=True, help="Schedules on real processes.")
+@click.option("--resizes", default=3, show_default=True, help="Timed resizes, each of offload and of Ray Train.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 def main(schedules: int, real: int, resizes: int, as_json: bool, output: Path | None) -> None:
@@ -115,7 +115,7 @@ def _trainer(folder: Path, workers: tuple[int, int], **given: Any) -> offload.Tr
 
 
 def _real_schedule(seed: int, console: Console) -> dict[str, Any]:
-    """One run whose processes are killed at random times."""
+    """Run once, and kill processes at random times."""
     chance = random.Random(seed)
     schedule = {epoch: chance.randint(1, 3) for epoch in sorted(chance.sample(range(EPOCHS), 3))}
     began = time.monotonic()
@@ -162,7 +162,7 @@ def _kill_at_random(chance: random.Random, ended: threading.Event, kills: Counte
 
 
 def _ray_processes() -> list[psutil.Process]:
-    """Of this process's cluster: its descendants, and what the servers of forked processes have forked for its raylet."""
+    """The processes of this process's cluster: its descendants, and those that the preload servers have forked for its raylet."""
     found = psutil.Process().children(recursive=True)
     own = {str(process.pid) for process in found}
     for process in psutil.process_iter(["cmdline"]):
@@ -180,7 +180,7 @@ def _title(process: psutil.Process) -> str:
         return ""
 
 
-class _ray:  # reads as a context manager
+class _ray:  # lower case, since it is used like a function
     """A Ray cluster on this machine with more logical CPUs than it has."""
 
     def __enter__(self) -> None:
@@ -199,7 +199,7 @@ class _ray:  # reads as a context manager
 
 
 def _resize() -> float:
-    """Seconds without steps of one change from one worker to two."""
+    """Return the seconds without steps in one change from one worker to two."""
     with tempfile.TemporaryDirectory() as name, _ray():
         folder = Path(name)
         adaptation = offload.Adaptation(schedule={0: 1, 4: 2})

@@ -3,9 +3,9 @@
     python benchmarks/endings.py [--every 1] [--until 20] [-o benchmarks/results/endings.json]
 
 The benchmark starts `python -m offload run` on a tiny training again and again, each time in a process group of its own. At several
-moments of the start it sends Ctrl-C once, Ctrl-C twice, SIGTERM and SIGHUP (to the group, as a terminal does; SIGTERM and SIGKILL only
-to the command). In runs that already train it kills Ray's processes. Ten seconds after the command has ended it counts the remaining
-processes, which it knows by an inherited environment variable.
+moments of the start it sends Ctrl-C once, Ctrl-C twice, SIGTERM, SIGHUP and SIGKILL. Like a terminal, it sends Ctrl-C and SIGHUP to the
+group; SIGTERM and SIGKILL go only to the command. In runs that already train it kills Ray's processes. Ten seconds after the command has
+ended it counts the remaining processes, which it recognises by an inherited environment variable.
 """
 
 import json
@@ -26,7 +26,7 @@ from typing import Any
 import click
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 from benchmarks import side_by_side
 
@@ -65,7 +65,12 @@ KILLED = ("gcs_server", "raylet")
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """One run. ``way``: what was sent, or the process that was killed; ``at_s``: after the command was started."""
+    """One run.
+
+    Args:
+        way: the signal sent, or the process killed.
+        at_s: when, in seconds after the command was started.
+    """
 
     way: str
     at_s: float
@@ -87,7 +92,7 @@ def of_run(mark: str) -> Iterator[psutil.Process]:
 
 
 def ending(way: str, send: Callable[[int, str], float], folder: Path) -> Ending:
-    """Start a run, call ``send`` (which returns when it sent something, after the start), and see how the run ends."""
+    """Start a run, call ``send``, and record how the run ends. ``send`` returns the seconds from the start to the signal."""
     script = folder / "training.py"
     script.write_text(SCRIPT)
     mark = uuid.uuid4().hex
@@ -121,7 +126,7 @@ def ending(way: str, send: Callable[[int, str], float], folder: Path) -> Ending:
 
 
 def at(moment_s: float, way: str) -> Callable[[int, str], float]:
-    """Sends it so long after the start."""
+    """Return a function that sends the signal of ``way`` this long after the start."""
 
     def send(pid: int, mark: str) -> float:
         began = time.monotonic()
@@ -139,7 +144,7 @@ def at(moment_s: float, way: str) -> Callable[[int, str], float]:
 
 
 def killing(name: str, folder: Path) -> Callable[[int, str], float]:
-    """Kills a process of Ray's, once the run trains."""
+    """Return a function that kills a Ray process once the run trains."""
 
     def send(pid: int, mark: str) -> float:
         began = time.monotonic()
@@ -170,7 +175,7 @@ def _name(process: psutil.Process) -> str:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 def main(every: float, first: float, until: float, ways: tuple[str, ...], output: Path | None) -> None:
     machine = side_by_side.machine()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # all started processes would ignore it if this one does
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # child processes would inherit an ignored signal
     moments = [first + every * number for number in range(int((until - first) / every) + 1)]
     seen: list[Ending] = []
     for way in ways or (*WAYS, *KILLED):

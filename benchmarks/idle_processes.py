@@ -2,9 +2,9 @@
 
     python benchmarks/idle_processes.py [--processes 5] [-o benchmarks/results/idle_processes.json]
 
-Every worker process of Ray looks for signals a hundred times a second; no setting changes that. A run of offload has five on the
-worker's host that do little else: the hub, the worker, Ray Train's controller and synchronisation actor, and the driver. Here a plain
-loop blurs images on one core, beside a Ray cluster with as many idle actors, which are stopped and continued in turn.
+Every Ray worker process looks for signals a hundred times a second; no setting changes that. A run of offload has five such processes on
+the worker's host that do little else: the hub, the worker, Ray Train's controller and synchronisation actor, and the driver. Here a plain
+loop blurs images on one core that it shares with the same number of idle Ray actors. The benchmark stops and continues the actors in turn.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 import click
 import ray
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 from benchmarks import side_by_side
 from benchmarks.mixed_cluster import KEEP_FREED
@@ -42,7 +42,7 @@ for line in sys.stdin:
 
 
 class Idle:
-    """An actor that nobody calls any more."""
+    """An actor that is idle after its first call."""
 
     def pid(self) -> int:
         return os.getpid()
@@ -50,12 +50,12 @@ class Idle:
 
 @click.command(help=__doc__)
 @click.option("--processes", default=5, show_default=True)
-@click.option("--pairs", default=24, show_default=True, help="Of windows: one with the processes, one without.")
+@click.option("--pairs", default=24, show_default=True, help="Pairs of windows: one with the processes, one without.")
 @click.option("--window-s", default=1.5, show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 def main(processes: int, pairs: int, window_s: float, output: Path | None) -> None:
     machine = side_by_side.machine()
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # and all that is started here
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # child processes inherit it
     env = {**os.environ, **side_by_side.ENVIRONMENT, **KEEP_FREED}
     with connected("local"):
         actor: Any = ray.remote(Idle)
@@ -69,7 +69,7 @@ def main(processes: int, pairs: int, window_s: float, output: Path | None) -> No
             assert from_loop is not None
 
             def window(*, beside: bool) -> tuple[float, float]:
-                """Seconds and CPU seconds per sample."""
+                """Measure one window: seconds and CPU seconds per sample."""
                 for pid in pids:
                     os.kill(pid, signal.SIGCONT if beside else signal.SIGSTOP)
                 to_loop.write(f"{window_s}\n")

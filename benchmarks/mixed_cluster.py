@@ -1,12 +1,12 @@
-"""A cluster of unequal hosts: offload's rate on them over that of plain loops on each at the same time.
+"""A cluster of unequal hosts: offload's rate relative to that of plain loops that run on all of them at the same time.
 
     python benchmarks/mixed_cluster.py [--repeats 3] [-o benchmarks/results/mixed_cluster.json]
 
-Three emulated hosts with quotas of 1, 0.75 and 0.25 of a core, of which the second is half as fast (it blurs every image twice).
-The *ideal* is the sum of the plain loops, which run before and after every run of offload; the consumer counts. The result also has
-the rate beside an idle Ray cluster, since such small hosts carry a whole host's daemons, and the *bound*: the rate of plain loops in as
+Three emulated hosts have quotas of 1, 0.75 and 0.25 of a core. The second is half as fast: it blurs every image twice. The *ideal* is the
+sum of the plain loops, which run before and after every run of offload. The consumer only counts. The result also has the plain loops'
+rate beside an idle Ray cluster, since such small hosts carry the daemons of a whole host. The *bound* is the rate of plain loops in as
 much CPU time as the preprocessing processes had on each host. Every process keeps the memory that it frees. Otherwise the plain loops
-would pay for pages that offload's processes keep, by up to half their rate.
+would pay for pages that offload's processes keep, and lose up to half their rate.
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 from benchmarks import side_by_side
 from benchmarks.rows.protocol import Task
@@ -36,13 +36,13 @@ BESIDE_RAY = replace(PLAIN, name="plain beside Ray", ray=True)
 OFFLOAD = Row(name="offload", module="offload_row", hosts=tuple(CPUS), ray=True)
 BATCH_SIZE = 64
 PLAIN_BATCH_SIZE = 16
-PLAIN_SAMPLES = {GPU_HOST: 1536, "cpu-slow": 608, "cpu-small": 320}  # so that all take about as long
+PLAIN_SAMPLES = {GPU_HOST: 1536, "cpu-slow": 608, "cpu-small": 320}  # so that all take about the same time
 TIMEOUT_S = 400.0
 
 
 @click.command(help=__doc__)
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--samples", default=4096, show_default=True, help="Of one run of offload.")
+@click.option("--samples", default=4096, show_default=True, help="Samples of one run of offload.")
 @click.option(
     "--workload", type=click.Choice([name for name in NAMES if name != "jpeg"]), default="blur-uint8", show_default=True
 )
@@ -98,13 +98,13 @@ def main(repeats: int, samples: int, workload: str, output: Path | None) -> None
     if output is not None:
         output.write_text(text + "\n")
     print(
-        f"{document['delivered_over_ideal']:.3f} of the ideal; in the CPU time that preprocessing had plain loops make "
-        f"{document['bound_over_ideal']:.3f}, and beside an idle Ray cluster {document['beside_ray_over_ideal']:.3f}"
+        f"{document['delivered_over_ideal']:.3f} of the ideal; plain loops make {document['bound_over_ideal']:.3f} in the CPU "
+        f"time that preprocessing had, and {document['beside_ray_over_ideal']:.3f} beside an idle Ray cluster"
     )
 
 
 def hosts() -> dict[str, HostSpec]:
-    """The hosts. The first has a core for itself, and the quotas of the others fill the second core."""
+    """Return the hosts. The first has a core to itself, and the quotas of the others fill the second core."""
     try:
         whole, shared = side_by_side.cores()
     except RuntimeError as error:

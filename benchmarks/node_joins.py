@@ -1,11 +1,11 @@
-"""A host joins while an epoch runs: how soon does it preprocess, and does the rate become the predicted one?
+"""A host joins while an epoch runs: how soon does it preprocess, and does the rate reach the prediction?
 
     python benchmarks/node_joins.py [--repeats 3] [-o benchmarks/results/node_joins.json]
 
-Two emulated hosts on two pinned cores. The first trains and preprocesses the blur workload; the second starts Ray in the middle of it,
-cold: no process of offload ran there before. The result has the seconds from the moment when the cluster knows the node (and from
-`ray start`) until its first block, and the rates of the last thirds before and after over the prediction. By the joint model a second
-core like the first one doubles the input's rate. The consumer counts.
+Two emulated hosts run on two pinned cores. The first trains and preprocesses the blur workload. The second starts Ray during the epoch,
+cold: no process of offload ran there before. The result has the seconds until the node's first block, counted from the moment when the
+cluster knows the node and from `ray start`. It also has the rates before and after the join, over the last two thirds of each phase, and
+the ratio to the prediction. By the joint model, a second core like the first one doubles the input's rate. The consumer only counts.
 """
 
 import json
@@ -24,7 +24,7 @@ import ray.train
 import torch
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 import offload
 from benchmarks import side_by_side
@@ -92,7 +92,7 @@ def _run() -> dict[str, float]:
 
 
 def _told(folder: Path, started_at: float) -> dict[str, float]:
-    """Figures from the run's files."""
+    """The figures, from the run's files."""
     events = read_lines(folder / "run" / "events.jsonl")
     alive_at = float((folder / "joined").read_text())
     works_at = [event["at"] for event in events if event["event"] == "node_preprocesses"][-1]

@@ -2,8 +2,8 @@
 
     python benchmarks/object_store.py --json -o result.json
 
-One emulated host on one core with a small object store; the jpeg workload. The store's memory is a file on a tmpfs of the
-host's own, of which every page that was ever written counts: its size at the end is the high-water mark.
+The jpeg workload runs on one emulated host with one core and a small object store. The store's memory is a file on the host's own
+tmpfs. Every page that was ever written counts there, so its size at the end is the high-water mark.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 from benchmarks import side_by_side
 from benchmarks.side_by_side import ENVIRONMENT, ROOT
@@ -60,7 +60,7 @@ print(json.dumps({"samples": result.document["samples"], "samples_per_s": result
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
 def main(store_mib: int, samples: int, epochs: int, as_json: bool, output: Path | None) -> None:
-    """Show that the object store stays under its cap, and that nothing is spilled."""
+    """Show that the object store stays under its cap, and that Ray spills nothing."""
     if (reason := unavailable()) is not None:
         raise click.ClickException(reason)
     from benchmarks.workloads import jpeg_files
@@ -100,7 +100,7 @@ def main(store_mib: int, samples: int, epochs: int, as_json: bool, output: Path 
     else:
         print(
             f"{result['data_mib']:,} MiB went through an object store of {store_mib} MiB in {epochs} epochs: "
-            f"at most {result['high_water_mib']} MiB of it were ever used, {spilled} files were spilled."
+            f"it held at most {result['high_water_mib']} MiB, and Ray spilled {spilled} files."
         )
 
 

@@ -2,11 +2,11 @@
 
     python benchmarks/offload_vs_single.py --workload jpeg --repeats 3 --json -o result.json
 
-Two emulated hosts on two pinned cores stand for a GPU instance and a CPU instance, one core of each. The *ideal* is
-what a plain loop makes of the cores, measured on both at the same time; `delivered_over_ideal` relates a row to the
-ideal of the cores it has. A machine's speed drifts by a fifth within minutes, so the plain loop runs before and after every
-row, and the row is related to the mean of the two. Repeats are interleaved and every figure is the median over them. There
-is no GPU here: the consumer counts, or is a paced accelerator where --alpha and --beta, or --pace, ask for one.
+Two emulated hosts on two pinned cores stand for a GPU instance and a CPU instance, one core of each. The *ideal* is the rate of plain
+loops on these cores, measured on both at the same time. `delivered_over_ideal` compares a row with the ideal of the cores that it has. A
+machine's speed drifts by a fifth within minutes, so the plain loop runs before and after every row, and the row is compared with the mean
+of the two. Repeats are interleaved, and every figure is the median over them. No GPU is involved: the consumer only counts, or is a paced
+accelerator if --alpha and --beta, or --pace, ask for one.
 """
 
 import json
@@ -24,7 +24,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be started as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 from benchmarks import side_by_side
 from benchmarks.rows.protocol import Task
@@ -34,19 +34,19 @@ from offload.testing import HostsError, unavailable
 PLAIN = side_by_side.ROWS[0]
 WORKLOADS = ("blur", "blur-uint8", "jpeg")
 BATCH_SIZE = 64
-MIN_BATCHES = 24  # of which the steady state has twelve
+MIN_BATCHES = 24  # the steady state has twelve of them
 PLAIN_BATCHES = 10  # of the rows' size: with small ones malloc never learns to keep memory, and the loop is far slower
 PLAIN_S = 8.0
 PLAIN_WIDTH = 130
 UNDISTURBED = 0.97  # a plain loop that has its core to itself uses all of it
-# A row's process imports and its cluster starts before its first sample; after that it may be this much slower than
-# the plain loop before it is given up.
+# START_S: for imports and the cluster's start, before a row's first sample. SLOWNESS: how many times slower than the plain loop a row may
+# be before the benchmark gives it up.
 START_S, SLOWNESS = 120.0, 10.0
 
-# USD per hour of one vCPU: AWS's list prices of SageMaker training in us-east-1, over the vCPUs of the instance.
+# USD per hour of one vCPU: AWS's list prices of SageMaker training in us-east-1, divided by the vCPUs of the instance.
 USD_PER_HOUR = {GPU_HOST: 1.408 / 4, CPU_HOST: 0.816 / 16}  # ml.g5.xlarge, ml.c5.4xlarge
 
-# What a row of the result begins with, in this order; more keys may follow.
+# The first keys of a row of the result, in this order; more keys may follow.
 COLUMNS = (
     "name",
     "workload",
@@ -62,25 +62,27 @@ COLUMNS = (
 @click.command()
 @click.option("--workload", "workloads", multiple=True, type=click.Choice(WORKLOADS), help="[default: all]")
 @click.option("--rows", "names", multiple=True, type=click.Choice([row.name for row in side_by_side.ROWS[1:]]),
-              help="Rows to run beside plain. [default: all]")  # fmt: skip
+              help="Rows to run in addition to plain. [default: all]")  # fmt: skip
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option(
     "--seconds",
     default=40.0,
     type=click.FloatRange(min=0, min_open=True),
     show_default=True,
-    help="About how long each row is to run at the ideal rate.",
+    help="Approximate time that each row runs at the ideal rate.",
 )
-@click.option("--samples", type=click.IntRange(min=MIN_BATCHES * BATCH_SIZE), help="Samples per host, over --seconds.")
+@click.option(
+    "--samples", type=click.IntRange(min=MIN_BATCHES * BATCH_SIZE), help="Samples per host; replaces --seconds."
+)
 @click.option("--alpha", default=0.0, type=click.FloatRange(min=0), help="Paced accelerator: seconds per batch.")
 @click.option("--beta", default=0.0, type=click.FloatRange(min=0), help="Paced accelerator: seconds per sample.")
 @click.option(
     "--pace",
     type=click.FloatRange(min=0, min_open=True),
-    help="Paced accelerator at this multiple of the row's input ceiling, which a run of the row with a consumer that only "
-    "counts shows, just before.",
+    help="Paced accelerator at this multiple of the row's input ceiling. A run of the row with a consumer that only counts "
+    "measures the ceiling just before.",
 )
-@click.option("--data", type=click.Path(path_type=Path), help="Where the JPEG files are, or are to be made.")
+@click.option("--data", type=click.Path(path_type=Path), help="Folder of the JPEG files; missing files are made there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
 def main(
@@ -96,7 +98,7 @@ def main(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Compare one host with two, and offload with what people use today."""
+    """Compare one host with two, and offload with the tools that people use today."""
     if (reason := unavailable()) is not None:
         raise click.ClickException(reason)
     if pace is not None and (alpha or beta):
@@ -121,9 +123,9 @@ def main(
             before = _plain(plain_tasks[workload], log)
             for row in rows:
                 if (workload, row.name) in failed and not measured[workload, row.name]:
-                    continue  # it does not work at all
+                    continue  # the row does not work at all
                 ceiling: Beside | None = None
-                # A consumer that counts shows the ceiling that the accelerator's pace is a multiple of.
+                # A consumer that only counts measures the ceiling; the accelerator's pace is a multiple of it.
                 for paced in (False, True) if pace is not None else (True,):
                     task = replace(tasks[workload], samples=tasks[workload].samples * len(row.hosts))
                     if paced:
@@ -159,7 +161,7 @@ def main(
     if as_json:
         print(text)
     else:
-        # A file or a pipe has no width of its own: give the table what it needs.
+        # A file or a pipe has no width of its own: give the table the width that it needs.
         console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
         console.print(_table(result))
     if failed:
@@ -167,7 +169,7 @@ def main(
 
 
 def _jpeg_files(folder: Path | None) -> str:
-    """The folder of JPEG files to read; made on the first use and kept for the next."""
+    """Return the folder of JPEG files to read. The first use makes the files; later ones keep them."""
     from benchmarks.workloads import jpeg_files
 
     return str(jpeg_files(folder or Path(tempfile.gettempdir()) / "offload-benchmark-jpeg"))
@@ -181,7 +183,7 @@ class Beside:
     run: Measurement
     plain: tuple[Measurement, Measurement]
     ceiling: "Beside | None" = None
-    """The row with a consumer that counts, where this is one with a paced accelerator."""
+    """The same row with a consumer that only counts, if this run has a paced accelerator."""
 
     def __str__(self) -> str:
         told = f"{self.run.samples_per_s:.1f} samples/s, {self.delivered_over_ideal:.3f} of the ideal"
@@ -191,7 +193,7 @@ class Beside:
 
     @property
     def rate_over_ceiling(self) -> float | None:
-        """Both related to the plain loops beside them: the machine may have changed its speed in between."""
+        """The ratio of both rates, each relative to its own plain loops: the machine's speed may have changed in between."""
         return None if self.ceiling is None else self.delivered_over_ideal / self.ceiling.delivered_over_ideal
 
     @property
@@ -208,7 +210,7 @@ def _with_samples(task: Task, samples: int, least: int) -> Task:
 
 
 def _calibrate(task: Task) -> float:
-    """Samples that a plain loop makes on one core in a second."""
+    """Samples/s of a plain loop on one core."""
     short = _with_samples(task, 0, PLAIN_BATCHES)
     measured = side_by_side.run(PLAIN, short, timeout_s=START_S + SLOWNESS * 60)
     return measured.samples_per_s / len(PLAIN.hosts)
@@ -218,8 +220,8 @@ def _plain(task: Task, log: Console) -> Measurement:
     run = side_by_side.run(PLAIN, task, timeout_s=START_S + SLOWNESS * 60)
     if run.busy_cores < UNDISTURBED * len(PLAIN.hosts):
         log.print(
-            f"the plain loops got {run.busy_cores:.2f} of {len(PLAIN.hosts)} cores: other programs are using them, and no "
-            "ratio to this one is to be trusted",
+            f"the plain loops got {run.busy_cores:.2f} of {len(PLAIN.hosts)} cores: other programs use them, so do not trust "
+            "ratios to this run",
             style="yellow",
         )
     return run

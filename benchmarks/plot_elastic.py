@@ -1,4 +1,4 @@
-"""Draws a result of elastic.py: seconds without steps of a resize, beside Ray Train's own.
+"""Draws a result of elastic.py: seconds without steps of a resize, compared with Ray Train's own.
 
 python benchmarks/plot_elastic.py benchmarks/results/elastic.json -o benchmarks/results/elastic.png
 """

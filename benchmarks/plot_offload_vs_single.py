@@ -1,4 +1,4 @@
-"""Draws results of offload_vs_single as bars: what each row delivers, and what its cores can do, per workload.
+"""Draws results of offload_vs_single as bars: the rate of each row, and the rate that its cores can reach, per workload.
 
 python benchmarks/plot_offload_vs_single.py benchmarks/results/offload_vs_single-{blur,jpeg}.json -o result.png
 """
@@ -36,7 +36,7 @@ def main(results: tuple[Path, ...], output: Path) -> None:
     machine, versions = documents[0]["machine"], documents[0]["versions"]
     consumers = ", ".join(dict.fromkeys(document["accelerator"] for document in documents))
     figure.suptitle(
-        f"samples/s, and % of what a plain loop makes of the row's cores (the black line) · consumer: {consumers}\n"
+        f"samples/s, and % of a plain loop's rate on the row's cores (the black line) · consumer: {consumers}\n"
         f"emulated hosts of one core each, {machine['cpu_model']} · Ray {versions['ray']}, torch {versions['torch']}",
         fontsize=9,
     )

@@ -1,4 +1,4 @@
-"""Draws a result of prediction.py: predicted against measured samples/s, AdaptDL's prediction beside it.
+"""Draws a result of prediction.py: predicted against measured samples/s, with AdaptDL's prediction.
 
 python benchmarks/plot_prediction.py benchmarks/results/prediction.json -o benchmarks/results/prediction.png
 """

@@ -1,16 +1,16 @@
-"""Predicted against measured: samples/s of the joint model before each run, and of the run.
+"""Predicted against measured: the joint model's samples/s before each run, and the run's own.
 
     python benchmarks/prediction.py [-o benchmarks/results/prediction.json]
 
-Each workload is probed once, by `offload probe` on one emulated host with a *paced accelerator*. From its profile every case
-is predicted before it is run: one to three hosts with a CPU quota each, one or two workers, two batch sizes, accelerators from
-starved to the bottleneck. Beside it stands what AdaptDL's model says of the same case: it knows the step alone.
+`offload probe` measures each workload once, on one emulated host with a *paced accelerator*. From this profile the benchmark predicts
+every case before it runs it. Cases have one to three hosts with a CPU quota each, one or two workers, two batch sizes, and accelerators
+from starved to the bottleneck. The result also has the prediction of AdaptDL's model, which knows only the step.
 
-A machine's speed drifts by a fifth within minutes. So a plain loop on each host, for some seconds before and after the probe and
-before each case, tells how fast its core is now; the prediction takes that as the node's `core_speed`. The same loop behind the case
-tells whether that still held: where it is off by more than 8 %, another machine was measured than the one predicted, and
-the case is repeated, up to twice. What was set aside so is in the result, with its errors. A probe is repeated by the same
-rule, and where its own error bar is wider than that.
+A machine's speed drifts by a fifth within minutes. So a plain loop runs on each host for some seconds before and after the probe and
+before each case. It shows how fast the core is now, and the prediction takes that as the node's `core_speed`. The same loop after the
+case shows whether that still held. If the speed is off by more than 8 %, the machine that ran is not the one predicted, and the benchmark
+repeats the case, up to twice. The result also records the discarded tries, with their errors. The same rule holds for a probe, which is
+also repeated if its own error bar is wider than that.
 """
 
 import json
@@ -34,8 +34,8 @@ from offload.testing import Host, Hosts, HostSpec
 
 SCRIPT = "benchmarks/rows/predicted.py"
 ALPHA_S = 0.01  # of the paced accelerator, per step; at most a quarter of the step
-# What is preprocessed while slow hosts still start their workers is a lead that 40 % of the samples must work off; so two
-# workers on such hosts get accelerators fast enough for that.
+# While slow hosts still start their workers, preprocessing gains a lead, which must be used up within 40 % of the samples. So two workers
+# on such hosts get accelerators that are fast enough for that.
 RUN_S = 75.0
 LEAST_BATCHES = 40
 SPEED_S = 20.0
@@ -58,7 +58,7 @@ class Case:
 
     @property
     def workers(self) -> int:
-        """One on each host that stands for a GPU instance."""
+        """The number of workers: one on each host that stands for a GPU instance."""
         return len(self.gpu_hosts)
 
     @property
@@ -68,12 +68,12 @@ class Case:
         return gpu | {f"cpu-{i + 1}": quota for i, quota in enumerate(self.cpu_hosts)}
 
 
-THIRD = 0.62  # three hosts on two cores, a little left for the machine
+THIRD = 0.62  # quota of each of three hosts on two cores, which leaves a little for the machine
 
 
 def cases(names: Sequence[str]) -> list[Case]:
-    """Six for each workload, of two batch sizes. A fast input gets larger batches: one or two steps in each tenth of a second, in
-    which a quota stops a host once, would measure whether two hosts are stopped together or in turns."""
+    """Return six cases for each workload, with two batch sizes. A fast input gets larger batches: a quota stops a host once in each tenth
+    of a second. With only one or two steps in that time, a case would measure whether two hosts stop together or in turns."""
     made = []
     for name in names:
         small, large = (256, 512) if name == "jpeg" else (32, 64)
@@ -94,7 +94,7 @@ def cases(names: Sequence[str]) -> list[Case]:
     "--data", type=click.Path(path_type=Path), default=Path("/tmp/offload-benchmark-jpegs"), show_default=True
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
-@click.option("--resume", is_flag=True, help="Go on with what the output holds: run only the cases that it lacks.")
+@click.option("--resume", is_flag=True, help="Keep the cases in the output file, and run only the missing ones.")
 def main(names: tuple[str, ...], data: Path, output: Path | None, resume: bool) -> None:
     names = names or workloads.NAMES
     folder = workloads.jpeg_files(data) if "jpeg" in names else None
@@ -130,7 +130,7 @@ def main(names: tuple[str, ...], data: Path, output: Path | None, resume: bool) 
 
 
 def _case_of(row: dict[str, Any]) -> Case:
-    """The case that a row of an earlier result is of. JSON has no tuples."""
+    """Return the case of a row of an earlier result. JSON has no tuples."""
     given: dict[str, Any] = {field.name: row[field.name] for field in fields(Case)}
     given.update({name: tuple(value) for name, value in given.items() if isinstance(value, list)})
     return Case(**given)
@@ -174,7 +174,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 
 def _probe(workload: str, data: Path | None) -> dict[str, Any]:
-    """The profile of a workload on one host, the speed of its core at the time, and the accelerator it was probed with."""
+    """Probe a workload on one host. Returns its profile, the speed of the core at the time, and the accelerator of the probe."""
     with Hosts({"gpu-1": HostSpec(core=0, shm_bytes=SHM_BYTES)}) as hosts:
         host = hosts["gpu-1"]
         before = _speeds(hosts, workload, data)["gpu-1"]
@@ -204,7 +204,7 @@ def _predict_and_run(case: Case, probed: dict[str, Any], data: Path | None) -> d
             for core, (name, quota) in enumerate(case.quotas.items())
         }
     with Hosts(specs) as hosts:
-        # Samples/s of a plain loop under the host's quota, over those of the probed core: its speed.
+        # A host's speed: the samples/s of a plain loop under its quota, divided by those of the probed core.
         speeds = {name: rate / probed["plain"] for name, rate in _speeds(hosts, case.workload, data).items()}
         predicted, alone, pace = _predict(case, profile, probed, speeds)
         samples = int(max(LEAST_BATCHES * case.batch_size, RUN_S * predicted))
@@ -229,7 +229,7 @@ def _predict_and_run(case: Case, probed: dict[str, Any], data: Path | None) -> d
 def _predict(
     case: Case, profile: Profile, probed: dict[str, Any], speeds: dict[str, float]
 ) -> tuple[float, float, tuple[float, float]]:
-    """(samples/s by the joint model, by AdaptDL's, alpha and beta of the paced accelerators)."""
+    """Return (samples/s by the joint model, samples/s by AdaptDL's, alpha and beta of the paced accelerators)."""
     nodes = {
         NodeType(
             name=name, vcpus=1, memory_gib=8, network_gbps=BRIDGE_GBPS, usd_per_hour=1.0, core_speed=speed,
@@ -251,10 +251,10 @@ def _predict(
 
 
 def _adaptdl(step: Any, case: Case, local: int) -> float:
-    """What AdaptDL's own code predicts with the same step."""
+    """Return the samples/s that AdaptDL's own code predicts with the same step."""
     import numpy as np
 
-    np.int = int  # type: ignore[attr-defined]  # it predates numpy 1.24
+    np.int = int  # type: ignore[attr-defined]  # AdaptDL predates numpy 1.24
     from adaptdl import goodput
 
     perf = goodput.PerfParams(
@@ -289,7 +289,7 @@ def _run(hosts: Hosts, case: Case, data: Path | None, samples: int, pace: tuple[
 
 
 def _speeds(hosts: Hosts, workload: str, data: Path | None) -> dict[str, float]:
-    """Samples/s of a plain loop on each host, on all at the same time."""
+    """Return the samples/s of plain loops that run on all hosts at the same time, by host."""
 
     def start(host: Host) -> Any:
         return host.popen(
@@ -299,7 +299,7 @@ def _speeds(hosts: Hosts, workload: str, data: Path | None) -> dict[str, float]:
         )  # fmt: skip
 
     running = {name: start(host) for name, host in hosts.items()}
-    # They begin together, when all have imported what they need.
+    # The loops begin together, when all have finished their imports.
     for process in running.values():
         process.stdout.readline()
     for process in running.values():

@@ -1,15 +1,15 @@
-"""A single GPU instance against the same with CPU instances beside it, as SageMaker jobs: time, utilisation, price efficiency.
+"""A single GPU instance against the same instance with additional CPU instances, as SageMaker jobs: time, utilisation, price efficiency.
 
-    # On AWS, with the published workload (examples/vit_blur.py). This costs money: at most --max-usd a job.
+    # On AWS, with the published workload (examples/vit_blur.py). This costs money: at most --max-usd per job.
     python benchmarks/sagemaker.py --role ARN --bucket BUCKET --image-uri URI --profile profile.json
 
     # Here, without an account: the same launcher, requests, bundle, `train` command and entry, on emulated hosts of one core each, with
     # a paced accelerator instead of a GPU.
     python benchmarks/sagemaker.py --emulate [-o benchmarks/results/sagemaker.json]
 
-Times come from the jobs' descriptions, rates and utilisation (1 - stall) from the metrics that the entry prints, the predictions
-from `offload plan` before the jobs run. Repeats alternate; medians are printed. Under --emulate the time from the last host's
-start to the first batch is taken as well.
+Times come from the jobs' descriptions, rates and utilisation (1 - stall) from the metrics that the entry prints, and predictions from
+`offload plan` before the jobs run. Repeats alternate, and the benchmark prints medians. With --emulate it also measures the time from the
+last host's start to the first batch.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ say = Console(stderr=True, highlight=False).print
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where and what is launched."""
+    """Where the benchmark launches, and what."""
 
     service: Service
     template: JobTemplate
@@ -72,18 +72,20 @@ class Setting:
 
 
 @click.command()
-@click.option("--emulate", is_flag=True, help="On emulated hosts with a paced accelerator. No account is needed.")
+@click.option("--emulate", is_flag=True, help="Run on emulated hosts with a paced accelerator. Needs no account.")
 @click.option("--role", metavar="ARN")
 @click.option("--bucket")
 @click.option("--image-uri")
 @click.option("--region")
-@click.option("--profile", "profile_path", type=click.Path(path_type=Path), help="Of the workload (offload probe).")
-@click.option("--gpu-speed", type=float, help="As offload plan takes it.")
+@click.option(
+    "--profile", "profile_path", type=click.Path(path_type=Path), help="The workload's profile (offload probe)."
+)
+@click.option("--gpu-speed", type=float, help="As for offload plan.")
 @click.option("--gpu", default="ml.g5.xlarge:1", show_default=True, metavar="TYPE:COUNT")
 @click.option("--cpu", default="ml.c5.4xlarge:1", show_default=True, metavar="TYPE:COUNT")
 @click.option("--samples", type=int, help="Default: 64,000 (as published); emulated, 3,000.")
-@click.option("--max-usd", default=5.0, show_default=True, help="That each job may cost at most.")
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Of both.")
+@click.option("--max-usd", default=5.0, show_default=True, help="Most dollars that each job may cost.")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Repeats of both jobs.")
 @click.option("--json", "as_json", is_flag=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path))
 def main(
@@ -102,7 +104,7 @@ def main(
                 say(f"{name}, {number} of {repeats}")
                 runs[name].append(_run(setting, groups))
             document = _document(runs, predicted, emulate)
-            if output is not None:  # what was paid for is kept, whatever comes
+            if output is not None:  # keep what has been paid for, whatever happens next
                 output.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document, indent=1)) if as_json else _show(document)
 
@@ -113,7 +115,7 @@ def _document(
     rows = {name: _row(runs[name], predicted[name]) for name in runs}
     return {
         "benchmark": "sagemaker",
-        "claim": "article 004's workload: a single instance against an offloaded heterogeneous job",
+        "claim": "the published workload: a single instance against an offloaded heterogeneous job",
         "accelerator": "paced accelerator" if emulate else "GPU",
         "emulated": emulate,
         "command": " ".join(["python", "benchmarks/sagemaker.py", *sys.argv[1:]]),
@@ -126,7 +128,7 @@ def _document(
 
 
 def _run(setting: Setting, groups: Any) -> dict[str, Any]:
-    """One job, from its request to its end. Whatever happens here, no job is left running."""
+    """Run one job, from its request to its end. Whatever happens here, no job is left running."""
     name = job_name(setting.script, datetime.now(UTC))
     [job] = prepare(setting.template, name, [groups], setting.script, setting.catalog).jobs
     launcher = SageMakerLauncher(setting.service, setting.catalog, "estimator")
@@ -135,14 +137,14 @@ def _run(setting: Setting, groups: Any) -> dict[str, Any]:
         say(f"  {launcher.submit(job)}")
         state = launcher.watch(name, lines.append, lines.append)
     except BaseException:
-        with contextlib.suppress(OffloadError):  # it may not have been started
+        with contextlib.suppress(OffloadError):  # the job may not have been started
             launcher.stop(name, say, wait=False)
         raise
     progress = [found for line in lines if (found := read_progress(line))]
     if state["status"] != "Completed" or not progress:
         why = state["failure_reason"] or "no metrics were found in its log"
         raise click.ClickException("\n".join([*lines[-30:], f"{name} ended as {state['status']}: {why}"]))
-    # As in the other benchmarks: before, what was preprocessed while the worker started is worked off.
+    # The steady state, as in the other benchmarks. Before it, the worker consumes what was preprocessed while it started.
     steps = progress[-1]["step"]
     steadily = [each for each in progress if STEADY_FROM * steps <= each["step"] <= STEADY_TO * steps]
     steady = over_all(steadily[1:], since=steadily[0])
@@ -191,7 +193,7 @@ def _row(runs: Sequence[Mapping[str, float]], predicted: Candidate) -> dict[str,
 
 
 def _ratios(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """What offloading changed; efficiency is samples per dollar. Medians of the pairs' ratios."""
+    """Return what offloading changed, as medians of the pairs' ratios. Efficiency is samples per dollar."""
     pairs = list(zip(rows[OFFLOADED]["repeats"], rows[SINGLE]["repeats"], strict=True))
 
     def ratio(key: str) -> float:
@@ -221,7 +223,7 @@ def _show(document: Mapping[str, Any]) -> None:
     ratios = document["offloaded_over_single"]
     console.print(
         f"price efficiency {ratios['price_efficiency'] - 1:+.0%} (predicted {ratios['predicted_price_efficiency'] - 1:+.0%}), "
-        f"{ratios['samples_per_s']:.2f} × the samples/s; utilisation is of the {document['accelerator']}"
+        f"{ratios['samples_per_s']:.2f} × the samples/s; utilisation refers to the {document['accelerator']}"
     )
     if "start_to_first_batch" in ratios:
         console.print(f"start to first batch: {ratios['start_to_first_batch']:.2f} × that of one host")
@@ -255,7 +257,7 @@ def _on_aws(given: Mapping[str, Any]) -> Iterator[Setting]:
 
 @contextmanager
 def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
-    """Two hosts of a core each under the names and prices of the real instances."""
+    """Emulate two hosts with one core each, under the names and prices of the real instances."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
@@ -298,7 +300,7 @@ def _emulated(given: Mapping[str, Any]) -> Iterator[Setting]:
 
 
 def _profile(hosts: Hosts) -> Profile:
-    """Of the paced workload: what a sample costs on a core is measured with both cores busy, the accelerator's pace is known."""
+    """Return the paced workload's profile: the measured cost of a sample with both cores busy, and the accelerator's known pace."""
     command = [sys.executable, str(PACED), "--samples", str(MEASURED_SAMPLES)]
     runs = [
         host.popen(command, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
@@ -318,7 +320,7 @@ def _profile(hosts: Hosts) -> Profile:
 
 
 def _catalog_of_cores() -> Catalog:
-    """The real instances' names and prices, with the cores that the emulated hosts have."""
+    """Return a catalog with the real instances' names and prices, and the emulated hosts' cores."""
     real = built_in()
     return Catalog(
         {

@@ -1,6 +1,6 @@
 """Runs one row of a benchmark on emulated hosts, each pinned to a core, and measures it from outside.
 
-The rows themselves and the rule they measure by are in `benchmarks.rows.protocol`.
+The rows are modules of `benchmarks.rows`; `benchmarks.rows.protocol` defines how they measure.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ TRAIN_RESOURCE = '{"train_host": 1}'  # as rows/ray_script.py asks for it
 SHM_BYTES = 3 << 30
 LIBRARIES = ("offload", "ray", "torch", "torchvision", "timm", "simplejpeg", "numpy")
 
-# One thread per process: a host has one core. Ray sets the first of these for its tasks in any case.
+# One thread per process, since a host has one core. Ray sets the first of these for its tasks in any case.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -49,9 +49,10 @@ class Row:
     hosts: tuple[str, ...]
     ray: bool = False
     on_each: bool = False
-    """Run on every host by itself, all at the same time, and add up; else run on the first, helped by the others."""
+    """Whether the row runs on every host separately, at the same time, and the results add up. Otherwise it runs on the first host, and
+    the others help."""
     raylet_env: Mapping[str, str] = field(default_factory=dict)
-    """Environment of the raylets, for settings that are the cluster's."""
+    """Environment of the raylets, for settings of the cluster."""
 
 
 ROWS = (
@@ -76,15 +77,15 @@ class Measurement:
     busy_cores: float
     """CPU seconds per second of the steady state, daemons included."""
     samples_per_s_by_host: Mapping[str, float]
-    """For rows that run on each host by itself."""
+    """For rows that run on each host separately."""
     busy_cores_by_host: Mapping[str, float]
     preprocessing_cores_by_host: Mapping[str, float]
-    """What of it offload's preprocessing processes had."""
+    """The part of it that offload's preprocessing processes had."""
     extra: Mapping[str, float]
 
 
 def cores() -> tuple[int, int]:
-    """The two cores that stand for the two instances. Raises RuntimeError where there is only one."""
+    """Return the two cores that stand for the two instances. Raises RuntimeError if there is only one."""
     available = sorted(os.sched_getaffinity(0))
     if len(available) < 2:
         raise RuntimeError("two hosts on two cores need two cores, and this process may use one")
@@ -100,12 +101,16 @@ def run(
     env: Mapping[str, Mapping[str, str]] | None = None,
     samples: Mapping[str, int] | None = None,
 ) -> Measurement:
-    """Run a row on fresh hosts, with a fresh Ray cluster where it needs one.
+    """Run a row on fresh hosts, with a fresh Ray cluster if it needs one. Whatever happens, nothing of the hosts is left.
 
-    ``specs``: the hosts, by name, where they are not the two that are pinned to a core each; ``env``: more environment of a
-    host's processes; ``samples``: how many a host makes, by name, for rows that run on each by itself.
+    Args:
+        specs: the hosts, by name; None: two, each pinned to a core.
+        env: additional environment variables of each host's processes, by name.
+        samples: how many samples each host makes, by name, for rows that run on each host separately.
 
-    Raises: RowFailed. Nothing of the hosts is left, whatever happens."""
+    Raises:
+        RowFailed: if the row ends without a result.
+    """
     pinned = dict(zip((GPU_HOST, CPU_HOST), cores(), strict=True))
     given = specs or {name: HostSpec(core=pinned[name], shm_bytes=SHM_BYTES) for name in row.hosts}
     with Hosts(given) as hosts:
@@ -135,7 +140,7 @@ def run(
 
 @dataclass(frozen=True, kw_only=True)
 class _Mark:
-    """When a row told of an event, and by host the CPU time until then: of all processes, and of offload's preprocessing."""
+    """An event of a row: when it happened, and each host's CPU time until then, of all processes and of offload's preprocessing."""
 
     at: float
     used: Mapping[str, CpuSeconds]
@@ -143,10 +148,10 @@ class _Mark:
 
 
 def _preprocessing_s(host: Host) -> float:
-    """CPU time of the host's preprocessing processes. They live as long as the row's steady state."""
+    """Return the CPU time of the host's preprocessing processes. They live as long as the row's steady state."""
     spent = 0.0
     for pid in host.pids():
-        with contextlib.suppress(psutil.NoSuchProcess):  # others come and go
+        with contextlib.suppress(psutil.NoSuchProcess):  # other processes come and go
             process = psutil.Process(pid)
             if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::Preprocessor"):
                 times = process.cpu_times()
@@ -155,7 +160,7 @@ def _preprocessing_s(host: Host) -> float:
 
 
 class _Running:
-    """One started row: its process, and the CPU time of its hosts as its steady state begins and ends."""
+    """One started row: its process, and its hosts' CPU time at the beginning and end of its steady state."""
 
     def __init__(self, row: Row, task: protocol.Task, at: Host, members: Sequence[Host], folder: Path) -> None:
         self._members = members
@@ -166,7 +171,7 @@ class _Running:
         self._stderr = folder / f"{at.name}.stderr"
         events = folder / f"{at.name}.events"
         os.mkfifo(events)
-        # Opened for writing too, so that neither side ever waits for the other to open it.
+        # Open the pipe for writing too, so that neither side ever waits for the other to open it.
         self.events = os.open(events, os.O_RDWR | os.O_NONBLOCK)
         with self._stdout.open("w") as stdout, self._stderr.open("w") as stderr:
             self.process: HostProcess = at.popen(
@@ -193,7 +198,7 @@ class _Running:
         begin, end = self._marks[protocol.STEADY_BEGINS], self._marks[protocol.STEADY_ENDS]
         seconds = end.at - begin.at
         used = {name: end.used[name] - begin.used[name] for name in end.used}
-        # CPU seconds per second, over samples per second.
+        # CPU seconds per second, divided by samples per second.
         per_sample_ms = 1e3 / seconds / result.samples_per_s
         return Measurement(
             samples_per_s=result.samples_per_s,
@@ -221,7 +226,7 @@ def _watch(runs: Sequence[_Running], timeout_s: float) -> None:
     with selectors.DefaultSelector() as selector:
         for running in runs:
             selector.register(running.events, selectors.EVENT_READ, running)
-        while any([running.process.poll() is None for running in runs]):  # noqa: C419 - every one is to be polled
+        while any([running.process.poll() is None for running in runs]):  # noqa: C419 - poll every one
             if time.monotonic() > until:
                 raise RowFailed(f"no result after {timeout_s:.0f} s")
             for key, _ in selector.select(timeout=0.2):
@@ -229,7 +234,7 @@ def _watch(runs: Sequence[_Running], timeout_s: float) -> None:
 
 
 def _add_up(parts: Sequence[Measurement]) -> Measurement:
-    """Rows that ran on each host by itself count as one: rates add up, costs are means over all samples."""
+    """Combine rows that ran on each host separately: rates add up, costs are means over all samples."""
     rate = sum(part.samples_per_s for part in parts)
 
     def mean(name: str) -> float:
@@ -272,5 +277,5 @@ def versions() -> dict[str, str]:
         try:
             versions[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
-            continue  # run from a checkout that is not installed
+            continue  # the benchmark runs from a checkout that is not installed
     return versions

@@ -1,10 +1,10 @@
-"""The checks of a release that take too long for every change: the tests marked soak, and fifty joins and leaves in one run.
+"""The release checks that take too long for every change: the tests marked soak, and fifty joins and leaves in one run.
 
     make soak            # or: python benchmarks/soak.py [-o benchmarks/results/soak.json]
 
-The claim: nothing fails, no sample is lost or repeated, and no process and no byte stays behind. The tests are those of the whole
-suite with the marker ``soak``: hundreds of rehearsed schedules of failures, real clusters whose processes are killed, SageMaker jobs
-that stop and resume on other numbers of hosts. The result holds each test with its outcome and its seconds.
+The claim: nothing fails, no sample is lost or repeated, and no process and no byte stays behind. The marker ``soak`` selects the tests
+from the whole suite: hundreds of rehearsed failure schedules, real clusters whose processes are killed, and SageMaker jobs that stop and
+resume on other numbers of hosts. The result lists each test with its outcome and its seconds.
 """
 
 import json
@@ -28,7 +28,7 @@ RESULT = ROOT / "benchmarks" / "results" / "soak.json"
 @click.option("--joins", default=50, show_default=True, help="Joins and leaves in one run.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=RESULT, show_default=True)
 def main(joins: int, output: Path) -> None:
-    """Run everything that is marked soak, and the joins and leaves. Exit code 1 if anything fails."""
+    """Run every test marked soak, and the joins and leaves. Exit code 1 if anything fails."""
     with tempfile.TemporaryDirectory() as folder:
         report, churn = Path(folder, "tests.xml"), Path(folder, "churn.json")
         pytest = subprocess.run(
@@ -58,7 +58,7 @@ def main(joins: int, output: Path) -> None:
 
 
 def read_report(path: Path) -> list[dict[str, Any]]:
-    """Each test of a JUnit file: its name, outcome and seconds."""
+    """Return name, outcome and seconds of each test in a JUnit file."""
     found = []
     for case in ElementTree.parse(path).iter("testcase"):
         children = {child.tag for child in case}

@@ -2,12 +2,13 @@
 
     python benchmarks/spot_notice.py [--json] [-o benchmarks/results/spot_notice.json]
 
-Two emulated hosts of one core each, a worker on each; the second is a spot node, whose metadata service (an emulated one that
-speaks IMDSv2 over HTTP) gives notice once the example trains. AWS leaves two minutes; the goal is a checkpoint within 20 s.
-`checkpoint_s` is the time when it is written, `listed_s` when Ray Train lists it, every two seconds, for restarts; `left_s` when no
-part of the run is on the node any more, so that Ray ends the node; `going_on_s` is the first step without it. Then the hosts end.
-Nothing is lost or repeated if the run resumed from what the workers had written down, no sample comes twice in a pass, and no step
-was made twice.
+Two emulated hosts have one core and one worker each. The second is a spot node. Its metadata service, an emulated one that speaks IMDSv2
+over HTTP, gives notice once the example trains. AWS leaves two minutes; the goal is a checkpoint within 20 s.
+
+All times count from the notice. `checkpoint_s`: the checkpoint is written. `listed_s`: Ray Train, which looks every two seconds, lists it
+for restarts. `left_s`: no part of the run is on the node any more, so that Ray ends the node. `going_on_s`: the first step without the
+node. Then the hosts end. Nothing is lost or repeated if the run resumed from what the workers recorded, no sample comes twice in a pass,
+and no step was made twice.
 """
 
 import json
@@ -36,7 +37,7 @@ from offload.train.checkpoints.ray_list import SNAPSHOT
 HEAD, SPOT = "head", "spot-1"
 GOAL_S = 20.0
 START_S, NOTICE_S = 120.0, 120.0
-STEPS_BEFORE = 4  # that are trained before the notice: the run is in its stride
+STEPS_BEFORE = 4  # trained before the notice, so that the run has settled
 LOOK_S = 0.1
 EXAMPLES = {
     "vit_blur": ["--uint8", "--samples", "20000", "--batch-size", "16", "--depth", "1"],
@@ -52,7 +53,7 @@ say = Console(stderr=True, highlight=False).print
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 def main(repeats: int, as_json: bool, output: Path | None) -> None:
-    load = os.getloadavg()  # of other programs: an idle machine is wanted
+    load = os.getloadavg()  # of other programs: the benchmark needs an idle machine
     results = {}
     for example, arguments in EXAMPLES.items():
         each = [_one(example, arguments) for _ in range(repeats)]
@@ -81,14 +82,14 @@ def main(repeats: int, as_json: bool, output: Path | None) -> None:
 
 
 def _one(example: str, arguments: list[str]) -> dict[str, Any]:
-    """One run that is given notice."""
+    """Run the example once, and give notice."""
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"}
     specs = {name: HostSpec(core=core, shm_bytes=SHM_BYTES) for name, core in zip((HEAD, SPOT), cores(), strict=True)}
     with Hosts(specs) as hosts, MetadataService(hosts.gateway) as service:
         place = '--resources={"place": 1}'
         hosts.start_ray(
             HEAD,
-            num_cpus=dict.fromkeys(specs, 2),  # half a one for a worker, and one that preprocesses
+            num_cpus=dict.fromkeys(specs, 2),  # half a CPU for a worker, and one that preprocesses
             env={**environment, "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.url},
             extra_args={HEAD: [place], SPOT: [place, "--labels=ray.io/market-type=spot"]},
         )
@@ -109,7 +110,7 @@ def _one(example: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess) -> dict[str, float]:
-    """Give notice once the run is in its stride, and say when it did what, in seconds from then."""
+    """Give notice once the run has settled. Return when it did what, in seconds from the notice."""
 
     listed: dict[int, float] = {}  # when Ray Train's list first held the checkpoint of a step
 
@@ -117,7 +118,7 @@ def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess
         path = folder / "run" / CHECKPOINTS / SNAPSHOT
         try:
             results = json.loads(path.read_text())["checkpoint_results"]
-        except (FileNotFoundError, ValueError):  # it is being written
+        except (FileNotFoundError, ValueError):  # it does not exist yet, or is being written
             return
         for each in results:
             listed.setdefault(each["metrics"]["step"], path.stat().st_mtime)
@@ -150,7 +151,7 @@ def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess
     told_at = wait_for(event("spot_notice"), NOTICE_S)
     left_at = wait_for(left, NOTICE_S)
     going_on_at = wait_for(event("first_step"), NOTICE_S)
-    # What was resumed from: the commit for the notice's sake, or that of an epoch's end where the two fell together.
+    # The checkpoint that the run resumed from: the notice's, or an epoch's last one if the two coincided.
     (step,) = (each["step"] for each in read_lines(folder / "run" / "events.jsonl") if each["event"] == "resumed")
     ats = {
         "noticed_s": told_at,
@@ -165,7 +166,7 @@ def _notice(spot: Host, service: MetadataService, folder: Path, job: HostProcess
 def _is_raylet(pid: int) -> bool:
     try:
         return psutil.Process(pid).name() == "raylet"
-    except psutil.Error:  # it ended meanwhile
+    except psutil.Error:  # the process ended meanwhile
         return False
 
 
@@ -174,7 +175,7 @@ def _steps(folder: Path) -> int:
 
 
 def _counted(folder: Path) -> dict[str, int]:
-    """What the run lost or did twice when it left the node: what the workers wrote down beside what was resumed from."""
+    """Count what the run lost or repeated when it left the node: compare the workers' records with the checkpoint resumed from."""
     events = read_lines(folder / "run" / "events.jsonl")
     (began,) = (each for each in events if each["event"] == "run_started")
     (resumed,) = (each for each in events if each["event"] == "resumed")

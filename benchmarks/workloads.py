@@ -1,8 +1,8 @@
 """The workloads of the benchmarks: what one sample is and what it costs to make, the same in every row.
 
-A sample is made in two steps, `load` (from an id to a raw sample) and `transform`; a row that has no use for the
-border between them calls `make`. Samples are dicts of numpy arrays. One torch thread per process: a process has one
-core, and rows that use several cores do so with several processes.
+Two steps make a sample: `load` (from an id to a raw sample) and `transform`. A row that does not need them separately
+calls `make`. Samples are dicts of numpy arrays. Each process uses one torch thread: a process has one core, and rows that
+use several cores do so with several processes.
 """
 
 import functools
@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 
 
 class Workload(Protocol):
-    """How to make the sample of any id ≥ 0. Picklable, so that it can be sent to other processes."""
+    """Makes the sample of any id ≥ 0. Picklable, so that it can be sent to other processes."""
 
     name: str
 
@@ -53,12 +53,12 @@ class _InTwoSteps:
 
 @functools.cache
 def _blurs() -> transforms.Compose:
-    """The transform of the reference article: heavy on purpose."""
+    """Return the transform of the reference article, which is deliberately heavy."""
     return transforms.Compose([transforms.ToTensor()] + [transforms.GaussianBlur(11)] * BLURS)
 
 
 HALF_AS_FAST = "OFFLOAD_BENCHMARK_HALF_AS_FAST"
-"""Set on a host whose cores are to be half as fast: they blur twice."""
+"""Environment variable of a host whose cores should be half as fast: they blur every image twice."""
 
 
 class Blur(_InTwoSteps):
@@ -102,7 +102,7 @@ def _crop_and_flip() -> v2.Compose:
 
 @dataclass(frozen=True)
 class Jpeg(_InTwoSteps):
-    """Decode a JPEG file, random crop resized to 224, random flip, shipped as uint8 HWC (150,528 bytes)."""
+    """A decoded JPEG file with a random crop resized to 224 and a random flip, shipped as uint8 HWC (150,528 bytes)."""
 
     files: tuple[str, ...]
     labels: tuple[int, ...]
@@ -120,7 +120,7 @@ class Jpeg(_InTwoSteps):
 
 
 def get(name: str, data: Path | None = None) -> Workload:
-    """The workload of this name. `data` is a folder of JPEG files in class folders, needed by `jpeg` alone."""
+    """Return the workload of this name. `data` is a folder of JPEG files in class folders; only `jpeg` needs it."""
     if name == "blur":
         return Blur()
     if name == "blur-uint8":
@@ -137,8 +137,8 @@ def get(name: str, data: Path | None = None) -> Workload:
 
 
 def jpeg_files(folder: Path, images: int = JPEG_FILES) -> Path:
-    """Make sure that `folder` holds the JPEG files (about 500×375) and return where those to read are."""
-    from offload.demo_data import make_demo_data  # scikit-learn, which ships the photographs, is imported here alone
+    """Make sure that `folder` holds the JPEG files (about 500×375) and return the folder of those to read."""
+    from offload.demo_data import make_demo_data  # only this workload needs scikit-learn, which ships the photographs
 
     return make_demo_data(folder, images=images).train
 

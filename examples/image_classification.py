@@ -3,8 +3,8 @@
     offload run examples/image_classification.py -- DATA --model resnet18 --epochs 10
 
 DATA holds train/<class>/<name>.jpg and val/<class>/<name>.jpg: a local folder or any path that offload.image_folder takes
-(s3://bucket/data). Without DATA a small data set is drawn. The transforms are torchvision's own: what converts and
-normalises at their end moves to the device, the rest runs on every CPU of the cluster.
+(s3://bucket/data). Without DATA the script generates a small data set. The transforms are torchvision's own: their final conversion
+and normalisation move to the device, the rest runs on every CPU of the cluster.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def train(ctx: offload.Context) -> None:
 
 @torch.no_grad()
 def accuracy(ctx: offload.Context, model: torch.nn.Module) -> float:
-    """Over all workers; each sees its own part of the validation set."""
+    """Return the accuracy over all workers; each sees its own part of the validation set."""
     model.eval()
     right = seen = 0
     for batch in ctx.batches("val"):

@@ -1,6 +1,6 @@
-"""The smallest whole program: a folder of JPEGs, an augmentation that runs on every CPU, a training loop that stays yours.
+"""The smallest complete program: a folder of JPEGs, an augmentation that runs on every CPU, a training loop that stays yours.
 
-python examples/quickstart.py                       # draws a small data set and trains on it
+python examples/quickstart.py                       # generates a small data set and trains on it
 offload run examples/quickstart.py -- DATA/train    # or on your own: DATA/train/<class>/<name>.jpg
 """
 
@@ -15,7 +15,7 @@ import offload
 
 
 def augment(batch):
-    """Runs in preprocessing tasks, on every CPU of the cluster: one row out per row in, uint8."""
+    """Crop a batch in a preprocessing task, on any CPU of the cluster. Returns one uint8 row for each input row."""
     crops = []
     for image in batch["image"]:  # HWC uint8, already decoded
         height, width = image.shape[:2]
@@ -27,7 +27,7 @@ def augment(batch):
 
 
 def train(ctx: offload.Context) -> None:
-    """Runs once per worker."""
+    """Train the model. Each worker calls this once."""
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 32, 5, 2),
         torch.nn.ReLU(),

@@ -1,12 +1,12 @@
 """A heavy preprocessing workload on random images: timm's VisionTransformer, 224² images, ten Gaussian blurs of 11 pixels.
 
-The workload is that of a published experiment on SageMaker heterogeneous clusters (one ml.g5.xlarge against that and an
-ml.c5.4xlarge). Two variants:
+The workload comes from a published experiment on SageMaker heterogeneous clusters, which compares one ml.g5.xlarge with the same
+instance plus an ml.c5.4xlarge. It has two variants:
 
-    offload run examples/vit_blur.py --               # as published: float32 images travel, 602 kB each
-    offload run examples/vit_blur.py -- --uint8       # as offload would have it: uint8 travels, 151 kB each
+    offload run examples/vit_blur.py --               # as published: ships float32 images, 602 kB each
+    offload run examples/vit_blur.py -- --uint8       # as offload recommends: ships uint8 images, 151 kB each
 
-``--depth`` and ``--samples`` make it small enough for a machine without a GPU.
+``--depth`` and ``--samples`` make the workload small enough for a machine without a GPU.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class RandomImages(torch.utils.data.Dataset):
 
 
 class RandomImagesUint8(RandomImages):
-    """The same work on bytes: what travels is a quarter, and the device converts and normalises."""
+    """The same work on bytes: a quarter of the data travels, and the device converts and normalises."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples

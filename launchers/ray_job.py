@@ -2,8 +2,8 @@
 
     python launchers/ray_job.py examples/quickstart.py --address http://head:8265 --dry-run
 
-Copy this script and change what your jobs need: `Job` has the number of workers, requirements, the run directory and the storage of
-checkpoints. ``offload launch ray`` has an option for each.
+Copy this script and change what your jobs need: `Job` has fields for the number of workers, requirements, the run directory and the
+checkpoint storage. ``offload launch ray`` has an option for each.
 
 Needs ``pip install 'offload[ray]'``. With ``--dry-run`` no cluster is needed.
 """
@@ -26,7 +26,7 @@ from offload.launch.ray.launcher import RayLauncher, Submission
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script", type=Path, help="defines build() -> offload.Trainer")
-    parser.add_argument("--address", default="http://127.0.0.1:8265", help="of the cluster's dashboard")
+    parser.add_argument("--address", default="http://127.0.0.1:8265", help="address of the cluster's dashboard")
     parser.add_argument("--dry-run", action="store_true", help="print the request, call nothing")
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])

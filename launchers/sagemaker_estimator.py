@@ -3,10 +3,10 @@
     python launchers/sagemaker_estimator.py examples/vit_blur.py --gpu ml.g5.xlarge:1 --cpu ml.c5.4xlarge:1 \\
         --role arn:aws:iam::123456789012:role/training --bucket my-bucket --image-uri URI --dry-run -- --epochs 3
 
-Copy this script and change what your jobs need: `JobTemplate` has inputs, tags, spot capacity, VPCs, keys and caps on spend.
-``offload launch sagemaker`` has an option for each, follows the job, and tries the next best plan where AWS lacks capacity.
+Copy this script and change what your jobs need: `JobTemplate` has fields for inputs, tags, spot capacity, VPCs, keys and spending limits.
+``offload launch sagemaker`` has an option for each, follows the job, and tries the next best plan if AWS lacks capacity.
 
-Needs version 2 of the SageMaker SDK (pip install 'offload[sagemaker]'). Without ``--dry-run`` the job is started and costs money.
+Needs version 2 of the SageMaker SDK (pip install 'offload[sagemaker]'). Without ``--dry-run`` the script starts the job, which costs money.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="append", default=[], metavar="TYPE:COUNT", help="instances that preprocess")
     for name in ("role", "bucket", "image-uri"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--region", help="default: that of your AWS configuration")
+    parser.add_argument("--region", help="default: the region of your AWS configuration")
     parser.add_argument("--dry-run", action="store_true", help="print the request, call nothing")
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])

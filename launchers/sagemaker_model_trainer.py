@@ -1,15 +1,15 @@
-"""The job that ``offload launch sagemaker`` starts, by the ``ModelTrainer`` of version 3 of the SageMaker SDK.
+"""Start the job of ``offload launch sagemaker`` through the ``ModelTrainer`` of version 3 of the SageMaker SDK.
 
     pip install offload boto3 'sagemaker>=3,<4'
     python launchers/sagemaker_model_trainer.py examples/vit_blur.py --gpu ml.g5.xlarge:1 --cpu ml.c5.4xlarge:1 \\
         --role arn:aws:iam::123456789012:role/training --bucket my-bucket --image-uri URI --dry-run -- --epochs 3
 
 The launcher checks everything, makes the bundle and uploads it; ModelTrainer sends the request. It gets no ``source_code``: the
-image's own training toolkit fetches the bundle, by the hyperparameters. Without ``--dry-run`` the job is started and costs money.
+image's own training toolkit fetches the bundle that the hyperparameters name. Without ``--dry-run`` the script starts the job, which
+costs money.
 
-Where it stops: version 3.27 sent this request to an emulated service. It was not tried on AWS. ModelTrainer adds the time to the job's
-name, asks AWS whether the role will do, and cannot switch the service's profiler off. It sends no entrypoint, so that a stop is not
-announced to the script.
+Where it stops: version 3.27 sent this request to an emulated service, never to AWS. ModelTrainer adds the time to the job's name, asks
+AWS whether the role suffices, and cannot switch the service's profiler off. It sends no entrypoint, so a stop does not reach the script.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from offload.prices import built_in
 
 
 def model_trainer(job: Job, boto_session: Any) -> Any:
-    """A ModelTrainer that runs the bundle of a job."""
+    """Return a ModelTrainer that runs the job's bundle."""
     from sagemaker.core.helper.session_helper import Session
     from sagemaker.core.shapes import InstanceGroup, MetricDefinition, S3DataSource
     from sagemaker.core.training.configs import (
@@ -111,7 +111,7 @@ def main() -> None:
         image=given.image_uri,
         region=service.region,
         channels=tuple(map(channel_of, given.input)),
-        image_entrypoint=True,  # ModelTrainer sends no other
+        image_entrypoint=True,  # ModelTrainer cannot send another one
     )
     name = job_name(given.script, datetime.now(UTC))
     prepared = prepare(template, name, [groups_of(given.gpu, given.cpu)], given.script, built_in())

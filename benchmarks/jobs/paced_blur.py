@@ -1,6 +1,6 @@
-"""What `benchmarks/sagemaker.py --emulate` launches: the published workload's preprocessing, and a paced accelerator for its training.
+"""The job of `benchmarks/sagemaker.py --emulate`: the published workload's preprocessing, and a paced accelerator instead of training.
 
-224² images of noise, ToTensor, ten Gaussian blurs of 11 pixels, float32 (602 kB a sample): as in examples/vit_blur.py, whose ViT takes a
+224² images of noise, ToTensor, ten Gaussian blurs of 11 pixels, float32 (602 kB a sample), as in examples/vit_blur.py, whose ViT needs a
 GPU. The accelerator occupies the worker for a given time per sample and computes nothing.
 """
 
@@ -56,7 +56,7 @@ def build() -> offload.Trainer:
         datasets={"train": offload.from_torch(Images(args.samples))},
         batch_size=args.batch_size,
         train_loop_config={"rate": args.rate},
-        # Where the GPU would be; the accelerator takes no CPU of its host.
+        # The worker runs where the GPU would be. The accelerator uses no CPU of its host.
         scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0, "group_gpu": 1}),
     )
 
@@ -70,7 +70,7 @@ def parsed() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    # What a sample costs on this core, in a plain loop with the allocator set as preprocessing processes have it.
+    # Measure the cost of a sample on this core, in a plain loop with the allocator settings of preprocessing processes.
     torch.set_num_threads(1)
     keep_freed_memory()
     given = parsed()

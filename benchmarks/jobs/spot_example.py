@@ -1,8 +1,8 @@
-"""What `benchmarks/spot_notice.py` runs on the head: an example as it is, on two workers that write down what they train.
+"""The job of `benchmarks/spot_notice.py` on the head: an unchanged example, on two workers that record what they train.
 
     PYTHONPATH=.:examples python -m benchmarks.jobs.spot_example FOLDER EXAMPLE [ARGUMENT ...]
 
-The run goes to FOLDER/run, the batches of each worker to FOLDER/log.
+The run directory is FOLDER/run. FOLDER/log gets a record of each worker's batches.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from offload.testing.history import log_batch
 
 
 def logged(train: Callable[[offload.Context], None], folder: Path) -> Callable[[offload.Context], None]:
-    """The same training, each batch of it written down."""
+    """Return the same training, which also records each of its batches."""
 
     def train_and_log(ctx: offload.Context) -> None:
         batches = ctx.batches

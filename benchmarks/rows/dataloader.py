@@ -32,7 +32,7 @@ def main() -> None:
         samples,
         batch_size=task.batch_size,
         num_workers=len(os.sched_getaffinity(0)),
-        # As every other row, and as whoever has CUDA in the training process must: workers start afresh.
+        # Start workers afresh, as every other row does, and as a training process with CUDA must.
         multiprocessing_context="spawn",
     )
     protocol.answer(protocol.consume(task, lambda: loader))

@@ -1,5 +1,5 @@
-"""What `benchmarks/adaptation.py` trains: handwritten digits (scikit-learn's, 8 × 8), a small CNN and a small ViT, on a paced
-accelerator and, where the case says so, with preprocessing that is paced too."""
+"""The training of `benchmarks/adaptation.py`: scikit-learn's handwritten digits (8 × 8), a small CNN and a small ViT, on a paced
+accelerator. Some cases also pace the preprocessing."""
 
 import json
 import time
@@ -14,12 +14,12 @@ from timm.models.vision_transformer import VisionTransformer
 import offload
 from offload.testing.paced import PacedAccelerator
 
-HELD_OUT = 5  # every fifth sample
-EVALUATED_S = 2.0  # between two looks at the held-out samples
+HELD_OUT = 5  # every fifth sample is held out
+EVALUATED_S = 2.0  # between two evaluations on the held-out samples
 
 
 class Digits(torch.utils.data.Dataset[Any]):
-    """The training part, ``repeats`` times in a pass. Each sample takes ``pace_s`` of its core, without burning it."""
+    """The training part, ``repeats`` times in a pass. Each sample occupies its core for ``pace_s`` seconds without using the CPU."""
 
     def __init__(self, pace_s: float, repeats: int = 1) -> None:
         self._pace_s, self._repeats = pace_s, repeats
@@ -40,7 +40,7 @@ _occupied_s = 0.0
 
 
 def _occupy_core(seconds: float) -> None:
-    """Sleep, and have it count as CPU time of this process: as the core's work it is measured, and bounds the input's rate."""
+    """Sleep, and count the time as this process's CPU time. So offload measures it as the core's work, and it bounds the input's rate."""
     global _occupied_s
     time.sleep(seconds)
     _occupied_s += seconds
@@ -48,7 +48,7 @@ def _occupy_core(seconds: float) -> None:
 
 
 def digits(*, held_out: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Images, float32 of shape (n, 1, 8, 8) in [0, 1], and labels."""
+    """Return images (float32 of shape (n, 1, 8, 8), in [0, 1]) and labels."""
     found = sklearn.datasets.load_digits()
     chosen = (np.arange(len(found.target)) % HELD_OUT == 0) == held_out
     images = (found.images[chosen, None] / 16).astype(np.float32)
@@ -56,7 +56,7 @@ def digits(*, held_out: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any
 
 
 def model(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model, and its optimizer with the learning rate for the initial batch."""
+    """Return a model, and its optimizer with the learning rate for the initial batch."""
     if name == "vit":
         vit = VisionTransformer(
             img_size=8, patch_size=2, in_chans=1, num_classes=10, embed_dim=48, depth=3, num_heads=4
@@ -71,7 +71,7 @@ def model(name: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def train(ctx: offload.Context) -> None:
-    """Every few seconds rank 0 writes a line: when, and how accurate on the held-out samples."""
+    """Train. Every few seconds rank 0 writes a line with the time and the accuracy on the held-out samples."""
     config = ctx.config
     torch.set_num_threads(1)
     net, optimizer = model(config["model"])

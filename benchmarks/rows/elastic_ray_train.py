@@ -1,6 +1,6 @@
-"""Ray Train's own elastic resize: the seconds without training steps when a second worker's place appears.
+"""Ray Train's own elastic resize: the seconds without training steps when a node for a second worker joins.
 
-Prints them as JSON. The script's imports and model are those of `benchmarks/elastic.py`.
+The script prints them as JSON. Its imports and model are those of `benchmarks/elastic.py`.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import ray.train
 import torch
-import torchvision  # noqa: F401  # as a user's script imports it
+import torchvision  # noqa: F401  # as a user's script would import it
 from ray.cluster_utils import Cluster
 from ray.train.torch import TorchTrainer
 
@@ -75,7 +75,7 @@ def main() -> None:
         fitting.start()
         while fitting.is_alive() and (not log.exists() or len(log.read_text().splitlines()) < STEPS_BEFORE):
             time.sleep(0.2)
-        cluster.add_node(num_cpus=2, resources={"place": 1})  # from the main thread only
+        cluster.add_node(num_cpus=2, resources={"place": 1})  # works only on the main thread
         fitting.join()
         lines = [json.loads(text) for text in log.read_text().splitlines()]
     before = max(line["at"] for line in lines if line["workers"] == 1)

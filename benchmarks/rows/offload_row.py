@@ -35,7 +35,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        # No CPU for the worker: its host has one core, and that is to preprocess.
+        # No CPU for the worker: its host has one core, which should preprocess.
         scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": 0, TRAIN_RESOURCE: 1})
         offload.Trainer(
             train,

@@ -1,4 +1,4 @@
-"""Row `plain`: one process, one core, no library in between. What a core can do; the ideal is the sum of all cores."""
+"""Row `plain`: one process, one core, no library in between. It shows what a core can do; the ideal is the sum over all cores."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from benchmarks.rows import protocol
 def main() -> None:
     task = protocol.parse()
     workload = workloads.get(task.workload, task.data_folder)
-    workload.make(0)  # imports what the first sample would import
+    workload.make(0)  # does the imports of the first sample
 
     def batches() -> Iterator[Mapping[str, Any]]:
         for start in range(0, task.samples, task.batch_size):

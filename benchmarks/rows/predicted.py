@@ -2,7 +2,7 @@
 
     offload probe benchmarks/rows/predicted.py -- --workload jpeg --samples 100000 --data DIR --alpha 0.01 --beta 0.001
 
-Each worker occupies a paced accelerator per batch and writes down when its batches were in hand.
+Each worker occupies a paced accelerator for each batch and records when its batches arrived.
 """
 
 import json
@@ -23,13 +23,13 @@ from offload.testing.paced import PacedAccelerator
 
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
-    """One worker's: samples received up to each batch, and when."""
+    """The arrivals at one worker: samples received up to each batch, and when."""
 
     counts: list[int]
     at_s: list[float]
 
     def samples_per_s(self) -> float:
-        """In the steady state, by the rule of every row."""
+        """Return the rate in the steady state, measured as in every row."""
         count, when = np.array(self.counts), np.array(self.at_s)
         return protocol.steady_rate(count, when, int(count[-1]))
 
@@ -58,7 +58,9 @@ def build() -> offload.Trainer:
     parser = protocol.parser()
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--answers", default=".")
-    parser.add_argument("--on-hosts", action="store_true", help="the workers' hosts are marked; they keep no core")
+    parser.add_argument(
+        "--on-hosts", action="store_true", help="run workers on marked hosts, where they reserve no core"
+    )
     given = vars(parser.parse_args())
     workers, answers, on_hosts = (given.pop(name) for name in ("workers", "answers", "on_hosts"))
     task = protocol.Task(**given)

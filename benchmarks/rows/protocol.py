@@ -1,24 +1,27 @@
-"""What a row is told, what it must do and what it answers. The same rule measures every row.
+"""What a row receives, what it must do and what it answers. The same rule measures every row.
 
 A row is a module run as `python -m benchmarks.rows.<name> --workload … --samples N …` inside the host that stands for
-the GPU instance. It feeds N samples in batches to a consumer that does nothing but count them, or that occupies a
-paced accelerator where `--alpha` and `--beta` say so, and prints its result as the last line of its standard output:
-one JSON object. With a Ray cluster up, `RAY_ADDRESS` and the token are in its environment.
+the GPU instance. It feeds N samples in batches to a consumer. The consumer only counts them or, with `--alpha` and
+`--beta`, occupies a paced accelerator. The row prints its result, one JSON object, as the last line of its standard
+output. If a Ray cluster is up, `RAY_ADDRESS` and the token are in the row's environment.
 
 A new row needs little more than
 
     task = protocol.parse()
-    ...                                             # import and prepare everything here: it is not measured
+    ...                                             # import and prepare everything here; this is not measured
     result = protocol.consume(task, lambda: batches)  # in whichever process the batches arrive
     protocol.answer(result)                         # in the process that was started
 
-The rule: the **steady state** reaches from the first batch after 40 % of the samples to the first batch after 90 %; before
-that, a row that preprocesses while its consumer still starts has a lead to work off, and would seem faster than its cores.
-Its rate is the slope of a least-squares line through (samples received, time of arrival): batches come in bursts as
-large as a block, and two end points would be off by up to a burst each. **stall** is the part of the steady state that
-the consumer spent waiting in `next()`. **first_batch_s** runs from the request for the iterator, in a process that has
-imported everything, until the first batch is in hand. CPU time is taken by whoever started the row: as the steady
-state begins and ends, a line is written to the named pipe `--events`, and the hosts' counters are read.
+The rule:
+
+* The **steady state** lasts from the first batch after 40 % of the samples to the first batch after 90 %. Before that, a row that
+  preprocesses while its consumer still starts uses up a lead, and would seem faster than its cores.
+* Its rate is the slope of a least-squares line through (samples received, time of arrival). Batches arrive in bursts as large as a
+  block, so two end points would be off by up to a burst each.
+* **stall** is the part of the steady state that the consumer spent waiting in `next()`.
+* **first_batch_s** runs from the request for the iterator, in a process that has imported everything, to the arrival of the first batch.
+* The process that started the row measures CPU time. When the steady state begins and ends, the row writes a line to the named pipe
+  `--events`, and that process reads the hosts' counters.
 """
 
 import argparse
@@ -35,13 +38,13 @@ import numpy as np
 from offload.testing.paced import PacedAccelerator
 
 STEADY_FROM, STEADY_TO = 0.4, 0.9
-MAX_GAP = 0.3  # of the steady state may pass between two batches; with longer gaps it is but two or three bursts
+MAX_GAP = 0.3  # of the steady state may pass between two batches; with longer gaps it is only two or three bursts
 STEADY_BEGINS, STEADY_ENDS = "steady-begins", "steady-ends"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a row is told."""
+    """What a row receives."""
 
     workload: str
     samples: int
@@ -52,7 +55,7 @@ class Task:
     beta_s: float = 0.0
     """The paced accelerator takes alpha_s + beta_s · batch size per batch; both 0: none."""
     events: str | None = None
-    """Named pipe that is told when the steady state begins and ends."""
+    """Named pipe to which the row writes when the steady state begins and ends."""
 
     def argv(self) -> list[str]:
         given = {key: value for key, value in asdict(self).items() if value is not None}
@@ -65,7 +68,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a row answers. `extra` holds what one row alone can tell."""
+    """What a row answers. `extra` holds figures that only one row has."""
 
     samples: int
     samples_per_s: float
@@ -74,12 +77,12 @@ class Result:
     steady_s: float
     """Length of the steady state."""
     first_batch_at_s: float
-    """When the first batch was in hand, on the machine's monotonic clock."""
+    """When the first batch arrived, on the machine's monotonic clock."""
     extra: Mapping[str, float]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the arguments that make a task."""
+    """Return a parser of the arguments that make a task."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", required=True)
     parser.add_argument("--samples", type=int, required=True)
@@ -101,12 +104,12 @@ def consume(
     size: Callable[[Mapping[str, Any]], int] = lambda batch: len(batch["label"]),
     trained: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Request the iterator, take every batch from it, and measure. A batch is a mapping with a column `label`; `trained` is
-    called when the accelerator is through with it, as a training loop steps its optimizer."""
+    """Request the iterator, take every batch from it, and measure. A batch is a mapping with a column `label`. When the accelerator has
+    finished a batch, `trained` is called, as a training loop steps its optimizer."""
     accelerator = PacedAccelerator(task.alpha_s, task.beta_s) if task.alpha_s or task.beta_s else None
-    arrived: list[float] = []  # when each batch was in hand
-    counts: list[int] = []  # samples received up to and with it
-    waits: list[float] = []  # what it was waited for
+    arrived: list[float] = []  # when each batch arrived
+    counts: list[int] = []  # samples received up to and including the batch
+    waits: list[float] = []  # how long the consumer waited for it
     received = 0
     requested = time.monotonic()
     batches = iter(request())
@@ -124,7 +127,7 @@ def consume(
         if accelerator is not None:
             accelerator.step(received - before)
         trained()
-        del batch  # before the next is fetched: a consumer holds one batch, not two
+        del batch  # before fetching the next one: a consumer holds one batch, not two
         asked = time.monotonic()
     if received != task.samples:
         raise SystemExit(f"{received} samples arrived of {task.samples}")
@@ -149,14 +152,14 @@ def consume(
 
 
 def steady_rate(count: Any, when: Any, samples: int) -> float:
-    """Samples/s in the steady state, from the samples received up to each batch, and when."""
+    """Return samples/s in the steady state, from the samples received up to each batch and the times of arrival."""
     first, last = (int(np.searchsorted(count, share * samples)) for share in (STEADY_FROM, STEADY_TO))
     steady = slice(first, last + 1)
     return float(1 / np.polyfit(count[steady], when[steady] - when[first], 1)[0])
 
 
 def answer(result: Result) -> None:
-    """Print the result where whoever started the row looks for it."""
+    """Print the result where the process that started the row looks for it."""
     sys.stdout.flush()
     print(json.dumps(asdict(result)), flush=True)
 

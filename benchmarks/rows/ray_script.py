@@ -1,7 +1,7 @@
 """Rows `ray-1-host` and `ray-2-hosts`: the straightforward Ray script of the reference article, on today's API.
 
 `ray.data.range` → `map_batches(synthetic)` → `map_batches(transform)` → `TorchTrainer` with `iter_torch_batches`.
-The article's BatchMapper and Chain are gone from Ray; `map_batches` is what replaced them. Nothing is tuned.
+Ray has since replaced the article's BatchMapper and Chain with `map_batches`. Nothing is tuned.
 """
 
 import logging
@@ -21,9 +21,9 @@ from benchmarks.rows import protocol
 
 Batch = dict[str, np.ndarray[Any, Any]]
 
-# A custom resource that only the host with the (stand-in for a) GPU has, in the place of {"GPU": 1}. No CPU is asked
-# for: on a host with one core, a training worker with any fraction of it would leave less than the one CPU that a
-# preprocessing task asks for, and Ray Data would wait without an end.
+# A custom resource that only the host with the (stand-in for a) GPU has, in place of {"GPU": 1}. The worker requests no CPU:
+# on a host with one core, any fraction for the worker would leave less than the one CPU that a preprocessing task requests,
+# and Ray Data would wait forever.
 TRAIN_RESOURCE = "train_host"
 
 
@@ -42,9 +42,9 @@ def dataset(task: protocol.Task) -> ray.data.Dataset:
 
     if task.workload == "jpeg":  # decoded images differ in size, so both steps go into one function
         return ray.data.range(task.samples).map_batches(decode_and_augment, batch_size=task.batch_size)
-    # One block per batch. Left to itself Ray makes two tasks per CPU that yield blocks of 128 MB: 850 uint8 images, of
-    # which a core blurs one such block in half a minute. Then a short run has no steady state, and a long one begins
-    # with half a minute of nothing: this is the kinder setting.
+    # One block per batch. By default Ray makes two tasks per CPU that yield blocks of 128 MB, which hold 850 uint8 images. A core
+    # takes half a minute to blur such a block. Then a short run has no steady state, and a long one begins with half a minute
+    # without batches. So this setting favours Ray.
     ids = ray.data.range(task.samples, override_num_blocks=task.samples // task.batch_size)
     return ids.map_batches(synthetic, batch_size=task.batch_size).map_batches(transform, batch_size=task.batch_size)
 
@@ -53,7 +53,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> protocol.Result:
     task = protocol.Task(**config["task"])
     shard = ray.train.get_dataset_shard("train")
     result = protocol.consume(task, lambda: shard.iter_torch_batches(batch_size=task.batch_size))
-    # From fit() on, the start of the training worker included. The clock is the same in every process of the machine.
+    # Counted from fit(), including the start of the training worker. All processes of the machine share this clock.
     return replace(result, extra={"fit_to_first_batch_s": result.first_batch_at_s - config["launched"]})
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     ray.init(logging_level=logging.WARNING)
     ray.data.DataContext.get_current().enable_progress_bars = False
     trainer = TorchTrainer(
-        train_loop_per_worker,  # type: ignore[arg-type]  # Train v2 takes a value returned, its annotation does not
+        train_loop_per_worker,  # type: ignore[arg-type]  # Train v2 accepts a return value, but its annotation does not
         train_loop_config={"task": asdict(task), "launched": time.monotonic()},
         datasets={"train": dataset(task)},
         scaling_config=ScalingConfig(num_workers=1, resources_per_worker={TRAIN_RESOURCE: 1}),

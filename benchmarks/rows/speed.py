@@ -1,4 +1,4 @@
-"""How many samples of a workload one core makes per second, in a plain loop: says when it is ready, begins when told."""
+"""Measures the samples/s of a plain loop on one core. The script says when it is ready, and begins at a line on standard input."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--data", type=Path)
     given = parser.parse_args()
-    keep_freed_memory()  # as preprocessing does: with memory taken anew for each image a loop is a third slower, or not
+    keep_freed_memory()  # as preprocessing does: a loop that allocates anew for each image may be a third slower
     workload = workloads.get(given.workload, given.data)
     workload.make(0)
     print("ready", flush=True)
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _run(workload: workloads.Workload, seconds: float) -> float:
-    """Samples/s."""
+    """Return samples/s."""
     began, made = time.monotonic(), 0
     while (spent := time.monotonic() - began) < seconds:
         workloads.stack([workload.make(made)])

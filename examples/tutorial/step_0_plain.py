@@ -1,6 +1,6 @@
-"""Step 0: a plain PyTorch script. One process; its DataLoader's workers share the few CPUs beside the GPU.
+"""Step 0: a plain PyTorch script. It runs as one process, whose DataLoader workers share the few CPUs of the GPU's host.
 
-The next steps turn it into an offloaded one. Each line that a step adds or changes is marked with its number.
+The next steps turn it into an offloaded script. Each line that a step adds or changes is marked with the step's number.
 """
 
 from pathlib import Path

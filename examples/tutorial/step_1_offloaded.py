@@ -1,8 +1,8 @@
-"""Step 1: the same loop, offloaded. Eight lines are added or changed (marked `# 1`); two go, DataLoader's import and
-zero_grad, which ctx.step() sees to. The model, the loss and the data set stay.
+"""Step 1: the same loop, offloaded. This step adds or changes eight lines (marked `# 1`). It removes two: DataLoader's import and
+zero_grad, which ctx.step() now does. The model, the loss and the data set stay.
 
-`from_torch` runs the data set's own `__getitem__` on every CPU of the cluster. The loop now runs on as many workers as there
-are GPUs, and goes on where it left off when it is started again.
+`from_torch` runs the data set's own `__getitem__` on every CPU of the cluster. The loop now runs on one worker per GPU. If you
+start it again after an interruption, it resumes where it left off.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Step 2: ship bytes, and let `offload run` start it. Changed lines are marked `# 2`.
 
-Given the folder and the transform apart, offload decodes with a faster decoder and splits the transform: resizing runs on
-the CPUs and ends in uint8; ToTensor and Normalize run on the device. A quarter of the bytes travel. Batches are dicts of
-tensors that are on the device already; what ctx.report gets is shown, recorded and, over the workers, averaged.
+offload gets the folder and the transform separately. So it can use a faster decoder and split the transform: resizing runs on the
+CPUs and ends in uint8; ToTensor and Normalize run on the device. Only a quarter of the bytes travel. Batches are dicts of tensors
+that are already on the device. ctx.report averages its values over the workers; the run shows and records them.
 
     offload run examples/tutorial/step_2_uint8.py
 """

@@ -1,7 +1,7 @@
-"""Step 3: validation, a faster transform, and what to keep. Changed lines are marked `# 3`.
+"""Step 3: validation, a faster transform, and which checkpoints to keep. Changed lines are marked `# 3`.
 
 torchvision's v2 transforms resize uint8 tensors faster than PIL images. Validation has a data set of its own: each worker
-sees its part, and `ctx.sum` adds the parts up. The best checkpoint stays beside the newest ones.
+sees its part, and `ctx.sum` adds the parts up. The run keeps the best checkpoints and the newest one.
 """
 
 from pathlib import Path

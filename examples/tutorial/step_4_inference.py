@@ -1,4 +1,4 @@
-"""Step 4: use the trained model. A checkpoint is a folder with `model.pt`, a plain state_dict: no offload is needed.
+"""Step 4: use the trained model. A checkpoint is a folder with `model.pt`, a plain state_dict that loads without offload.
 
 python examples/tutorial/step_4_inference.py runs/step_3_validation/checkpoints/checkpoint_*
 """
