@@ -76,7 +76,7 @@ def moto_server(address: str = "127.0.0.1") -> Iterator[tuple[dict[str, str], An
     server.start()
     url = f"http://{address}:{port}"
     # What it holds belongs to the process, not to the server: an earlier test's buckets would still be there.
-    requests.post(f"{url}/moto-api/reset", timeout=10).raise_for_status()
+    requests.post(f"{url}/moto-api/reset", timeout=300).raise_for_status()
     client = boto3.client(
         "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing"
     )
@@ -106,7 +106,7 @@ def require_hosts() -> None:
         pytest.skip(reason)
 
 
-def eventually(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], deadline_s: float = 300.0) -> None:
     """Wait until it is so."""
     until = time.monotonic() + deadline_s
     while not condition():

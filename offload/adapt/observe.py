@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
@@ -186,7 +187,7 @@ class Seen:
             del known[next(iter(known))]  # the size not seen for the longest time
         return known
 
-    @property
+    @cached_property  # a decision asks for it several times, and the fit is most of what it costs
     def fit(self) -> StepTimeFit | None:
         """The step time as a function of the size, fitted to the sizes seen; None before the first."""
         if not self.steps:

@@ -29,8 +29,7 @@ from offload.train.cluster import connection as cluster
 from offload.train.cluster.connection import check_reachable
 from tests.helpers import eventually
 
-DEADLINE_S = 240.0
-STOP_DEADLINE_S = 40.0  # after Ctrl-C; about 5 s on an idle machine, of which Ray's shutdown is most
+DEADLINE_S = 300.0
 
 SCRIPT = '''
 """A script as a user writes it, with prints where users have them."""
@@ -152,7 +151,6 @@ def refusal(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated(tmp_path: Path, script: Path) -> None:
     run_dir, slow = tmp_path / "run", tmp_path / "slow"
     slow.touch()
@@ -169,7 +167,7 @@ def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated
         try:
             eventually(lambda: bool(read_lines(run_dir / METRICS)) or run.poll() is not None, DEADLINE_S)
             os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the command and to what it started
-            said, _ = run.communicate(timeout=STOP_DEADLINE_S)
+            said, _ = run.communicate(timeout=DEADLINE_S)
         finally:
             run.kill()
     assert run.returncode == INTERRUPTED, said
@@ -233,84 +231,46 @@ def test_data_that_raise_end_the_run_with_exit_code_1(
 # --- what is found before Ray is started ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        pytest.param("x = 1", r"defines no build()", id="no build"),
-        pytest.param("def build():\n    return 5", r"returned int; it must return an offload.Trainer", id="no trainer"),
-        pytest.param("def build(:\n    pass", r"cannot be loaded: SyntaxError", id="syntax"),
-        pytest.param("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package' (line 1)", id="import"),
-        pytest.param("\ndef build():\n    return 1 / 0", "raised ZeroDivisionError: division by zero (line 3)", id="build"),
-        pytest.param(
-            "import offload\ndef build():\n    return offload.Trainer(print, datasets={}, batch_size=1)",
-            'datasets must name a "train" data set',
-            id="arguments",
-        ),
-    ],
-)  # fmt: skip
-def test_scripts_that_are_none(tmp_path: Path, ray_folder: Path, code: str, says: str) -> None:
-    script = tmp_path / "broken.py"
-    script.write_text(code)
-    done = offload("run", script, "--run-dir", tmp_path / "run", "--json", RAY_TMPDIR=str(ray_folder))
-    text = refusal(done)
-    assert says in text
-    assert str(script) in text or "datasets" in text
-    assert not any(ray_folder.iterdir())
-    assert not (tmp_path / "run").exists()
-
-
-EXITS = """
-import argparse, sys
+BROKEN = """
+import argparse
 
 def build():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, help="how long")
-    epochs = parser.parse_args().epochs
-    sys.exit({1: None, 2: "no data today"}.get(epochs, epochs))
+    parser.parse_args()
+    return 5
 """
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A script whose build() makes no Trainer; what else may be wrong with one: test_script.py."""
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN)
+    return script
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--epochs", "3"], "build() in SCRIPT called sys.exit(3) (line 8). Let build() return an offload.Trainer"),
-        (["--epochs", "0"], "build() in SCRIPT called sys.exit(0)"),
-        (["--epochs", "1"], "build() in SCRIPT called sys.exit() (line 8)"),
-        (["--epochs", "2"], "build() in SCRIPT called sys.exit('no data today')"),
-        (
-            ["--epocs", "3"],
-            "build() in SCRIPT refused its arguments (line 7), as it says above. It got --epocs 3; they follow --",
-        ),
+        (["--epochs", "3"], "returned int; it must return an offload.Trainer"),
+        (["--epocs", "3"], "refused its arguments (line 7)"),
     ],
 )
-def test_a_script_that_exits_while_it_is_built(tmp_path: Path, arguments: list[str], says: str) -> None:
-    script = tmp_path / "exits.py"
-    script.write_text(EXITS)
-    done = offload("run", script, "--run-dir", tmp_path / "run", "--json", "--", *arguments)
-    assert says.replace("SCRIPT", str(script)) in refusal(done)
+def test_a_script_that_is_none_is_refused_before_ray_is_started(
+    tmp_path: Path, broken: Path, ray_folder: Path, arguments: list[str], says: str
+) -> None:
+    done = offload("run", broken, "--run-dir", tmp_path / "run", "--json", "--", *arguments, RAY_TMPDIR=str(ray_folder))
+    assert says in refusal(done)
     assert ("unrecognized arguments: --epocs 3" in done.stderr) == ("--epocs" in arguments)
+    assert not any(ray_folder.iterdir())
     assert not (tmp_path / "run").exists()
 
 
-def test_a_scripts_own_help(tmp_path: Path) -> None:
-    script = tmp_path / "exits.py"
-    script.write_text(EXITS)
-    done = offload("run", script, "--", "--help")
+def test_a_scripts_own_help(broken: Path) -> None:
+    done = offload("run", broken, "--", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "how long" in done.stdout
-
-
-def test_a_script_that_exits_while_it_is_loaded(tmp_path: Path) -> None:
-    script = tmp_path / "exits.py"
-    script.write_text("import sys\nsys.exit('not like this')")
-    assert f"{script} called sys.exit('not like this') (line 2)" in refusal(offload("run", script))
-
-
-def test_a_script_that_is_missing_or_no_python(tmp_path: Path) -> None:
-    assert "nowhere.py is not a file" in refusal(offload("run", tmp_path / "nowhere.py"))
-    assert "is not a file" in refusal(offload("run", tmp_path))
-    (tmp_path / "notes.txt").write_text("buy milk")
-    assert "is not a Python file" in refusal(offload("run", tmp_path / "notes.txt"))
 
 
 def test_addresses_that_lead_nowhere(tmp_path: Path, script: Path, ray_folder: Path) -> None:
@@ -462,13 +422,13 @@ def answering(answer: bytes | None) -> Iterator[str]:
     ids=["offload", "run", "demo", "doctor", "launch ray", "plan"],
 )  # fmt: skip
 def test_help_teaches(command: list[str], teaches: list[str]) -> None:
-    done = offload(*command, "--help")
-    assert done.returncode == 0
+    done = CliRunner().invoke(main, [*command, "--help"])
+    assert done.exit_code == 0
     assert done.stderr == ""
     text = " ".join(done.stdout.split())
     for phrase in teaches:
         assert phrase in text
-    assert offload(*command, "-h").stdout == done.stdout
+    assert CliRunner().invoke(main, [*command, "-h"]).stdout == done.stdout
 
 
 def test_it_runs_as_a_module_too() -> None:

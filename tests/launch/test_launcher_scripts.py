@@ -44,7 +44,7 @@ def printed(script: str, *arguments: str, home: Path) -> dict[str, object]:
     """The request that a script prints under --dry-run, without credentials and without a network."""
     done = subprocess.run(
         [sys.executable, str(LAUNCHERS / script), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_the_estimator_script_prints_the_request_of_the_command(tmp_path: Path) 
     name = str(document["TrainingJobName"])
     command = ["launch", "sagemaker", *arguments, "--name", name, "--json", "--", "--epochs", "3"]
     done = subprocess.run(
-        [sys.executable, "-m", "offload", *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-m", "offload", *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )
     unique = re.compile(r"source-[0-9a-f]{8}")
     assert unique.sub("", json.dumps(document)) == unique.sub("", json.dumps(json.loads(done.stdout)))

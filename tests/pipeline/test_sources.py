@@ -258,7 +258,7 @@ NOBODY = """
 def as_nobody(path: Path) -> str:
     """What a user without rights is told about a path."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(NOBODY), str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(NOBODY), str(path)], capture_output=True, text=True, timeout=300
     )
     assert done.stderr == ""
     return done.stdout.strip()

@@ -23,6 +23,7 @@ import offload
 from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 from offload.testing.numbers import Numbers
+from offload.train.cluster.ray_processes import minimal_agents
 
 SAMPLES, EPOCHS = 400, 6
 # A dataset keeps so much in each preprocessing process, and this memory of a node with four cores holds four processes of one that
@@ -145,4 +146,5 @@ def main(scenario: str, folder: Path, driver: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    with minimal_agents():
+        main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,6 +1,11 @@
 """Run by test_autoscaling.py, in namespaces of its own: on a Ray cluster with an autoscaler that has no room for a worker at first, a
-training run that is worth two workers, until its input is slow. It ends when the node that is not needed any more is given back, or
-fails. Prints the run's events, whether each pass's samples are right and how many nodes there were."""
+training run that is worth two workers, until its input is slow. Prints the run's events, whether each pass's samples are right and how
+many nodes there were.
+
+    python -m tests.programs.workers_come_and_go FOLDER AUTOSCALER_VERSION "two workers train"|"a node was given back"
+
+The run ends once that has happened.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,7 @@ import offload
 from offload.report.run_dir import read_lines
 from offload.testing.history import each_pass, log_batch, read_history
 from offload.testing.numbers import Numbers
+from tests.helpers import eventually
 from tests.programs.autoscaled import NodeCount, start
 
 SAMPLES, BATCH = 160, 16
@@ -31,7 +37,8 @@ SAMPLE_S, SLOW_SAMPLE_S = (
     0.1,
 )  # of each of the head's two cores: 100 and 20 samples/s, where a worker can train 32
 IDLE_S = 60.0  # nothing holds a node that came until the worker that it is for starts: half a minute on a busy machine
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
+GIVEN_BACK = "a node was given back"
 NODES = {"worker": {"resources": {"CPU": 0, **WORKER}, "node_config": {}, "min_workers": 0, "max_workers": 2}}
 
 
@@ -56,29 +63,28 @@ def train(ctx: offload.Context) -> None:
             time.sleep(STEP_S + STEP_SAMPLE_S * len(batch["x"]))
             ctx.backward(model(batch["x"]).mean())
             ctx.step()
-        if Path(ctx.config["done"]).exists():  # there is one worker then: nobody else has to agree
+        if ctx.sum(Path(ctx.config["done"]).exists()):  # whoever has seen it: all end together
             return
 
 
-def conduct(events: Path, count: NodeCount, slow: Path, done: Path) -> None:
-    """Make the input slow once two workers train, and let the run end once a node was given back, or that takes too long."""
-    deadline = time.monotonic() + DEADLINE_S
-    for happened, then in (
-        (lambda: events.exists() and '"resized"' in events.read_text(), slow),
-        (lambda: slow.exists() and count.seen[-1][1] == 1, done),
-    ):
-        while not happened() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        then.touch()
+def conduct(events: Path, count: NodeCount, slow: Path, done: Path, *, give_back: bool) -> None:
+    """Let the run end once two workers train; with ``give_back``, make its input slow then, and wait until a node was given back."""
+    eventually(lambda: events.exists() and '"resized"' in events.read_text(), DEADLINE_S)
+    if give_back:
+        slow.touch()
+        eventually(lambda: count.seen[-1][1] == 1, DEADLINE_S)
+    done.touch()
 
 
-def main(folder: Path, version: int) -> None:
+def main(folder: Path, version: int, until: str) -> None:
     log, slow, done = folder / "log", folder / "slow", folder / "done"
     log.mkdir()
     start(folder, version=version, types=NODES, idle_s=IDLE_S)
     count = NodeCount()
     events = folder / "run" / "events.jsonl"
-    threading.Thread(target=conduct, args=(events, count, slow, done), daemon=True).start()
+    threading.Thread(
+        target=conduct, args=(events, count, slow, done), kwargs={"give_back": until == GIVEN_BACK}, daemon=True
+    ).start()
     result = offload.Trainer(
         train,
         datasets={"train": offload.from_torch(SlowAtTimes(slow))},
@@ -105,4 +111,4 @@ def main(folder: Path, version: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

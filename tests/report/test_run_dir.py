@@ -240,7 +240,7 @@ NOBODY = """
 def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
     def as_nobody(path: Path) -> str:
         command = [sys.executable, "-c", textwrap.dedent(NOBODY), str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.stderr == ""
         return done.stdout.strip()
 

@@ -31,7 +31,7 @@ from offload.train.worker.state import TrainingState
 from tests.helpers import write_jpegs
 
 # A run starts a dozen processes: half a minute on a busy machine, and some tests need two.
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 SAMPLES = 103
 

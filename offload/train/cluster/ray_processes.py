@@ -73,28 +73,33 @@ def join(address: str, **options: Any) -> None:
 def _without_helpers() -> Iterator[None]:
     """Within, ``ray.init`` starts no autoscaler's monitor, since one machine cannot grow, no log monitor, since a run shows what its
     workers print by itself, and no dashboard's process. They would take two seconds of CPU time at the start, and 1 % of a core.
-    The node's agent leaves out what serves the dashboard (:mod:`offload.preload.minimal_agent`). Each worker process starts a quarter
-    of a second sooner by a script of ours (:mod:`offload.preload.setup_worker`)."""
+    Each worker process starts a quarter of a second sooner by a script of ours (:mod:`offload.preload.setup_worker`)."""
     alone = functools.partial(
         ray._private.parameter.RayParams,
         no_monitor=True,
         include_log_monitor=False,  # type: ignore[arg-type]
         setup_worker_path=setup_worker.__file__,
     )
-    with _instead(
-        (ray._private.parameter, "RayParams", alone),
-        (ray._private.node.Node, "start_api_server", lambda node, **named: None),
-        (ray._private.services, PYTHON_OF, _python_of),
-        (
-            ray._private.utils,
-            "get_dashboard_dependency_error",
-            lambda: ImportError("no dashboard on one machine alone"),
+    with (
+        _instead(
+            (ray._private.parameter, "RayParams", alone),
+            (ray._private.node.Node, "start_api_server", lambda node, **named: None),
         ),
+        minimal_agents(),
     ):
         yield
 
 
-PYTHON_OF = "_build_python_executable_command_memory_profileable"
+@contextmanager
+def minimal_agents() -> Iterator[None]:
+    """Within, the nodes that this process starts have agents without what serves the dashboard
+    (:mod:`offload.preload.minimal_agent`)."""
+    missing = ImportError("no dashboard is wanted")
+    with _instead(
+        (ray._private.services, "_build_python_executable_command_memory_profileable", _python_of),
+        (ray._private.utils, "get_dashboard_dependency_error", lambda: missing),
+    ):
+        yield
 
 
 def _python_of(component: str, session_dir: str, unbuffered: bool = True) -> list[str]:

@@ -26,7 +26,7 @@ from tests.helpers import ROOT, require_hosts
 pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
 
 CORES = sorted(os.sched_getaffinity(0))
-DEADLINE_S = 200.0
+DEADLINE_S = 300.0
 DASHBOARD = 8265
 
 SCRIPT = """
@@ -305,9 +305,7 @@ def test_other_ports_of_the_cluster_are_not_its_dashboard(place: Place) -> None:
 
 def test_a_driver_runs_on_nodes_only(place: Place, tmp_path: Path) -> None:
     address = str(place.hosts.ray_address)
-    began = time.monotonic()
     text = refusal(place.offload("run", place.script, "--address", address, "--run-dir", tmp_path / "run"))
-    assert time.monotonic() - began < 40  # Ray itself looks for a minute; most of this are imports
     assert f"this machine is no node of the Ray cluster at '{address}'" in text
     assert f"offload launch ray SCRIPT --address {place.url}" in text
 

@@ -80,7 +80,7 @@ def test_a_dry_run_prints_a_request_that_the_service_would_take() -> None:
     for command in (["offload", "launch", "sagemaker"], ["offload.launch.sagemaker"]):
         done = subprocess.run(
             [sys.executable, "-m", *command, *argv],
-            cwd=ROOT, capture_output=True, text=True, timeout=60,
+            cwd=ROOT, capture_output=True, text=True, timeout=300,
             env={"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "AWS_EC2_METADATA_DISABLED": "true"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import socket
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,9 +121,7 @@ def test_where_it_cannot_be_checked_a_note_says_so_and_the_launch_goes_on(
         monkeypatch.setattr(resolve, "_uv", lambda: None)
     if why == "ours":  # an index that lacks what offload needs proves nothing against the user
         monkeypatch.setattr(resolve, "requirements", lambda own: ["nowhere"])
-    began = time.monotonic()
     assert "not checked whether it can be installed beside offload (" in check_requirements(own, IMAGE, deadline_s)
-    assert time.monotonic() - began < 30
 
 
 def test_a_network_that_is_off_or_a_package_that_cannot_be_built_refuses_nobody(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import offload
 from offload.errors import ConfigError
 from offload.report.run_dir import CHECKPOINTS
 from offload.testing.numbers import Numbers
-from offload.train.checkpoints.storage import check_storage, holds_checkpoints, storage_of
+from offload.train.checkpoints.storage import Marker, check_storage, holds_checkpoints, storage_of
 from tests.helpers import moto_server
 
 DEADLINE_S = 240.0
@@ -95,6 +95,18 @@ NOBODY = """
         except ConfigError as error:
             print(error)
 """
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_folder_that_a_workers_host_does_not_see_ends_the_run_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Marker, "put", lambda marker: None)  # as if the driver wrote to a disk of another host
+    trainer = offload.Trainer(print, datasets={"train": offload.from_torch(Numbers(64))}, batch_size=8)
+    with pytest.raises(ConfigError, match=r"the worker's host \S+ does not see that folder: pass storage_path="):
+        trainer.fit(run_dir=tmp_path / "run", quiet=True)
 
 
 @pytest.mark.ray
@@ -267,7 +279,6 @@ if __name__ == "__main__":
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_run_whose_checkpoints_are_on_s3_resumes_from_them(tmp_path: Path, s3: Any) -> None:
     """In a process of its own: Ray's workers take the credentials from the environment that the cluster was started in."""

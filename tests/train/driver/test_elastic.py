@@ -22,7 +22,7 @@ from offload.train.checkpoints import format as checkpoint
 from offload.train.driver.run import Run
 
 # A run starts a dozen processes, and each change of the workers some more.
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]
 
 SAMPLES = 203
 

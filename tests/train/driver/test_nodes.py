@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers import PROGRAMS
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SCRIPT = PROGRAMS / "nodes_come_and_go.py"
 

@@ -44,7 +44,7 @@ from tests.helpers import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 
 
 def relies(file: str, what: str) -> str:

@@ -79,7 +79,6 @@ def test_room_that_comes_first_is_kept_until_the_rest_is_there(ray_cluster: None
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_run_takes_the_cores_that_others_leave(ray_cluster: None, tmp_path: Path) -> None:
     other = Other.options(num_cpus=2).remote()  # type: ignore[attr-defined]
     ray.get(other.ready.remote())
@@ -97,7 +96,6 @@ def test_a_run_takes_the_cores_that_others_leave(ray_cluster: None, tmp_path: Pa
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("autoscaled", "said"),
     [

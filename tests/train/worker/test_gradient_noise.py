@@ -53,8 +53,7 @@ def step_of(group: list[Worker], step: int, micro_batches: int) -> list[Part] | 
     return found or None
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 1), (1, 4), (4, 1), (2, 2)])
 def test_known_noise_is_found(workers: int, micro_batches: int) -> None:
     group = [Worker(100 * workers + rank, workers) for rank in range(workers)]
     scale = max(workers * micro_batches * LOCAL / INITIAL, 1.0)
