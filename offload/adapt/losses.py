@@ -11,7 +11,7 @@ FORGET_S = 3600.0
 
 @dataclass(frozen=True)
 class Losses:
-    """When each machine, by its address, was lost while it was in use. Times in seconds."""
+    """The times, in seconds, at which the run lost each machine (by its address) while using it."""
 
     lost_at: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 

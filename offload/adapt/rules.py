@@ -22,7 +22,7 @@ def learning_rate_factor(
     """The factor for the script's learning rate.
 
     Args:
-        rule: which.
+        rule: the name of the rule.
         scale: ``k = M/M0``, the global batch over the initial one.
         gain: AdaScale's gain at that batch, in [1, k].
         passes: passes over the data so far (LEGW).

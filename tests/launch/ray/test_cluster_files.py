@@ -502,9 +502,9 @@ def test_the_command_in_the_head_makes_a_token_for_its_owner_alone(tmp_path: Pat
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        ([], "is no plan"),
-        ({"schema": "offload.profile/1"}, "is of schema 'offload.profile/1', not 'offload.plan/1'"),
-        ({"schema": "offload.plan/1"}, "is no plan: it has no field 'candidates'. Make it with offload plan -o"),
+        ([], "is not a plan"),
+        ({"schema": "offload.profile/1"}, "has schema 'offload.profile/1', not 'offload.plan/1'"),
+        ({"schema": "offload.plan/1"}, "is not a plan: it has no field 'candidates'. Make it with offload plan -o"),
         (plan_document(SHAPE, recommended=None), "recommends no candidate"),
         (plan_document(SHAPE, candidates=[]), "recommends no candidate"),
         (
@@ -602,7 +602,7 @@ def test_options_reach_the_file(folder: Path) -> None:
     [
         (("--plan", "none.json", "--emit", "hosts"), "the plan none.json cannot be read: No such file"),
         (("--plan", "half.json", "--emit", "hosts"), "the plan half.json is not JSON"),
-        (("--plan", "p.json", "--emit", "hosts"), "p.json is of schema 'offload.profile/1'"),
+        (("--plan", "p.json", "--emit", "hosts"), "p.json has schema 'offload.profile/1'"),
         (("--plan", "nothing.json", "--emit", "kuberay"), "nothing.json recommends no candidate"),
         (("--plan", "own.json", "--emit", "kuberay"), "no instance type 'tower'"),
         (("--plan", "own.json", "--emit", "ray-aws", "--catalog", "own.toml"), "tower is no EC2 instance type"),

@@ -271,8 +271,8 @@ def test_a_script_that_could_not_run_is_refused(script: Path, content: str | Non
     [
         (None, "cannot be read: No such file"),
         ("{", "is not JSON: Expecting"),
-        ("[]", "is no plan"),
-        ('{"schema": "offload.plan/2", "candidates": [], "recommended": 0}', "is of schema 'offload.plan/2'"),
+        ("[]", "is not a plan"),
+        ('{"schema": "offload.plan/2", "candidates": [], "recommended": 0}', "has schema 'offload.plan/2'"),
         ('{"schema": "offload.plan/1", "candidates": [], "recommended": 0}', "recommends no candidate"),
         (json.dumps(plan_document({"ml.c5.large": 1})), "0 types of GPU"),
     ],
