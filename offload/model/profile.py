@@ -46,9 +46,7 @@ _INPUT = {
     "ingest_samples_per_s_per_worker": _Rule(
         sane="in samples/s, such as 9000, or null if unknown", above=0.0, default=math.inf
     ),
-    "storage_bytes_per_s": _Rule(
-        sane="in bytes/s, such as 1.2e9, or null if unknown", above=0.0, default=math.inf
-    ),
+    "storage_bytes_per_s": _Rule(sane="in bytes/s, such as 1.2e9, or null if unknown", above=0.0, default=math.inf),
     "remote_core_seconds_per_byte": _Rule(
         sane="in seconds, such as 1.4e-9: 1.4 ns", most=1e-6, default=REMOTE_CORE_SECONDS_PER_BYTE
     ),

@@ -18,7 +18,7 @@ from offload.pipeline.sizing import Rates
 
 RECENT_OF_A_NODE = 8  # tasks
 UNKNOWN_SPEED = 0.25  # relative to the fastest: the assumed speed of a core before its first block
-ANEW = 16  # updates of the medians per full turnover of the recent tasks: with many cores, an update takes a millisecond
+ANEW = 16  # updates of the medians per turnover of the recent tasks: with many cores, each takes a millisecond
 
 
 @dataclass(frozen=True)

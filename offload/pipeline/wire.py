@@ -224,7 +224,7 @@ def _decode(name: str, column: pa.ChunkedArray, foreign: bool) -> Column:
     if foreign and isinstance(array.type, ObjectType):
         array = array.storage
     if isinstance(array, pa.FixedShapeTensorArray):
-        if pa.types.is_boolean(array.type.value_type):  # Arrow packs booleans into bits and does not make tensors of them
+        if pa.types.is_boolean(array.type.value_type):  # Arrow packs them into bits and makes no tensors of them
             return np.reshape(array.storage.flatten().to_numpy(zero_copy_only=False), (-1, *array.type.shape))
         return np.asarray(array.to_numpy_ndarray())
     if isinstance(array.type, RowsType):

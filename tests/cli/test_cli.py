@@ -174,7 +174,7 @@ def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated
             run.kill()
     assert run.returncode == INTERRUPTED, said
     assert "Traceback" not in said
-    assert "a checkpoint is committed" in said
+    assert "committing a checkpoint" in said
     document = json.loads((run_dir / SUMMARY).read_text())
     assert document["status"] == "interrupted"
     assert 0 < document["steps"] < 800
@@ -411,7 +411,7 @@ def test_a_listener_that_is_not_ray(answer: bytes) -> None:
     """Ray itself tries such an address for a quarter of an hour."""
     with (
         answering(answer) as address,
-        pytest.raises(ConfigError, match=f"{address}' is no Ray cluster, or one that hangs"),
+        pytest.raises(ConfigError, match=f"{address}' is not a Ray cluster, or it hangs"),
     ):
         check_reachable(address)
 

@@ -268,7 +268,9 @@ def test_getitems_that_return_junk(returned: Any) -> None:
 @pytest.mark.parametrize("length", [-1, 2.5, None, "5", 10**30, 2**40])
 def test_a_len_that_is_none(length: Any) -> None:
     junk = type("Junk", (Items,), {"__len__": lambda self: length})
-    with pytest.raises(offload.ConfigError, match=r"from_torch\(Junk\) (cannot be determined|says).*Correct its __len__"):
+    with pytest.raises(
+        offload.ConfigError, match=r"from_torch\(Junk\) (cannot be determined|says).*Correct its __len__"
+    ):
         list_torch_dataset(junk(int))
 
 

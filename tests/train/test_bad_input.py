@@ -299,7 +299,9 @@ def test_a_data_set_that_cannot_travel(tmp_path: Path) -> None:
         def __getitem__(self, i: int) -> dict[str, Any]:
             return {"x": np.float32(i)}
 
-    with pytest.raises(offload.ConfigError, match=r"datasets\['train'\] cannot be sent .*lock.*open it in __getitem__"):
+    with pytest.raises(
+        offload.ConfigError, match=r"datasets\['train'\] cannot be sent .*lock.*open them in __getitem__"
+    ):
         fit(tmp_path, offload.from_torch(Locked()))
 
 

@@ -1,1 +1,1 @@
-"""The Ray cluster: connecting to it, its nodes and processes, notices that nodes leave, requests for more."""
+"""The Ray cluster: connections to it, its nodes and processes, notices of leaving nodes, requests for more nodes."""

@@ -308,7 +308,7 @@ def test_a_driver_runs_on_nodes_only(place: Place, tmp_path: Path) -> None:
     began = time.monotonic()
     text = refusal(place.offload("run", place.script, "--address", address, "--run-dir", tmp_path / "run"))
     assert time.monotonic() - began < 40  # Ray itself looks for a minute; most of this are imports
-    assert f"this machine is no node of the Ray cluster at '{address}'" in text
+    assert f"this machine is not a node of the Ray cluster at '{address}'" in text
     assert f"offload launch ray SCRIPT --address {place.url}" in text
 
 
