@@ -1,8 +1,8 @@
-"""Process 1 of a container: starts the training toolkit as the image would, and passes SIGTERM on to the entry.
+"""Process 1 of a container: start the training toolkit as the image would, and pass SIGTERM on to the entry.
 
-The service announces a stop and a spot interruption by SIGTERM to process 1, two minutes before it kills. AWS's images and the
-toolkit do not pass the signal on. This program travels within the request, line by line
-(:func:`offload.launch.sagemaker.job.program`), since nothing else is in the container yet. It needs any Python 3 and its standard
+The service announces a stop or a spot interruption by SIGTERM to process 1, two minutes before it kills the container. AWS's images
+and the toolkit do not pass the signal on. This program travels within the request, line by line
+(:func:`offload.launch.sagemaker.job.program`), since the container has nothing else yet. It runs on any Python 3 with its standard
 library. Where it stops: the toolkit fetches the bundle and starts the entry, which writes its process id to the file that ENTRY_PID
 names.
 """
@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 ENTRY_PID = "OFFLOAD_ENTRY_PID"
-# AWS's images start the toolkit by this script, which gives the container the host name that the job knows it by.
+# AWS's images start the toolkit with this script, which gives the container its host name in the job.
 IMAGE_START = "start_with_right_hostname.sh"
 STOPPED = 143
 
@@ -31,11 +31,11 @@ def main() -> None:
             with open(pid_file) as file:
                 entry = int(file.read())
         except (OSError, ValueError):
-            os._exit(STOPPED)  # nothing was begun yet; the kernel ends what else runs here
+            os._exit(STOPPED)  # nothing has begun yet; the kernel ends all other processes here
         try:
             os.kill(entry, signal.SIGTERM)
         except ProcessLookupError:
-            pass  # it has ended, and the toolkit will
+            pass  # the entry has ended, and the toolkit will end, too
 
     signal.signal(signal.SIGTERM, stop)
     script = shutil.which(IMAGE_START)
@@ -45,7 +45,7 @@ def main() -> None:
     except OSError as error:
         fail(f"this image cannot run `train` ({error}): install sagemaker-training, or launch with --image-entrypoint.")
     while True:
-        pid, status = os.wait()  # of orphans too: nobody else ends them here
+        pid, status = os.wait()  # orphans too: nobody else waits for them here
         if pid == toolkit.pid:
             sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 

@@ -530,7 +530,7 @@ def test_what_is_no_plan_for_a_cluster_is_refused(plan: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("10.0.0.1\n10.0.0.2; rm -rf /\n", "hosts.txt, line 2: '10.0.0.2; rm -rf /' is no address"),
+        ("10.0.0.1\n10.0.0.2; rm -rf /\n", "hosts.txt, line 2: '10.0.0.2; rm -rf /' is not an address"),
         ("a\nb\na\n", "hosts.txt, line 3: a is repeated"),
         ("a\nb\n", "hosts lists 2 hosts, and the plan is for 5 (2 × ml.g5.xlarge + 3 × ml.c5.4xlarge)"),
     ],
@@ -605,7 +605,7 @@ def test_options_reach_the_file(folder: Path) -> None:
         (("--plan", "p.json", "--emit", "hosts"), "p.json has schema 'offload.profile/1'"),
         (("--plan", "nothing.json", "--emit", "kuberay"), "nothing.json recommends no candidate"),
         (("--plan", "own.json", "--emit", "kuberay"), "no instance type 'tower'"),
-        (("--plan", "own.json", "--emit", "ray-aws", "--catalog", "own.toml"), "tower is no EC2 instance type"),
+        (("--plan", "own.json", "--emit", "ray-aws", "--catalog", "own.toml"), "tower is not an EC2 instance type"),
         (("--plan", "plan.json"), "--plan plan.json is there for --emit"),
         (("--plan", "plan.json", "--emit", "hosts", *PROFILE), "--profile is for making one"),
         (("--plan", "plan.json", "--emit", "hosts", "--spot", "all"), "--spot is for --emit ray-aws and kuberay"),
