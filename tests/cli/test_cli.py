@@ -273,13 +273,13 @@ def build():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--epochs", "3"], "build() in SCRIPT called sys.exit(3) (line 8). Let build() return an offload.Trainer"),
+        (["--epochs", "3"], "build() in SCRIPT called sys.exit(3) (line 8). Return an offload.Trainer from build()"),
         (["--epochs", "0"], "build() in SCRIPT called sys.exit(0)"),
         (["--epochs", "1"], "build() in SCRIPT called sys.exit() (line 8)"),
         (["--epochs", "2"], "build() in SCRIPT called sys.exit('no data today')"),
         (
             ["--epocs", "3"],
-            "build() in SCRIPT refused its arguments (line 7), as it says above. It got --epocs 3; they follow --",
+            "build() in SCRIPT refused its arguments (line 7), see its message above. It got --epocs 3; they follow --",
         ),
     ],
 )
@@ -457,7 +457,7 @@ def answering(answer: bytes | None) -> Iterator[str]:
         (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]"]),
         (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
         (["launch", "ray"], ["http://head:8265", "leaves the job running", "resumes a run", "[env var: OFFLOAD_RAY_ADDRESS"]),
-        (["plan"], ["before paying", "offload probe train.py", "Least dollars per useful sample"]),
+        (["plan"], ["before you pay", "offload probe train.py", "Fewest dollars per useful sample"]),
     ],
     ids=["offload", "run", "demo", "doctor", "launch ray", "plan"],
 )  # fmt: skip

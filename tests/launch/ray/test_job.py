@@ -172,7 +172,7 @@ def test_links_that_stay_here_are_named(script: Path, tmp_path: Path) -> None:
     (script.parent / "within").symlink_to(script)
     done = run(script, "--dry-run")
     assert done.exit_code == 0
-    assert "links out of the folder, or to folders, do not travel: 'to-data', 'to-file'\n" in done.stderr
+    assert "links out of the folder, or to folders, are not uploaded: 'to-data', 'to-file'\n" in done.stderr
 
 
 # --- what is refused before any call ----------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_the_limit_is_that_of_rays_dashboard() -> None:
         (["--env", "MIRROR=https://me:hunter2@host/"], "--env MIRROR has an address with a password or a token in it"),
         (["--storage-path", "s3://k:hunter2@host/b"], "--storage-path has an address with a password or a token in it"),
         (["--", "3", "--db=postgres://me:hunter2@db/x"], "argument 2 of the script has an address with a password"),
-        ([], "--address is missing: that of the cluster's dashboard, such as http://head:8265"),
+        ([], "--address is missing: pass the address of the cluster's dashboard, such as http://head:8265"),
     ],
 )
 def test_options_that_cannot_be(script: Path, options: list[str], says: str) -> None:
@@ -351,8 +351,8 @@ def test_scripts_that_are_none(script: Path) -> None:
         (["--status", "a", "--dry-run"], "and --dry-run has no effect there"),
         (["--stop", "a", "--name", "b"], "and --name has no effect there"),
         (["--status", "a", "--no-wait"], "and --no-wait has no effect there"),
-        (["--status", ""], "--status is the id of a job, as the launch said it, found ''"),
-        (["--stop", ""], "--stop is the id of a job, as the launch said it, found ''"),
+        (["--status", ""], "--status must be the id of a job, as the launch printed it, found ''"),
+        (["--stop", ""], "--stop must be the id of a job, as the launch printed it, found ''"),
     ],
 )
 def test_a_job_is_launched_or_looked_at_or_stopped(options: list[str], says: str) -> None:
@@ -671,7 +671,7 @@ def test_a_job_that_does_not_stop_in_time_is_a_failure(monkeypatch: pytest.Monke
     with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], runtime_env=environment)) as url:
         done = run("--stop", "train-1", "--address", url)
         assert done.exit_code == 1
-        assert "train-1 still runs, longer than it was given to stop" in done.output
+        assert "train-1 still runs, after its time to stop" in done.output
         assert run("--stop", "train-1", "--no-wait", "--address", url).exit_code == 0
 
 
@@ -692,7 +692,7 @@ def test_ctrl_c_while_a_job_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch) 
     with dashboard(Dashboard(logs=[""], statuses=["RUNNING"])) as url:
         done = run("--stop", "train-1", "--address", url)
     assert done.exit_code == 130
-    assert "train-1 is being stopped" in done.output
+    assert "train-1 is stopping" in done.output
     assert "goes on" not in done.output
 
 

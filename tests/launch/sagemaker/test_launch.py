@@ -183,7 +183,7 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
             "channel 'a' leaves out the group 'gpu', whose hosts list the data and preprocess, too: --input a@gpu,cpu=",
         ),
         (["--input", "a=s3://b/a", "--input-mode", "Pipe"], "'Pipe' is not one of 'File', 'FastFile'"),
-        (["--input-mode", "FastFile"], "--input-mode FastFile says how --input is read, and there is no --input"),
+        (["--input-mode", "FastFile"], "--input-mode FastFile says how to read --input, and there is no --input"),
         (["--env", "A"], "--env must be NAME=VALUE, found 'A'"),
         (["--tag", "A=1", "--tag", "A=2"], "--tag A is given twice"),
         (["--env", "MY_PASSWORD=hunter2"], "MY_PASSWORD looks like a secret"),
@@ -196,8 +196,8 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--hosts-deadline", "-1"], "'-1' is not a number above 0"),
         (["--gpu", "ml.g5.xlarge:" + "9" * 5000], "a group must be TYPE:COUNT"),
         (["--subnet", "subnet-1"], "a VPC needs both subnets and security groups"),
-        (["--framework-version", "2.8"], "say which image: either --image-uri URI, or --framework-version"),
-        (["--plan", "plan.json"], "say which instances: either --gpu TYPE:COUNT"),
+        (["--framework-version", "2.8"], "name the image: either --image-uri URI, or --framework-version"),
+        (["--plan", "plan.json"], "name the instances: either --gpu TYPE:COUNT"),
         (["--hyperparameter", "note=" + "x" * 2500], r"HyperParameters.note: \d+ characters"),
         (["--hyperparameter", "sagemaker_program=x.py"], "the hyperparameter 'sagemaker_program' cannot be set"),
         (["--hyperparameter", "--lr=1"], "the hyperparameter '--lr' would reach the script as ----lr: give its name"),
@@ -228,11 +228,11 @@ def test_bad_input_is_refused_before_any_call(script: Path, args: list[str], tex
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE], "say which instances"),
+        (["--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE], "name the instances"),
         (["--cpu", "ml.c5.xlarge:1", "--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE], "--gpu is missing"),
         (["--gpu", "ml.g5.xlarge:1", "--bucket", "b-b", "--image-uri", IMAGE], "--role is missing"),
         (["--gpu", "ml.g5.xlarge:1", "--role", ROLE, "--image-uri", IMAGE], "--bucket is missing"),
-        (USUAL, "say which image"),
+        (USUAL, "name the image"),
         *(
             ([*USUAL, "--framework-version", version], text)
             for version, text in {
