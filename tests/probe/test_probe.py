@@ -244,7 +244,7 @@ def test_an_interrupted_probe_writes_nothing(script: Path) -> None:
         out, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
     assert time.monotonic() - began < 40
-    assert "the probe was interrupted; nothing is written" in error
+    assert "the probe was interrupted; it has written nothing" in error
     assert out == ""
     assert [path.name for path in script.parent.iterdir() if path.suffix] == ["noise.py"]
 
