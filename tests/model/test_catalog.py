@@ -129,5 +129,5 @@ def test_prices_without_credentials_are_a_matter_of_one_sentence(monkeypatch: py
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    with pytest.raises(ConfigError, match=r"price list cannot be asked \(NoCredentialsError.*pricing:GetProducts"):
+    with pytest.raises(ConfigError, match=r"price list cannot be queried \(NoCredentialsError.*pricing:GetProducts"):
         refreshed(built_in(), "us-east-1", names=["ml.c5.4xlarge"])
