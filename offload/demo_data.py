@@ -1,4 +1,4 @@
-"""The demo's data set: handwritten digits on photographs, as real JPEG files in class folders.
+"""The demo's data set of handwritten digits on photographs, as real JPEG files in class folders.
 
 scikit-learn ships two photographs (427×640) and 1,797 scans of handwritten digits (8×8). Every image made here is a random crop of
 one photograph with one digit drawn large onto it; its label is the digit. So the files cost as much to read and decode as

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: all of them end this process in the same way.
+"""Make Ctrl-C, SIGTERM and SIGHUP end this process in the same way.
 
 A signal raises KeyboardInterrupt on the main thread, except inside :meth:`Interrupts.shielded`, which only counts it: an exception
 must not pass through the start or the end of Ray, which are mostly C++. The command line also has a :class:`LastResort`, which ends

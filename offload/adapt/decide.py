@@ -1,4 +1,4 @@
-"""Chooses the size to train at next (workers, local batch, accumulation) from the joint goodput.
+"""Choose the next size of training (workers, local batch, accumulation) from the joint goodput.
 
 A decision is a value with its reason and its expected gain. Other modules carry it out.
 """

@@ -1,4 +1,4 @@
-"""How often a run may lose a machine without notice before it stops using that machine."""
+"""The count of machine losses without notice, after which a run stops using a machine."""
 
 from __future__ import annotations
 

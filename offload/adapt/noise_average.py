@@ -1,4 +1,4 @@
-"""Gradient noise over many steps: an exponential mean for each parameter group.
+"""The exponential mean of gradient noise over many steps, for each parameter group.
 
 Source of the smoothing: Qiao et al., "Pollux", OSDI'21 (AdaptDL's ``gradient_noise_scale.py``).
 """

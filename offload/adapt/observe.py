@@ -1,4 +1,4 @@
-"""Measurements of both sides of a run: step times by size, and the rate of the input.
+"""Measurements of both sides of a run, the step times by size and the rate of the input.
 
 A step that waited for data says nothing about the accelerator, and a queue that was never empty says nothing about the input.
 Each then gives only a bound on the other side's rate, not a value.

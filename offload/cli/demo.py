@@ -1,4 +1,4 @@
-"""The demo: a ResNet on real JPEGs, preprocessed by every CPU of this machine.
+"""The demo, which trains a ResNet on real JPEGs, preprocessed by every CPU of this machine.
 
 It is the same program as ``examples/image_classification.py``, with generated data.
 """

@@ -1,4 +1,4 @@
-"""``offload doctor``: check this machine for the needs of a run, and give a remedy for each problem.
+"""``offload doctor``, which checks this machine for the needs of a run, and gives a remedy for each problem.
 
 Actions that may hang or crash (importing torch, calling a cluster) happen in a child process with a deadline; the checks themselves
 are in ``offload.cli.checks``. Where it stops: it changes nothing on the machine and measures nothing; ``offload probe`` measures.

@@ -1,4 +1,4 @@
-"""``--emit`` of ``offload plan``: print a file that brings up the recommended cluster, instead of the table."""
+"""``--emit`` of ``offload plan``, which prints a file that brings up the recommended cluster, instead of the table."""
 
 from __future__ import annotations
 

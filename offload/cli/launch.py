@@ -1,4 +1,4 @@
-"""``offload launch``: start a training on other machines."""
+"""``offload launch``, which starts a training on other machines."""
 
 from __future__ import annotations
 

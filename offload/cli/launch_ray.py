@@ -1,4 +1,4 @@
-"""``offload launch ray``: a training as a job on any Ray cluster."""
+"""``offload launch ray``, which runs a training as a job on any Ray cluster."""
 
 from __future__ import annotations
 

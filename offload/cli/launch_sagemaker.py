@@ -1,4 +1,4 @@
-"""``offload launch sagemaker``: a training as a heterogeneous job on Amazon SageMaker."""
+"""``offload launch sagemaker``, which runs a training as a heterogeneous job on Amazon SageMaker."""
 
 from __future__ import annotations
 

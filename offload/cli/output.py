@@ -1,4 +1,4 @@
-"""The output of a command: under --json, stdout holds one document and nothing else."""
+"""The output of a command, which under --json is one document on stdout and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``offload plan``."""
+"""``offload plan``, which recommends the nodes to rent for a profile."""
 
 from __future__ import annotations
 

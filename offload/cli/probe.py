@@ -1,4 +1,4 @@
-"""``offload probe``."""
+"""``offload probe``, which measures a script and writes its profile."""
 
 from __future__ import annotations
 

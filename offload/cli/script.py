@@ -1,4 +1,4 @@
-"""A user's script: a Python file that defines ``build() -> offload.Trainer``."""
+"""Load a user's script, a Python file that defines ``build() -> offload.Trainer``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reproducible archives: the same files give the same bytes.
+"""Reproducible archives, in which the same files give the same bytes.
 
 Where it stops: :mod:`offload.launch.files` chooses the files to upload.
 """

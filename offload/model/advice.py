@@ -1,4 +1,4 @@
-"""A plan in words: why this shape, which alternatives exist, and what not to rely on."""
+"""Explain a plan in words, with the reasons for its shape, the alternatives, and warnings."""
 
 from __future__ import annotations
 

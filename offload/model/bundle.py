@@ -1,4 +1,4 @@
-"""Bundles: resources that must fit on one node, as Ray counts them."""
+"""Bundles of resources that must fit on one node, as Ray counts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The joint model: goodput of accelerators that are fed by an input side of finite speed.
+"""The joint model of goodput, for accelerators with an input side of finite speed.
 
 Without an input rate it is the goodput of Qiao et al., "Pollux", OSDI'21 (reference implementation: AdaptDL's
 ``goodput.py``), which predicts several times the real throughput on a job that waits for its data.

@@ -1,4 +1,4 @@
-"""Rate of the input side: samples/s that the CPUs, network, storage and workers of a shape can deliver."""
+"""The rate of the input side, in samples/s that the CPUs, network, storage and workers of a shape can deliver."""
 
 from __future__ import annotations
 

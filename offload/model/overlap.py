@@ -1,4 +1,4 @@
-"""How two times that overlap add up: the p-norm that both halves of the model use."""
+"""The p-norm with which both halves of the model add up two overlapping times."""
 
 from __future__ import annotations
 

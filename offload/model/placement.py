@@ -1,4 +1,4 @@
-"""How many workers fit on a cluster so that preprocessing keeps its cores. Pure: nodes in, a placement out.
+"""The number of workers that fit on a cluster while preprocessing keeps its cores. Pure: nodes in, a placement out.
 
 Where it stops: this is a count, not a schedule; Ray places the workers.
 """

@@ -1,4 +1,4 @@
-"""A plan: candidates and a recommendation. Its document is plan.json, schema ``offload.plan/1``."""
+"""A plan with its candidates and its recommendation. Its document is plan.json, schema ``offload.plan/1``."""
 
 from __future__ import annotations
 

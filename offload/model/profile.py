@@ -1,4 +1,4 @@
-"""profile.json: a probe's findings about a workload, the input of a plan. Schema ``offload.profile/1``.
+"""A probe's findings about a workload, the input of a plan. The document is profile.json, schema ``offload.profile/1``.
 
 A profile may be written by hand: only core-seconds and wire bytes per sample and the two compute terms are required.
 Where it stops: parsed JSON in, a checked value out.

@@ -1,4 +1,4 @@
-"""The allotment of block rows to ranks: every row goes to one rank, and all ranks get equally many.
+"""The allotment of block rows to ranks, where every row goes to one rank and all ranks get equally many.
 
 Each whole block travels to one host; only the last few blocks of a pass are cut, to level the ranks. Pure: row counts in,
 shares out.

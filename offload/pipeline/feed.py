@@ -1,4 +1,4 @@
-"""The feed: the part of the hub that hands preprocessed blocks, as references, to the workers.
+"""The feed, the part of the hub that hands preprocessed blocks, as references, to the workers.
 
 A pass is one visit of a data set: an epoch of the training data, or one validation. The feed cuts its samples into tasks of index
 rows: tiny tasks first, so that the first batch comes soon, then tasks of a second or more of measured work. The pool runs them,

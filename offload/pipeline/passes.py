@@ -1,4 +1,4 @@
-"""A pass under way: the finished blocks of its tasks, put in order and shared out to the ranks.
+"""A pass under way, with the finished blocks of its tasks, put in order and shared out to the ranks.
 
 A pass is one visit of a data set: an epoch of the training data, or one validation. Where it stops: :mod:`offload.pipeline.feed`
 decides which tasks make the blocks, and when.

@@ -1,4 +1,4 @@
-"""The preprocessing pool: one actor per core, with two tasks in flight, so that a core goes straight to its next task.
+"""The preprocessing pool of one actor per core, with two tasks in flight, so that a core goes straight to its next task.
 
 Why not a Ray Data execution per epoch? Its scheduler looks at finished tasks ten times a second, so a core idles 0.15 s between
 two tasks. It spends 10 to 20 ms of CPU on each task. It restarts its processes (5 to 10 s of imports per core) whenever they

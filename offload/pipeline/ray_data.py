@@ -1,4 +1,4 @@
-"""``ray.data.Dataset`` sources: the user's own Ray Data pipeline, followed by the transform and the wire format.
+"""``ray.data.Dataset`` sources, which run as the user's own Ray Data pipeline, followed by the transform and the wire format.
 
 Everything that offload uses of Ray Data beyond its everyday API is in this file, with a contract test:
 ``iter_internal_ref_bundles`` is a developer API, and the fields of a block's statistics have moved between releases.

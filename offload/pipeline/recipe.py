@@ -1,4 +1,4 @@
-"""A recipe: the work of a preprocessing task, which turns index rows into a block.
+"""A recipe, the work of a preprocessing task, which turns index rows into a block.
 
 It reads the samples, transforms them with reproducible randomness, and packs them. It runs in Ray Data tasks and in actors, on one
 core each. Where it stops: :mod:`offload.pipeline.feed` decides which rows to process, and when.

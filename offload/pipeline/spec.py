@@ -1,4 +1,4 @@
-"""The user's description of a data set: its source, its transform, and the conversion on the device."""
+"""The user's description of a data set, with its source, its transform, and the conversion on the device."""
 
 from __future__ import annotations
 

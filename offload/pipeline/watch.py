@@ -1,4 +1,4 @@
-"""Watch a preprocessing process: report slow samples, and interrupt those that exceed their deadline.
+"""Watch a preprocessing process, report slow samples, and interrupt those that exceed their deadline.
 
 The process works on its main thread, which a data set may block forever. Another thread watches it. Where it stops: a call that
 neither Python nor a signal can interrupt ends with its process.

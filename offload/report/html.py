@@ -1,4 +1,4 @@
-"""``report.html``: the run on one page, without scripts or downloads."""
+"""``report.html``, which shows the run on one page, without scripts or downloads."""
 
 from __future__ import annotations
 

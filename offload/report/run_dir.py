@@ -1,4 +1,4 @@
-"""The run directory: everything that a run leaves behind, in files that other programs can read.
+"""The run directory, which holds everything that a run leaves behind, in files that other programs can read.
 
 ``events.jsonl`` begins with ``run_started`` and ends with ``run_finished``; ``metrics.jsonl`` has a line per interval; the run writes
 ``summary.json`` at its end. A new run resumes an unfinished run in the directory, and refuses a finished one.

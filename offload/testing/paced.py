@@ -1,4 +1,4 @@
-"""The paced accelerator: a stand-in for a GPU on machines without one. It takes time and computes nothing."""
+"""The paced accelerator, a stand-in for a GPU on machines without one. It takes time and computes nothing."""
 
 import time
 from collections.abc import Callable

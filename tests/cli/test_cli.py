@@ -453,7 +453,7 @@ def answering(answer: bytes | None) -> Iterator[str]:
     ("command", "teaches"),
     [
         ([], ["offload doctor", "offload demo", "offload run SCRIPT", "build() -> offload.Trainer", "--version"]),
-        (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "is resumed", "Ctrl-C commits"]),
+        (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "resumes an unfinished run", "Ctrl-C commits"]),
         (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]"]),
         (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
         (["launch", "ray"], ["http://head:8265", "leaves the job running", "resumes a run", "[env var: OFFLOAD_RAY_ADDRESS"]),

@@ -1,4 +1,4 @@
-"""The part of every host except the head: prepare the host, start Ray when the head says so, and end as the head does.
+"""The part of every host except the head, which prepares the host, starts Ray when the head says so, and ends as the head does.
 
 It reports failures to the head, which tells all hosts. The head trains.
 """

@@ -1,4 +1,4 @@
-"""Process 1 of a container: start the training toolkit as the image would, and pass SIGTERM on to the entry.
+"""Process 1 of a container, which starts the training toolkit as the image would, and passes SIGTERM on to the entry.
 
 The service announces a stop or a spot interruption by SIGTERM to process 1, two minutes before it kills the container. AWS's images
 and the toolkit do not pass the signal on. This program travels within the request, line by line

@@ -1,4 +1,4 @@
-"""The parts of a source: an index of samples, and a reader that any preprocessing task can call on index rows."""
+"""The parts of a source, an index of samples and a reader that any preprocessing task can call on index rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The Ray cluster: connections to it, its nodes and processes, notices of leaving nodes, requests for more nodes."""
+"""Connections to the Ray cluster, its nodes and processes, notices of leaving nodes, and requests for more nodes."""

@@ -1,5 +1,5 @@
-"""``offload.Trainer``: checks its arguments, lists the data, and hands over to a run. It mirrors Ray Train's ``TorchTrainer`` where the
-two overlap."""
+"""``offload.Trainer``, which checks its arguments, lists the data, and hands over to a run. It mirrors Ray Train's ``TorchTrainer``
+where the two overlap."""
 
 from __future__ import annotations
 

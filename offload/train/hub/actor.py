@@ -1,4 +1,4 @@
-"""The hub: the run's only actor beside the driver. It feeds the workers and receives their reports. (Each further process would take
+"""The hub, the run's only actor beside the driver. It feeds the workers and receives their reports. (Each further process would take
 some seconds to start.)
 
 This module imports neither torch nor Ray Train: on a host with few cores, the hub starts beside the workers, which import both.

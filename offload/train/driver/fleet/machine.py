@@ -1,4 +1,4 @@
-"""The transitions: ``step(state, event) -> (state, actions)``.
+"""The transitions of the state machine, ``step(state, event) -> (state, actions)``.
 
 A change of the workers has four parts, none of which waits: preprocessing leaves the cores that the next workers take
 (:class:`MakingRoom`), the workers commit and end, Ray Train starts the next group (:class:`Committing`), and preprocessing takes the
