@@ -32,7 +32,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What bounds and steadies the decisions.
+    """The bounds of the decisions, and the rules that keep them steady.
 
     Args:
         initial_batch_size: M0.
@@ -249,7 +249,7 @@ def _pick(choices: Sequence[_Choice], rules: Rules) -> _Choice | None:
 
 
 def _not_worth(now: _Choice, best: _Choice, situation: Situation, rules: Rules) -> str | None:
-    """Why a change of the worker count does not pay; None if it pays."""
+    """The reason why a change of the worker count does not pay; None if it pays."""
     fewer = best.option.workers < now.option.workers
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
     if not fewer and gain < rules.least_resize_gain:

@@ -1,7 +1,7 @@
 """Measurements of both sides of a run, the step times by size and the rate of the input.
 
 A step that waited for data says nothing about the accelerator, and a queue that was never empty says nothing about the input.
-Each then gives only a bound on the other side's rate, not a value.
+In the other regime, each measurement is only a bound, not a value.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ TRAIN = "train"
 
 
 End = Literal["", "resize", "stop"]
-"""How a worker group ends: not at all, to make way for another group, or for good."""
+"""The end of a worker group: none, to make way for another group, or for good."""
 
 
 @dataclass(frozen=True, kw_only=True)

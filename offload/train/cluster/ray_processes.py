@@ -33,7 +33,7 @@ from offload.preload import setup_worker
 from offload.train.cluster.reaper import MARK, end_marked
 
 RECONNECT = "gcs_rpc_server_reconnect_timeout_s"  # Ray's setting for how long processes look for a lost control process
-AWAY_S = 10.0  # our value; Ray's own minute allows for a restart of the control process, which nobody restarts here
+AWAY_S = 10.0  # our value; Ray's own minute is for clusters that restart their control process
 SYSTEM_CONFIG = {
     RECONNECT: int(AWAY_S),
     # Python processes that Ray starts ahead, one per core, would stay idle: those of a run start with their imports done.
