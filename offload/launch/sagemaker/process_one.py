@@ -31,11 +31,11 @@ def main() -> None:
             with open(pid_file) as file:
                 entry = int(file.read())
         except (OSError, ValueError):
-            os._exit(STOPPED)  # nothing has begun yet; the kernel ends all other processes here
+            os._exit(STOPPED)  # nothing was begun yet; the kernel ends what else runs here
         try:
             os.kill(entry, signal.SIGTERM)
         except ProcessLookupError:
-            pass  # the entry has ended, and the toolkit will end, too
+            pass  # it has ended, and the toolkit will
 
     signal.signal(signal.SIGTERM, stop)
     script = shutil.which(IMAGE_START)
@@ -45,7 +45,7 @@ def main() -> None:
     except OSError as error:
         fail(f"this image cannot run `train` ({error}): install sagemaker-training, or launch with --image-entrypoint.")
     while True:
-        pid, status = os.wait()  # orphans too: nobody else waits for them here
+        pid, status = os.wait()  # of orphans too: nobody else ends them here
         if pid == toolkit.pid:
             sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 
