@@ -1,7 +1,7 @@
 """Preprocess on every CPU of the cluster so that GPUs never wait.
 
-The names below are the public surface. They are imported when first used: a preprocessing task that needs one of them
-does not pay for torch or Ray Train.
+The names below are the public surface. They are imported at first use: a preprocessing task that needs one of them does not pay for
+torch or Ray Train.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m offload``, where the command itself is not on the PATH."""
+"""``python -m offload``, for environments where the command itself is not on the PATH."""
 
 from offload.cli.main import main
 

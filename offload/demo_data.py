@@ -1,11 +1,11 @@
-"""The demo's data set: handwritten digits on photographs, as real JPEG files in class folders.
+"""The demo's data set of handwritten digits on photographs, as real JPEG files in class folders.
 
-scikit-learn ships two photographs (427×640) and 1,797 scans of handwritten digits (8×8). Every image made here is a
-random crop of one photograph with one digit drawn large onto it; its label is the digit. So the files cost what
-photographs cost to read and decode, and a small convolutional network really learns them.
+scikit-learn ships two photographs (427×640) and 1,797 scans of handwritten digits (8×8). Every image made here is a random crop of
+one photograph with one digit drawn large onto it; its label is the digit. So the files cost as much to read and decode as
+photographs, and a small convolutional network really learns them.
 
-The scans are split before anything is drawn: no handwriting in ``val/`` was seen in ``train/``. The two photographs
-appear in both. Where it stops: this is a demonstration that learns in minutes, not a benchmark of accuracy.
+The scans are split before drawing: no handwriting in ``val/`` appears in ``train/``. The two photographs appear in both. Where it
+stops: this is a demonstration that learns in minutes, not a benchmark of accuracy.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ WIDTH, HEIGHT = 500, 375
 QUALITY = 90
 VAL_SHARE = 0.2
 MIN_IMAGES = 20  # one of each digit in each split
-IMAGE_BYTES = 85_000  # on disk, the mean
+IMAGE_BYTES = 85_000  # mean size on disk
 
 _MARKER = ".demo-data.json"
-_FORMAT = 1  # raise it when the images change, so that an older data set is made again
+_FORMAT = 1  # raise it when the images change, to replace older data sets
 
-# How large a digit is with its margin, in shares of the image's height; how much of the photograph's width lies behind
-# it; how opaque it is. With these a ResNet-10 at 80 pixels reaches 95 % in five epochs; smaller or fainter digits take
-# more images than the demo has time for.
+# The size of a digit with its margin, in shares of the image's height; the share of the photograph's width behind it; its opacity.
+# With these, a ResNet-10 at 80 pixels reaches 95 % in five epochs; smaller or fainter digits need more images than the demo has
+# time for.
 _DIGIT_HEIGHT = (0.8, 1.0)
 _ZOOM = (0.45, 0.85)
 _OPACITY = (0.8, 1.0)
@@ -48,7 +48,7 @@ _Array = NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class DemoData:
-    """Where the data set lies and what it holds; ``train`` and ``val`` have one folder per class."""
+    """The location and the content of the data set; ``train`` and ``val`` have one folder per class."""
 
     train: Path
     val: Path
@@ -69,12 +69,11 @@ def make_demo_data(
 ) -> DemoData:
     """Make ``images`` JPEGs under ``out``: ``train/<class>/<id>.jpg`` and ``val/<class>/<id>.jpg``, four to one.
 
-    The same arguments give the same images. A data set that is already there is left as it is; one made with other
-    arguments is replaced. ``out`` appears whole or not at all, so an interrupted call leaves nothing half made.
-    ``progress`` is called with (images made, images in all).
+    The same arguments give the same images. An existing data set stays unchanged; one made with other arguments is replaced. ``out``
+    appears whole or not at all, so an interrupted call leaves no partial data set. ``progress`` is called with (images made, images
+    in all).
 
-    Raises ConfigError for too few images, for a folder that holds something else, one that cannot be written, and
-    where scikit-learn is missing.
+    Raises ConfigError for too few images, if the folder holds something else or cannot be written, or if scikit-learn is missing.
     """
     images = check_count(argument("images"), images, least=MIN_IMAGES, most=sys.maxsize**2, sane="such as 3000")
     key = {"format": _FORMAT, "images": images, "seed": seed}
@@ -109,7 +108,7 @@ def _check_room(out: Path, images: int) -> None:
     try:
         there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
         free = shutil.disk_usage(there).free
-    except OSError:  # writing there will say it better
+    except OSError:  # writing there will raise a better error
         return
     sane = f"the {free / 1e9:,.1f} GB that are free at {there} hold no more"
     check_count(argument("images"), images, most=max(free // IMAGE_BYTES, MIN_IMAGES), sane=sane)
@@ -139,7 +138,7 @@ def _load_material(seed: int) -> _Material:
         from sklearn.datasets import load_digits, load_sample_images
     except ImportError as error:
         raise ConfigError(
-            "the demo data set is made from images that scikit-learn ships, and it is not installed; "
+            "the demo data set uses images that scikit-learn ships, and scikit-learn is not installed; "
             "run: pip install 'offload[demo]'"
         ) from error
     digits = load_digits()
@@ -162,7 +161,7 @@ def _write(
     seed: int,
     progress: Callable[[int, int], None] | None,
 ) -> DemoData:
-    """Write the files under ``root``; the result names them where they will lie, under ``final``."""
+    """Write the files under ``root``; the result gives their final paths, under ``final``."""
     counts = {"val": max(10, round(images * VAL_SHARE))}
     counts["train"] = images - counts["val"]
     written = total_bytes = 0
@@ -190,7 +189,7 @@ def _write(
 
 
 def _draw(rng: np.random.Generator, photographs: list[Image.Image], scan: _Array) -> Image.Image:
-    """One image: a crop of a photograph, with the scan drawn over it at a random place, size, colour and opacity."""
+    """Draw one image: a crop of a photograph, with the scan drawn over it at a random place, size, colour and opacity."""
     image = _crop(rng, photographs[rng.integers(len(photographs))])
     side = round(HEIGHT * rng.uniform(*_DIGIT_HEIGHT))
     opacity = rng.uniform(*_OPACITY)
@@ -199,9 +198,9 @@ def _draw(rng: np.random.Generator, photographs: list[Image.Image], scan: _Array
     light, dark = rng.integers(190, 256, size=3), rng.integers(0, 66, size=3)
     ink, halo = (light, dark) if dark_below else (dark, light)
     enlarged = Image.fromarray(np.pad(scan, 1)).resize((side, side), Image.Resampling.BICUBIC)
-    # The halo keeps a digit legible where the photograph below it is busy.
+    # The halo keeps a digit legible on a busy photograph.
     for colour, offset in ((halo, 90), (ink, 255)):
-        # A steep edge at one level of grey: 8×8 scans enlarged fifty times are fog without it.
+        # A steep edge at one level of grey: without it, 8×8 scans enlarged fifty times are blurred.
         levels = [round(opacity * min(max(3 * value - offset, 0), 255)) for value in range(256)]
         image.paste((int(colour[0]), int(colour[1]), int(colour[2])), (left, top), enlarged.point(levels))
     return image

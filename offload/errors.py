@@ -1,7 +1,7 @@
-"""The errors a user can see, each with the exit code of the command line.
+"""The errors that a user can see, each with the exit code of the command line.
 
-Where it stops: only mistakes and failures that a user can act on are of these types; a defect of offload itself stays
-an ordinary exception.
+Where it stops: these types are only for mistakes and failures that a user can act on; a defect of offload itself stays an ordinary
+exception.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-# Around an argument within an error's text. Unicode's invisible operators: no text of a user's holds them.
+# Marks around an argument within an error's text: Unicode's invisible operators, which no user's text contains.
 _OPEN, _BETWEEN = "\u2063", "\u2062"
 _ARGUMENT = re.compile(f"{_OPEN}([^{_OPEN}]*){_BETWEEN}([^{_OPEN}]*){_BETWEEN}([^{_OPEN}]*){_OPEN}")
 
 
 def argument(name: str, value: object = None, *, python: str | None = None) -> str:
-    """An argument, for the text of an error: in Python it reads as one of the API, on the command line as its option.
+    """An argument for the text of an error: in Python, it reads as an argument of the API, on the command line as its option.
 
     ``argument("overwrite", True)`` is ``overwrite=True`` and ``--overwrite``; ``argument("storage_path")`` is ``storage_path`` and
     ``--storage-path``; ``argument("max_workers", 4)`` is ``max_workers=4`` and ``--max-workers 4``. ``python``: for an argument
-    that Python spells in another way. A command that has no such option shows what Python does.
+    that Python spells in another way. A command without such an option shows Python's form.
     """
     if python is None:
         python = name if value is None else f"{name}={value!r}"
@@ -29,8 +29,7 @@ def argument(name: str, value: object = None, *, python: str | None = None) -> s
 class OffloadError(Exception):
     """A failure that a user can act on: the text names the thing, the value found and the remedy.
 
-    ``exit_code`` is what the command line ends with: 2 for what is found before the first step, 1 for a run that
-    failed later.
+    ``exit_code`` is the exit code of the command line: 2 for an error before the first step, 1 for a run that failed later.
     """
 
     exit_code = 1
@@ -39,7 +38,7 @@ class OffloadError(Exception):
         return _ARGUMENT.sub(lambda match: match[3], super().__str__())
 
     def naming(self, options: Collection[str]) -> str:
-        """The text with the options of a command (``--overwrite``) in place of the arguments that they stand for."""
+        """The text with the options of a command (``--overwrite``) instead of the arguments that they stand for."""
 
         def shown(match: re.Match[str]) -> str:
             option = f"--{match[1].replace('_', '-')}"
@@ -49,7 +48,7 @@ class OffloadError(Exception):
 
 
 class ConfigError(OffloadError):
-    """Found before the first step: usage, input or environment (exit code 2)."""
+    """An error found before the first step, in usage, input or environment (exit code 2)."""
 
     exit_code = 2
 
@@ -59,10 +58,10 @@ class RunError(OffloadError):
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield ``error`` and everything it was raised from, outermost first, each once.
+    """Yield ``error`` and all its causes, outermost first, each once.
 
-    Ray wraps what a task raised in layers of its own (``.cause``, ``__cause__``, and the ``worker_failures`` of a
-    training run); the error that a user can act on sits somewhere inside.
+    Ray wraps a task's error in layers of its own (``.cause``, ``__cause__``, and the ``worker_failures`` of a training run); the error
+    that a user can act on is somewhere inside.
     """
     seen: set[int] = set()
     todo: list[BaseException] = [error]

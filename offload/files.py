@@ -1,6 +1,6 @@
-"""Files that a user names: read whole, but only where that ends.
+"""Read a user's files as a whole, but only regular files.
 
-A named pipe waits for a writer without an end, and a device may have none.
+A named pipe may wait for a writer forever, and a device may have no end.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ _KINDS = {
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file. ``what`` is it called in an error: ``the profile``.
+    """Read the text of a file. ``what`` names it in errors: ``the profile``.
 
-    Raises ConfigError for one that is missing, may not be read, is no ordinary file, is larger than 64 MiB or no text.
+    Raises ConfigError if the file is missing, not readable, not an ordinary file, larger than 64 MiB, or not text.
     """
     named = f"{what} {path}"
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no ordinary file")
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "not an ordinary file")
             raise ConfigError(f"{named} cannot be read: it is {kind}. Name an ordinary file.")
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ConfigError(
-                f"{named} cannot be read: it is larger than {MOST_BYTES >> 20} MiB. Is another file meant?"
+                f"{named} cannot be read: it is larger than {MOST_BYTES >> 20} MiB. Did you mean another file?"
             )
         return content.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{named} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{named} cannot be read: it is not UTF-8 text. Is another file meant?") from None
-    except ValueError as error:  # a path that none can have
+        raise ConfigError(f"{named} cannot be read: it is not UTF-8 text. Did you mean another file?") from None
+    except ValueError as error:  # an impossible path
         raise ConfigError(f"{named} cannot be read: {error}.") from None
 
 
 def read_json(path: Path, what: str, remedy: str) -> Any:
-    """The document in a JSON file. Raises ConfigError as :func:`read_text` does, and for what is not JSON."""
+    """Read the document in a JSON file. Raises ConfigError as :func:`read_text` does, and if it is not JSON."""
     text = read_text(path, what)
     try:
         return json.loads(text)

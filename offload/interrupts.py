@@ -1,10 +1,10 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the one way in which each of them ends what runs here.
+"""Make Ctrl-C, SIGTERM and SIGHUP end this process in the same way.
 
-A signal raises KeyboardInterrupt on the main thread, except inside :meth:`Interrupts.shielded`, where it is only counted: an exception
-must not fly through the start or the end of Ray, which are C++ for the most part. The command line also has a
-:class:`LastResort`: it ends the process, and what it started, if the orderly way takes too long.
+A signal raises KeyboardInterrupt on the main thread, except inside :meth:`Interrupts.shielded`, which only counts it: an exception
+must not pass through the start or the end of Ray, which are mostly C++. The command line also has a :class:`LastResort`, which ends
+the process and its children if an orderly end takes too long.
 
-Where it stops: what is committed, written or said before the end is for those who are interrupted.
+Where it stops: the interrupted code itself commits, writes and reports before the end.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-INTERRUPTED = 130  # exit code of whatever was interrupted, by whichever signal
+INTERRUPTED = 130  # exit code after an interruption, by any of the signals
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HELD = (signal.SIGTERM,)
 HELD_LOOK_S = 0.2
-END_S = 7.0  # for an orderly end, before the last resort
-COMMITTED_END_S = 30.0  # the same after a checkpoint was committed, when nobody has pressed twice
+END_S = 7.0  # time for an orderly end, before the last resort
+COMMITTED_END_S = 30.0  # the same after a committed checkpoint, unless the user has pressed twice
 SAID = "offload: ended at once; the same command resumes from the last checkpoint."
-SHOW_CURSOR = "\x1b[?25h"  # progress bars hide it
+SHOW_CURSOR = "\x1b[?25h"  # progress bars hide the cursor
 
 
 class Interrupts:
-    """Counts the signals of this process. ``presses``: how many came."""
+    """The count of this process's signals. ``presses``: the number so far."""
 
     def __init__(self) -> None:
         self.presses = 0
@@ -41,7 +41,7 @@ class Interrupts:
         self._shields = 0
 
     def only_count(self) -> None:
-        """From now on raise nothing."""
+        """Only count signals from now on, and raise nothing."""
         self._shields += 1
 
     def check(self) -> None:
@@ -51,12 +51,12 @@ class Interrupts:
 
     @contextmanager
     def shielded(self, *, patient: bool = False, nothing_to_lose: bool = False) -> Iterator[None]:
-        """Only count signals within.
+        """A context that only counts signals.
 
         Args:
-            patient: the first one is answered in order, however long that takes; otherwise the last resort's time begins.
-            nothing_to_lose: the last resort need not wait at all. SIGTERM is held back within: Ray's C++ takes it while Ray starts,
-                and would print a stack.
+            patient: whether the first signal gets an orderly answer, however long that takes; otherwise, the last resort's time begins.
+            nothing_to_lose: whether the last resort need not wait at all. It also blocks SIGTERM: Ray's C++ handles it while Ray
+                starts, and would print a stack.
         """
         self._shields += 1
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD if self.installed and nothing_to_lose else ())
@@ -68,13 +68,13 @@ class Interrupts:
             self._shields -= 1
             if self.last_resort is not None:
                 self.last_resort.allow()
-            if self.installed:  # C++ may have taken a signal meanwhile, and not told Python
+            if self.installed:  # C++ may have handled a signal meanwhile, without telling Python
                 install(self)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @contextmanager
     def finally_killing(self, kill: Callable[[], None]) -> Iterator[None]:
-        """Within, the last resort also calls ``kill``."""
+        """A context in which the last resort also calls ``kill``."""
         if self.last_resort is None:
             yield
             return
@@ -85,18 +85,18 @@ class Interrupts:
             self.last_resort.kills.remove(kill)
 
     def end_within(self, seconds: float, said: str = SAID, exit_code: int = INTERRUPTED) -> None:
-        """From now on the last resort waits no longer than this; then it says ``said``. Does nothing without a last resort."""
+        """Let the last resort wait at most ``seconds`` from now on, and then print ``said``. Does nothing without a last resort."""
         if self.last_resort is not None:
             self.last_resort.end_within(seconds, said, exit_code)
 
     def heard(self, signum: int, frame: FrameType | None) -> None:
-        """The signals' handler."""
+        """The handler of the signals."""
         self.presses += 1
         if self.last_resort is not None:
             self.last_resort.wake()
         if self._shields:
             return
-        # A module of C++ that is interrupted while it is imported may crash.
+        # An interrupted import of a C++ module may crash.
         if self.last_resort is not None and _imports(frame):
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError, RuntimeError):
@@ -107,8 +107,8 @@ class Interrupts:
 
 @contextmanager
 def handled() -> Iterator[Interrupts]:
-    """Handlers of the signals for the time of the block: the process's own, where they are such already. Elsewhere than on the main
-    thread nothing is heard."""
+    """A context with handlers of the signals: the process's own, if it already has such handlers. On other threads than the main
+    thread, it handles no signals."""
     if threading.current_thread() is not threading.main_thread():
         yield Interrupts()
         return
@@ -124,15 +124,15 @@ def handled() -> Iterator[Interrupts]:
 
 
 def install(interrupts: Interrupts) -> dict[signal.Signals, Any]:
-    """Install the handlers; returns those before. SIGHUP stays ignored where it is: that is what nohup is for."""
+    """Install the handlers; return the previous ones. SIGHUP stays ignored if it is already, as under nohup."""
     interrupts.installed = True
     wanted = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     return {number: signal.signal(number, interrupts.heard) for number in wanted}
 
 
 class LastResort(threading.Thread):
-    """Ends the process when the orderly way takes too long: on a thread, which hears of signals at once even while the main thread is
-    busy in C++. ``kills``: what to call before."""
+    """A thread that ends the process if an orderly end takes too long. It notices signals at once, even while the main thread is busy
+    in C++. ``kills``: functions to call before the end."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         super().__init__(daemon=True, name="last-resort")
@@ -160,17 +160,17 @@ class LastResort(threading.Thread):
         self.wake()
 
     def wake(self) -> None:
-        """Look at once whether it is time."""
+        """Check at once whether the time is up."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"\0")
 
     def all_said(self) -> None:
-        """The reason of the end has been told: the last resort says nothing more."""
+        """Note that the user knows the reason of the end: the last resort prints nothing more."""
         self._said = ""
 
     def run(self) -> None:
-        """Wait for signals, and for the time when there is no more patience."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they are the main thread's
+        """Wait for signals, and for the time limit."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the main thread handles them
         while True:
             held = self._nothing_to_lose and not signal.sigpending().isdisjoint(HELD)
             left_s = self._until - time.monotonic()
@@ -185,8 +185,8 @@ class LastResort(threading.Thread):
                 self._until = min(self._until, time.monotonic() + (0.0 if self._nothing_to_lose else END_S))
 
     def end(self) -> NoReturn:
-        """End the process now, and what ``kills`` knows of."""
-        with self._ending:  # for good: whoever comes second waits for the end
+        """Call ``kills`` and end the process now."""
+        with self._ending:  # never released: a second caller waits for the end
             words = (SHOW_CURSOR if os.isatty(2) else "") + (f"{self._said}\n" if self._said else "")
             with contextlib.suppress(OSError):
                 os.write(2, words.encode())
@@ -197,7 +197,7 @@ class LastResort(threading.Thread):
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether a module is being imported by what is interrupted."""
+    """Whether the interrupted code is importing a module."""
     while frame is not None:
         if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

@@ -1,6 +1,6 @@
-"""What this machine, or this container, lets its processes use.
+"""The resources that this machine, or this container, lets its processes use.
 
-Where it stops: the standard library alone, so that whoever starts processes can ask before anything heavy is imported.
+Where it stops: it uses only the standard library, so that callers can ask before any heavy import.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, further limited by a cgroup quota."""
+    """The cores that this process may use: its affinity, further limited by a cgroup quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
     return cores if quota is None else min(cores, max(1, int(quota)))
@@ -34,8 +34,8 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def process_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
-    """Memory that only this process keeps occupied: neither files nor shared memory, and of pages that it shares with the process
-    that it was forked from its share. 0 where the kernel does not say. To ask takes some 20 ms in a process with torch."""
+    """The private memory of this process, in bytes: without files and shared memory, and with its share of pages in common with the
+    process that forked it. 0 if the kernel does not tell. In a process with torch, this takes some 20 ms."""
     try:
         lines = rollup.read_text().splitlines()
     except OSError:
@@ -44,7 +44,7 @@ def process_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
 
 
 def memory_limit(total_bytes: int, root: Path = Path("/sys/fs/cgroup")) -> int:
-    """The memory in bytes that processes here can have: the machine's, or less by the cgroup's limit."""
+    """The memory that processes here can have, in bytes: the machine's, or less if the cgroup limits it."""
     for file in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
         try:
             return min(total_bytes, int(file.read_text()))

@@ -1,6 +1,6 @@
-"""Which versions of Ray this release was tested with, and the warning for any other.
+"""The versions of Ray with which this release was tested, and the warning for any other.
 
-Where it stops: nothing is refused. Other versions may well work; contract tests hold what offload relies on.
+Where it stops: it refuses nothing. Other versions may well work; contract tests check what offload relies on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TESTED_RAY = ("2.60", "2.61")
 def ray_version_warning(version: str) -> str | None:
     """One paragraph to show for a Ray ``version`` outside the tested range; None inside it.
 
-    A pre-release counts as the version that it leads to; what cannot be read counts as outside.
+    A pre-release counts as the version that it leads to; an unreadable version counts as outside.
     """
     found = _parse(version)
     lowest, limit = (_parse(bound) for bound in TESTED_RAY)

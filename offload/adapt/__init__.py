@@ -1,1 +1,1 @@
-"""Decides what to change while training runs, from measurements. Pure: no clock, no I/O, no torch."""
+"""Decide from measurements what to change while training runs. Pure: no clock, no I/O, no torch."""

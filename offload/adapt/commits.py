@@ -1,4 +1,4 @@
-"""How often to commit a checkpoint, from what one costs and how often nodes fail."""
+"""The interval between checkpoint commits, from the cost of a commit and the rate of node failures."""
 
 from __future__ import annotations
 

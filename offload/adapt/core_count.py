@@ -1,4 +1,4 @@
-"""How many cores preprocessing is worth, where the cluster can grow and shrink."""
+"""The number of preprocessing cores that are worth their price, on a cluster that can grow and shrink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the cores of each node preprocess, from the measured nodes. Pure."""
+"""The preprocessing speed of each node's cores, from the measured nodes. Pure."""
 
 from __future__ import annotations
 

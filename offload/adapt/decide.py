@@ -1,4 +1,4 @@
-"""Chooses the size to train at next (workers, local batch, accumulation) from the joint goodput.
+"""Choose the next size of training (workers, local batch, accumulation) from the joint goodput.
 
 A decision is a value with its reason and its expected gain. Other modules carry it out.
 """
@@ -21,8 +21,8 @@ EXPLORED = 2  # times the largest batch seen: beyond it the model would guess
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A worker count that fits: the nodes of the workers, the cores that preprocess beside them, and dollars per hour of all
-    nodes in use (None: unknown)."""
+    """A worker count that fits, with the workers' nodes, the cores that then preprocess, and the dollars per hour of all nodes
+    in use (None: unknown)."""
 
     workers: int
     nodes: int
@@ -32,12 +32,12 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What bounds and steadies the decisions.
+    """The bounds of the decisions, and the rules that keep them steady.
 
     Args:
         initial_batch_size: M0.
-        max_batch_size: of the global batch; the initial one where batches are fixed.
-        local_batch_size: least and most of one worker.
+        max_batch_size: the largest global batch; the initial one where batches are fixed.
+        local_batch_size: the smallest and the largest batch of one worker.
         objective: ``time``: the most goodput; ``cost``: the most goodput per dollar.
         least_gain: the least relative gain that justifies another batch.
         least_resize_gain: the same for another worker count, which stops training for a while.
@@ -102,10 +102,10 @@ class Situation:
     """The input of a decision.
 
     Args:
-        split: of the global batches now.
+        split: how the global batches are split now.
         seen: what the run has learned.
         noise: gradient noise; None if it is unknown, or the batch is fixed.
-        options: worker counts that fit, with that of ``split`` if it still fits.
+        options: worker counts that fit, including that of ``split`` if it still fits.
         work_left: initial-batch-equivalent samples still to train.
         restart_s: the cost of a change of the worker count, in seconds.
     """
@@ -200,7 +200,7 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
     if why_not is not None:
         return State(), _rebatch(now, at_home, rules, instead=why_not)
     if asked < rules.agreeing:
-        reason = f"{best.option.workers} workers look better; one more interval must say so"
+        reason = f"{best.option.workers} workers look better; one more interval must confirm it"
         return waiting, _rebatch(now, at_home, rules, instead=reason)
     return State(), Resize(
         split=best.split,
@@ -212,9 +212,12 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
 
 
 def _at_home(here: Option, now: _Choice, situation: Situation, rules: Rules) -> _Choice:
-    """The best batch with as many workers as there are, at most twice what was seen, accumulated or not: gradients change
-    while batches grow. ``now`` where none fits. Steps of one size say nothing of what a larger one would take, and whoever
-    waits until it looks better may wait for ever: it is tried if it could be better."""
+    """The best batch for the present worker count, accumulated or not; ``now`` if none fits.
+
+    The gradient noise changes while batches grow, so the batch is at most ``EXPLORED`` times the largest one seen. Steps of one
+    size predict nothing about a larger size, and waiting for evidence could take forever. A larger batch is therefore tried if it
+    could be better.
+    """
     sizes = {local for _, _, local in situation.seen.steps}
     micro_batches = 2 if here.workers == 1 else 1  # one worker accumulates to grow its batch
     within = EXPLORED * max(situation.split.global_batch_size, micro_batches * here.workers * max(sizes))
@@ -246,7 +249,7 @@ def _pick(choices: Sequence[_Choice], rules: Rules) -> _Choice | None:
 
 
 def _not_worth(now: _Choice, best: _Choice, situation: Situation, rules: Rules) -> str | None:
-    """Why a change of the worker count does not pay; None if it pays."""
+    """The reason why a change of the worker count does not pay; None if it pays."""
     fewer = best.option.workers < now.option.workers
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
     if not fewer and gain < rules.least_resize_gain:

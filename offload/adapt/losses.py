@@ -1,4 +1,4 @@
-"""How often a run may lose a machine without notice before it stops using that machine."""
+"""The count of machine losses without notice, after which a run stops using a machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FORGET_S = 3600.0
 
 @dataclass(frozen=True)
 class Losses:
-    """When each machine, by its address, was lost while it was in use. Times in seconds."""
+    """The times, in seconds, at which the run lost each machine (by its address) while using it."""
 
     lost_at: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 

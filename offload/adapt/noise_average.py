@@ -1,4 +1,4 @@
-"""Gradient noise over many steps: an exponential mean for each parameter group.
+"""The exponential mean of gradient noise over many steps, for each parameter group.
 
 Source of the smoothing: Qiao et al., "Pollux", OSDI'21 (AdaptDL's ``gradient_noise_scale.py``).
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from offload.model.noise import GradientNoise
 
-MEMORY = 0.999  # of one step at the initial batch; a step of k times that batch forgets like k steps
+MEMORY = 0.999  # decay per step at the initial batch; a step of k times that batch decays like k steps
 LEAST_VAR = 1e-6
 
 
@@ -23,7 +23,7 @@ class NoiseAverage:
     Args:
         batch_size: the initial global batch M0.
         sqr, var: weighted sums of the estimates, by parameter group; an estimate may be negative, a mean is cut at 0.
-        weight: of the sums; 0 before the first estimate.
+        weight: the weight of the sums; 0 before the first estimate.
         paired: whether the estimates compare gradients of consecutive steps, which differ by more than noise. The first estimate
             from gradients of the same step replaces them.
     """
@@ -73,7 +73,7 @@ class NoiseAverage:
         )
 
     def to_state(self) -> dict[str, Any]:
-        """Plain numbers and lists."""
+        """The state as plain numbers and lists."""
         return {"sqr": list(self.sqr), "var": list(self.var), "weight": self.weight, "paired": self.paired}
 
     @classmethod

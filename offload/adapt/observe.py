@@ -1,7 +1,7 @@
-"""What a run has shown of both sides: step times by size, and the rate of the input.
+"""Measurements of both sides of a run, the step times by size and the rate of the input.
 
-A step that waited for data says nothing about the accelerator, and a queue that was never empty nothing about the input: in the
-other regime each is a bound, not a value.
+A step that waited for data says nothing about the accelerator, and a queue that was never empty says nothing about the input.
+In the other regime, each measurement is only a bound, not a value.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from offload.model.batch_split import BatchSplit
 from offload.model.fit import StepTimeFit, fit_step_time
 
-LEAST_STEPS = 3  # that an interval must hold to be reliable
-FORGOTTEN = 0.7  # of an older interval's weight per newer one at the same size: machines drift
+LEAST_STEPS = 3  # steps that make an interval reliable
+FORGOTTEN = 0.7  # weight that an older interval keeps for each newer one at the same size: machines drift
 MOST_SIZES = 32
-SETTLED_S = 10.0  # with the same cores, before the input's rate is reliable: blocks come in lumps of seconds
+SETTLED_S = 10.0  # time with the same cores that makes the input's rate reliable: blocks arrive in bursts of seconds
 FORGOTTEN_S = (
-    1800.0  # after which a low share's logarithm is down to 37 % unless confirmed: what slowed the input may be over
+    1800.0  # time in which the logarithm of an unconfirmed low share falls to 37 %: the cause may be gone by then
 )
 INPUT_BOUND = 0.05  # stall above which the delivered rate is the input's rate
 
@@ -30,13 +30,13 @@ class Interval:
     """One interval of training at one size; times are sums over the steps of all ranks, in seconds.
 
     Args:
-        nodes: on which the workers ran.
-        split: of the global batches of all of its steps.
-        steps: of all ranks.
-        samples: of all ranks.
+        nodes: the nodes on which the workers ran.
+        split: how the global batches of all its steps were split.
+        steps: steps of all ranks.
+        samples: samples of all ranks.
         step_time_s: wall time, without waits for the first batch of a pass.
         data_wait_s: time spent waiting for the rank's own samples, without first batches of a pass.
-        compute_s: time spent computing, with the optimizer.
+        compute_s: time spent computing, including the optimizer.
         sync_s: synchronisation that computing did not hide.
         busy_ceiling_samples_per_s: cores over busy core-seconds per sample, the best rate of preprocessing. None if it is
             unknown, or if not all of these cores preprocessed.
@@ -59,7 +59,7 @@ class Interval:
 
     @property
     def device_samples_per_s(self) -> float | None:
-        """What the workers would have trained without waiting for data; None if they made no step."""
+        """The rate of the workers if they had not waited for data; None if they made no step."""
         busy_s = self.compute_s + self.sync_s
         return self.samples * self.split.workers / busy_s if self.steps and busy_s > 0 else None
 
@@ -76,7 +76,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeen:
-    """Mean seconds of one micro-batch at one size: of any (forward and backward), and of the last one with its synchronisation."""
+    """Mean seconds of one micro-batch at one size: of any (forward and backward), and of the last, which also synchronises."""
 
     compute_s: float
     last_s: float
@@ -85,8 +85,11 @@ class StepSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class Recent:
-    """The recent seconds with the same cores, older ones with less weight: how many there were, how many of them the workers waited
-    for data, and how many the input would have taken at its busy ceiling."""
+    """Decayed sums over the recent seconds with the same cores; older seconds weigh less.
+
+    The sums are the time itself, the time that workers waited for data, and the time that the input would have taken at its busy
+    ceiling.
+    """
 
     cores: float
     duration_s: float
@@ -94,7 +97,7 @@ class Recent:
     at_ceiling_s: float
 
     def before(self, other: Recent) -> Recent:
-        """The recent seconds with a newer interval. Seconds with other cores do not count."""
+        """The sums with a newer interval added. Seconds with other cores do not count."""
         if self.cores != other.cores:
             return other
         kept = math.exp(-other.duration_s / SETTLED_S)
@@ -117,7 +120,7 @@ class Recent:
 
     @property
     def settled(self) -> bool:
-        """Whether it is long enough to be reliable. (Ten decayed intervals of a second weigh 6.6 s.)"""
+        """Whether the sums cover enough time to be reliable. (Ten decayed intervals of a second weigh 6.6 s.)"""
         return self.duration_s >= (1 - math.exp(-1)) * SETTLED_S
 
 
@@ -129,7 +132,7 @@ class Seen:
         steps: by (nodes, workers, local batch size).
         delivered: the rate of the input as the bottleneck, over its busy ceiling; 1 until observed.
         ceiling_samples_per_s: the busy ceiling of the newest interval.
-        cores: the cores that preprocessed in it.
+        cores: the cores that preprocessed in that interval.
         recent: the source of ``delivered``.
     """
 
@@ -140,7 +143,7 @@ class Seen:
     recent: Recent | None = None
 
     def with_interval(self, interval: Interval, cores: float) -> Seen:
-        """What the run knows after one more interval, in which ``cores`` preprocessed."""
+        """The knowledge after one more interval, in which ``cores`` preprocessed."""
         if interval.steps < LEAST_STEPS * interval.split.workers or interval.samples <= 0:
             return self
         ceiling = interval.busy_ceiling_samples_per_s
@@ -165,8 +168,8 @@ class Seen:
         # Waiting at a larger size, a moment ago, says nothing about the input if nobody waits for it now.
         if (recent.input_bound and newest.input_bound) or recent.at_ceiling > self.delivered:
             return recent.at_ceiling
-        # Well fed workers show that the input delivers at least this much, but not how much it could. A small share, of an input
-        # that mostly waits for storage, grows by the same factor over time as any other: by addition it would double within seconds.
+        # Well-fed workers show that the input delivers at least this much, but not how much it could. Decay multiplicatively:
+        # addition would double a small share, that of an input waiting mostly for storage, within seconds.
         return math.pow(self.delivered, math.exp(-newest.duration_s / FORGOTTEN_S))
 
     def _steps_with(self, interval: Interval) -> dict[tuple[int, int, int], StepSeen]:
@@ -197,7 +200,7 @@ class Seen:
         return fit_step_time(nodes, workers, sizes, [v.compute_s for v in values], [v.last_s for v in values])
 
     def input_samples_per_s(self, cores: float) -> float:
-        """The rate of ``cores`` cores like those seen; infinite while nothing is known of them."""
+        """The rate of ``cores`` cores like those seen; infinite while the rate is unknown."""
         if self.ceiling_samples_per_s is None or self.cores <= 0:
             return math.inf
         delivered, recent = self.delivered, self.recent
@@ -206,7 +209,7 @@ class Seen:
         return delivered * self.ceiling_samples_per_s * cores / self.cores
 
     def to_state(self) -> dict[str, Any]:
-        """Plain numbers and lists."""
+        """The state as plain numbers and lists."""
         steps = [[*key, v.compute_s, v.last_s, v.weight] for key, v in self.steps.items()]
         return {"steps": steps, "delivered": self.delivered}
 

@@ -1,4 +1,4 @@
-"""Learning-rate rules: the factor by which a larger batch may raise the learning rate.
+"""Learning-rate rules, which give the factor by which a larger batch may raise the learning rate.
 
 Sources: AdaScale: Johnson et al., ICML 2020; its square root for the Adam family: Qiao et al., "Pollux", OSDI'21; linear:
 Goyal et al., "Accurate, Large Minibatch SGD", 2017; square root: Krizhevsky, "One weird trick", 2014; LEGW: You et al.,
@@ -22,7 +22,7 @@ def learning_rate_factor(
     """The factor for the script's learning rate.
 
     Args:
-        rule: which.
+        rule: the name of the rule.
         scale: ``k = M/M0``, the global batch over the initial one.
         gain: AdaScale's gain at that batch, in [1, k].
         passes: passes over the data so far (LEGW).

@@ -1,7 +1,7 @@
-"""The checks of ``offload doctor``: each looks at one thing and says what to do about it.
+"""The checks of ``offload doctor``: each checks one thing and gives a remedy.
 
-Facts about the machine come in as arguments, so that tests can use any machine's figures. Where it stops: the caller,
-``offload.cli.doctor``, does what may hang or crash (importing torch, calling a cluster).
+Facts about the machine are arguments, so that tests can use any machine's figures. Where it stops: the caller,
+``offload.cli.doctor``, does everything that may hang or crash (importing torch, calling a cluster).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from offload.versions import TESTED_RAY, ray_version_warning
 Status = Literal["ok", "warn", "fail"]
 
 PYTHON_RANGE = ((3, 11), (3, 14))  # from the first, below the second, as in pyproject.toml
-STORE_SHARE = 0.3  # of memory, what Ray gives its object store by default
-STORE_CAP_BYTES = 200 * 10**9  # and its most
+STORE_SHARE = 0.3  # share of memory that Ray gives its object store by default
+STORE_CAP_BYTES = 200 * 10**9  # the largest default size of Ray's object store
 MIN_MEMORY_BYTES = 4 * 2**30  # Ray's processes and one worker with torch loaded take about 3 GiB
 GIB = 2**30
 
@@ -29,7 +29,7 @@ _AUTH_REMEDY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The result of one check: ``warn`` means a slow or unsafe run, ``fail`` no run; ``remedy`` says what to do."""
+    """The result of one check. ``warn`` means a slow or unsafe run, ``fail`` no run; ``remedy`` says what to do."""
 
     name: str
     status: Status
@@ -39,7 +39,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """What a child process learned by importing torch; ``error``: why it could not; ``warnings``: CUDA's messages."""
+    """Facts from a child process that imported torch. ``error``: the reason if it could not; ``warnings``: CUDA's messages."""
 
     torch: str | None = None
     torchvision: str | None = None
@@ -54,7 +54,7 @@ class TorchFacts:
 
 
 def check_python(version: tuple[int, int, int]) -> Check:
-    """The running interpreter against the supported range."""
+    """Check the running interpreter against the supported range."""
     found = ".".join(map(str, version))
     lowest, limit = PYTHON_RANGE
     if lowest <= version[:2] < limit:
@@ -64,7 +64,7 @@ def check_python(version: tuple[int, int, int]) -> Check:
 
 
 def check_ray(version: str | None) -> Check:
-    """The installed Ray (None: not installed) against the tested range."""
+    """Check the installed Ray (None: not installed) against the tested range."""
     if version is None:
         return Check(name="ray", status="fail", found="not installed", remedy="pip install 'ray[data,train]>=2.60'")
     warning = ray_version_warning(version)
@@ -75,11 +75,10 @@ def check_ray(version: str | None) -> Check:
 
 
 def check_auth(env: Mapping[str, str], home: Path, address: str | None) -> Check:
-    """Ray's authentication mode as the processes started from here will see it.
+    """Check Ray's authentication mode, as the processes started from here will see it.
 
-    Ray looks for a token in RAY_AUTH_TOKEN, then the file RAY_AUTH_TOKEN_PATH, then ``~/.ray/auth_token``. With
-    RAY_AUTH_MODE unset it depends: a new local ``ray.init()`` switches to token mode, and creates the file; any other
-    process uses a token if there is one.
+    Ray looks for a token in RAY_AUTH_TOKEN, then the file RAY_AUTH_TOKEN_PATH, then ``~/.ray/auth_token``. If RAY_AUTH_MODE is
+    unset, a new local ``ray.init()`` switches to token mode and creates the file; any other process uses a token if there is one.
     """
     mode = env.get("RAY_AUTH_MODE")
     token, token_error = _find_token(env, home)
@@ -107,7 +106,7 @@ def check_auth(env: Mapping[str, str], home: Path, address: str | None) -> Check
 
 
 def _find_token(env: Mapping[str, str], home: Path) -> tuple[str | None, str | None]:
-    """(where the token is, or None; what is wrong with the named file, or None). The token itself is never shown."""
+    """Return (the place of the token, or None; the problem of the named file, or None). The token itself is never shown."""
     if env.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN", None
     named = env.get("RAY_AUTH_TOKEN_PATH")
@@ -125,7 +124,7 @@ def _find_token(env: Mapping[str, str], home: Path) -> tuple[str | None, str | N
 
 
 def check_torch(facts: TorchFacts) -> Check:
-    """Whether torch and torchvision are installed and fit together."""
+    """Check that torch and torchvision are installed and fit together."""
     remedy = (
         "install both in one command from the same place, e.g. pip install --force-reinstall torch torchvision: "
         "a CUDA build of the one does not work with a CPU-only build of the other"
@@ -140,7 +139,7 @@ def check_torch(facts: TorchFacts) -> Check:
 
 
 def check_gpus(facts: TorchFacts, device_present: bool) -> Check:
-    """The GPUs that torch can use; ``device_present``: the machine has an NVIDIA driver or device file."""
+    """Check the GPUs that torch can use. ``device_present``: whether the machine has an NVIDIA driver or device file."""
 
     def result(status: Status, found: str, remedy: str = "") -> Check:
         return Check(name="gpus", status=status, found=found, remedy=remedy)
@@ -162,7 +161,7 @@ def check_gpus(facts: TorchFacts, device_present: bool) -> Check:
         "fail",
         f"an NVIDIA driver, but torch (CUDA {facts.cuda}) cannot use it. {facts.warnings}".strip(),
         "update the NVIDIA driver, or install a torch built for an older CUDA; start a container with --gpus all; "
-        "see whether CUDA_VISIBLE_DEVICES is empty",
+        "check whether CUDA_VISIBLE_DEVICES is empty",
     )
 
 
@@ -170,7 +169,7 @@ def check_gpus(facts: TorchFacts, device_present: bool) -> Check:
 
 
 def check_shm(shm_bytes: int | None, memory_bytes: int) -> Check:
-    """Whether /dev/shm holds the object store that Ray will make (None: there is no /dev/shm)."""
+    """Check that Ray's object store fits into /dev/shm (None: there is no /dev/shm)."""
     wanted = min(STORE_SHARE * memory_bytes, STORE_CAP_BYTES)
     if shm_bytes is None:
         return Check(
@@ -194,7 +193,7 @@ def check_shm(shm_bytes: int | None, memory_bytes: int) -> Check:
 
 
 def check_memory(memory_bytes: int, available_bytes: int) -> Check:
-    """The memory of this machine or container, and how much of it is free."""
+    """Check the memory of this machine or container, and its free part."""
     found = f"{memory_bytes / GIB:.1f} GiB, {available_bytes / GIB:.1f} GiB available"
     if available_bytes >= MIN_MEMORY_BYTES:
         return Check(name="memory", status="ok", found=found)
@@ -205,7 +204,7 @@ def check_memory(memory_bytes: int, available_bytes: int) -> Check:
 
 
 def check_cores(affinity: int, quota: float | None, count: int) -> Check:
-    """The cores that processes started here can use: the smaller of CPU affinity and the cgroup's quota."""
+    """Check the cores that processes started here can use: the smaller of CPU affinity and the cgroup's quota."""
     usable = affinity if quota is None else min(affinity, quota)
     limits = [f"affinity {affinity}"] if affinity < count else []
     if quota is not None:
@@ -233,9 +232,9 @@ def check_cores(affinity: int, quota: float | None, count: int) -> Check:
 
 
 def resolve_address(address: str | None, env: Mapping[str, str], temp_dir: Path) -> str | None:
-    """The address that ``address`` stands for: ``auto`` and None read RAY_ADDRESS, ``auto`` then the file of ``ray start``.
+    """Resolve ``address``: ``auto`` and None read RAY_ADDRESS; ``auto`` then reads the file of ``ray start``.
 
-    None means a local Ray; ``auto`` stays if there is nothing to find.
+    None means a local Ray; ``auto`` stays if nothing is found.
     """
     if address in (None, "", "auto"):
         named = env.get("RAY_ADDRESS")
@@ -255,17 +254,17 @@ def check_cluster(
     connect: Callable[[str, int], str | None],
     call: Callable[[str], dict[str, Any] | str],
 ) -> Check:
-    """Whether the cluster at a resolved ``address`` can be reached and runs a task.
+    """Check that the cluster at a resolved ``address`` can be reached and runs a task.
 
-    ``connect`` (host, port) gives None or why not; ``call`` (address) gives the cluster's figures or why not. The port
-    is probed before any call to Ray, since Ray waits forever for a missing head.
+    ``connect`` (host, port) returns None or an error; ``call`` (address) returns the cluster's figures or an error. This probes the
+    port before any call to Ray, since Ray waits forever for a missing head.
     """
 
     def fail(found: str, remedy: str) -> Check:
         return Check(name="cluster", status="fail", found=found, remedy=remedy)
 
     if address is None:
-        return Check(name="cluster", status="ok", found="no address given: a local Ray is started")
+        return Check(name="cluster", status="ok", found="no address given: a run starts a local Ray")
     if address == "auto":
         return fail(
             "no cluster known here", "give --address HOST:PORT or set RAY_ADDRESS; or start one: ray start --head"
@@ -280,14 +279,14 @@ def check_cluster(
     if refused is not None:
         return fail(
             f"{host}:{port} cannot be reached: {refused}",
-            f"see that the head runs (there: ray start --head --port {port}), that the name resolves and that no "
+            f"check that the head runs (there: ray start --head --port {port}), that the name resolves and that no "
             "firewall or security group closes the port",
         )
     answer = call(address)
     if isinstance(answer, str):
         return fail(
             f"{host}:{port} is open, but no task could be run there: {answer}",
-            "see that it is Ray's port on the head (6379) and that this host has joined it (ray start --address); "
+            "check that it is Ray's port on the head (6379) and that this host has joined it (ray start --address); "
             + _AUTH_REMEDY,
         )
     found = f"{address}: {answer['nodes']:g} nodes, {answer['cpus']:g} CPUs, {answer['gpus']:g} GPUs"
@@ -305,7 +304,7 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def check_packages(version: Callable[[str], str | None]) -> list[Check]:
-    """Optional packages, and what is slower or missing without them."""
+    """Check optional packages, and tell what is slower or missing without them."""
     wanted = {
         "simplejpeg": ("JPEGs are decoded by Pillow, at about 0.6 of the speed", "pip install simplejpeg"),
         "scikit-learn": ("offload demo cannot make its data set", "pip install 'offload[demo]'"),

@@ -1,6 +1,6 @@
-"""The demo: a ResNet on real JPEGs, preprocessed by every CPU of this machine.
+"""The demo, which trains a ResNet on real JPEGs, preprocessed by every CPU of this machine.
 
-The same program as ``examples/image_classification.py``, with data made on the spot.
+It is the same program as ``examples/image_classification.py``, with generated data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH_SIZE = 32
 
 
 def build_demo(data: Path, *, images: int, epochs: int) -> offload.Trainer:
-    """Make the data set, unless it exists, and the Trainer for it. Raises ConfigError if the data set cannot be written."""
+    """Make the data set, unless it exists, and a Trainer for it. Raises ConfigError if the data set cannot be written."""
     epochs = check_count("--epochs", epochs, least=1, sane="such as 5")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -46,7 +46,7 @@ def build_demo(data: Path, *, images: int, epochs: int) -> offload.Trainer:
 
 
 def training_transform() -> Any:
-    """Augmentation that keeps the digit whole: a small shift, and colours. The last two steps run on the device."""
+    """Augmentation that keeps the digit complete: a small shift, and colours. The last two steps run on the device."""
     from torchvision.transforms import v2
 
     return v2.Compose(
@@ -62,7 +62,7 @@ def training_transform() -> Any:
 
 
 def validation_transform() -> Any:
-    """The same without randomness."""
+    """The same transform without randomness."""
     from torchvision.transforms import v2
 
     return v2.Compose(
@@ -82,12 +82,12 @@ def _float32() -> Any:
 
 
 def train(ctx: offload.Context) -> None:
-    """What each worker runs."""
+    """Train and validate, on each worker."""
     import timm
     import torch
     from torch.nn.functional import cross_entropy
 
-    # zero_init_last starts each residual block as an identity: good for hundreds of epochs, slow for five.
+    # zero_init_last initialises each residual block as an identity: good for hundreds of epochs, slow for five.
     model = timm.create_model("resnet10t", num_classes=ctx.config["classes"], zero_init_last=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=ctx.config["steps"] + 1)

@@ -1,8 +1,7 @@
-"""``offload doctor``: check what a run needs from this machine and say what to do about what is missing.
+"""``offload doctor``, which checks this machine for the needs of a run, and gives a remedy for each problem.
 
-What may hang or crash (importing torch, calling a cluster) happens in a child process with a deadline; the checks
-themselves are in ``offload.cli.checks``. Where it stops: nothing is changed on the machine, and nothing is measured;
-``offload probe`` measures.
+Actions that may hang or crash (importing torch, calling a cluster) happen in a child process with a deadline; the checks themselves
+are in ``offload.cli.checks``. Where it stops: it changes nothing on the machine and measures nothing; ``offload probe`` measures.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ CONNECT_DEADLINE_S = 5.0
 RAY_DEADLINE_S = 60.0  # Ray itself gives up on a cluster that refuses its token after about 20 s
 TORCH_DEADLINE_S = 120.0  # a first import from a cold disk takes most of a minute
 
-# Prints one JSON line: importing a broken pair can end the whole process, not just raise.
+# A program that prints one JSON line: importing a broken pair can end the whole process, not just raise.
 _TORCH_PROBE = """
 import json, warnings
 out = {}
@@ -60,7 +59,7 @@ print("\\n" + json.dumps(out))
 """
 
 
-# A task, because a driver whose authentication differs may connect and hang in its first one.
+# It runs a task, because a driver with another authentication may connect and hang in its first task.
 _RAY_PROBE = """
 import json, sys
 import ray
@@ -101,7 +100,7 @@ def _print_table(checks: list[Check], ok: bool) -> None:
     from rich.text import Text
 
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
-    # Where nobody looks at a terminal nothing is folded: a line of the file is a line of the report.
+    # Without a terminal, lines are not wrapped: a line of the file is a line of the report.
     console = Console() if sys.stdout.isatty() else Console(width=1000)
     table = Table(box=None, pad_edge=False)
     for column in ("check", "status", "found"):
@@ -116,7 +115,7 @@ def _print_table(checks: list[Check], ok: bool) -> None:
 
 
 def run_checks(address: str | None) -> list[Check]:
-    """Look at this machine and, where an address is given or RAY_ADDRESS set, at the cluster."""
+    """Check this machine and, if an address is given or RAY_ADDRESS is set, the cluster."""
     import psutil
 
     env = os.environ
@@ -139,7 +138,7 @@ def run_checks(address: str | None) -> list[Check]:
 
 
 def torch_facts(deadline_s: float = TORCH_DEADLINE_S) -> TorchFacts:
-    """Import torch and torchvision in a child process and say what came of it."""
+    """Import torch and torchvision in a child process and return the facts."""
     versions = TorchFacts(torch=_version("torch"), torchvision=_version("torchvision"))
     if versions.torch is None:
         return versions
@@ -185,12 +184,12 @@ def _free_shm() -> int | None:
 
 
 def _affinity() -> int:
-    # macOS has no affinity to ask for.
+    # macOS has no CPU affinity.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run_child(program: str, arguments: list[str], deadline_s: float) -> dict[str, Any] | str:
-    """Run Python code whose last line of output is a JSON object; that object, or in a sentence what went wrong."""
+    """Run Python code whose last line of output is a JSON object. Return that object, or the error in a sentence."""
     command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"

@@ -1,4 +1,4 @@
-"""``--emit`` of ``offload plan``: a file that brings the recommended cluster up, printed in place of the table."""
+"""``--emit`` of ``offload plan``, which prints a file that brings up the recommended cluster, instead of the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEEDS = {
     "job": ("kuberay",),
     "hosts_path": ("hosts",),
 }
-"""Which kinds an option is for."""
+"""The kinds of file to which each option applies."""
 EMIT_PARAMETERS = ("emit_kind", *NEEDS)
 FILE = click.Path(path_type=Path)
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -33,16 +33,16 @@ _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")
 
 
 def emit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of ``--emit``."""
+    """Add the options of ``--emit`` to a command."""
     options = [
         click.option("--emit", "emit_kind", type=click.Choice(KINDS), help="Print a file that brings up the recommended cluster."),
-        click.option("--plan", "plan_path", type=FILE, help="Emit for this plan.json, and plan nothing."),
-        click.option("--cluster-name", default="offload", show_default=True, help="Of the cluster (--emit)."),
-        click.option("--region", default="us-east-1", show_default=True, help="Where to rent (--emit ray-aws)."),
+        click.option("--plan", "plan_path", type=FILE, help="Emit a file for this plan.json, without planning."),
+        click.option("--cluster-name", default="offload", show_default=True, help="Name of the cluster (--emit)."),
+        click.option("--region", default="us-east-1", show_default=True, help="AWS region of the cluster (--emit ray-aws)."),
         click.option("--ami", metavar="ID", help="Machine image of all nodes (--emit ray-aws)."),
         click.option("--image", metavar="NAME", help="Container image with all requirements (--emit ray-aws, kuberay)."),
         click.option("--job", metavar="COMMAND", help="A cluster for this command alone, as a RayJob (--emit kuberay)."),
-        click.option("--hosts", "hosts_path", type=FILE, help="One address a line, those with GPUs first (--emit hosts)."),
+        click.option("--hosts", "hosts_path", type=FILE, help="One address per line, hosts with GPUs first (--emit hosts)."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -51,7 +51,7 @@ def emit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Emission:
-    """The cluster file that the user wants, and its options. ``spot``: replaces what the plan says; None: as the plan says."""
+    """The requested cluster file, and its options. ``spot`` replaces the plan's choice; None keeps it."""
 
     kind: str
     cluster: str
@@ -63,7 +63,7 @@ class Emission:
     spot: Spot | None
 
     def of(self, plan: Plan, catalog: Catalog, source: str) -> str:
-        """The file for a plan, called ``source``. Raises ConfigError for one that this kind of cluster cannot be made for."""
+        """The file for a plan, called ``source`` in messages. Raises ConfigError if this kind of cluster does not support the plan."""
         from offload.launch.ray.cluster_files import aws, hosts, kuberay
         from offload.launch.ray.cluster_files.planned import planned
         from offload.launch.ray.cluster_files.software import installed
@@ -93,9 +93,9 @@ def emission(
     hosts_path: Path | None,
     spot: Spot | None,
 ) -> Emission | None:
-    """What was asked for; None without --emit.
+    """The requested file; None without --emit.
 
-    Raises ConfigError for options that contradict each other or are of the wrong form, and a hosts file that cannot be read.
+    Raises ConfigError if options contradict each other or are malformed, or the hosts file cannot be read.
     """
     for param in said_on_the_command_line(ctx):
         kinds = NEEDS.get(str(param.name))
@@ -107,17 +107,17 @@ def emission(
         raise ConfigError("--emit and --json both print on stdout: write the plan with -o plan.json, and drop --json.")
     if not _NAME.fullmatch(cluster):
         raise ConfigError(
-            f"--cluster-name is at most 40 lower-case letters, digits and dashes, with a letter first, found {cluster!r}."
+            f"--cluster-name must be at most 40 lower-case letters, digits and dashes, with a letter first, found {cluster!r}."
         )
     if not _REGION.fullmatch(region):
-        raise ConfigError(f"--region is one of AWS's, such as us-east-1, found {region!r}.")
+        raise ConfigError(f"--region must be an AWS region, such as us-east-1, found {region!r}.")
     if ami is not None and not re.fullmatch(r"ami-[0-9a-f]{8,17}", ami):
-        raise ConfigError(f"--ami is the id of a machine image, such as ami-0123456789abcdef0, found {ami!r}.")
+        raise ConfigError(f"--ami must be the id of a machine image, such as ami-0123456789abcdef0, found {ami!r}.")
     if image is not None and not re.fullmatch(r"\S+", image):
-        raise ConfigError(f"--image is the name of a container image, such as registry/mine:1, found {image!r}.")
+        raise ConfigError(f"--image must be the name of a container image, such as registry/mine:1, found {image!r}.")
     if job is not None and (not job.strip() or not job.isprintable()):
         raise ConfigError(
-            f"--job is a command of one line, such as 'offload run /app/train.py --gpus-per-worker 1', found {job!r}."
+            f"--job must be a command on one line, such as 'offload run /app/train.py --gpus-per-worker 1', found {job!r}."
         )
     return Emission(
         kind=kind, cluster=cluster, region=region, ami=ami, image=image, job=job, spot=spot,

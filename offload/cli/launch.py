@@ -1,4 +1,4 @@
-"""``offload launch``: start a training on machines that are not this one."""
+"""``offload launch``, which starts a training on other machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from offload.cli.launch_sagemaker import sagemaker
 
 @click.group()
 def launch() -> None:
-    """Start a training on machines that are not this one."""
+    """Start a training on other machines."""
 
 
 launch.add_command(ray)

@@ -1,4 +1,4 @@
-"""``offload launch ray``: a training as a job on any Ray cluster."""
+"""``offload launch ray``, which runs a training as a job on any Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 OF_A_JOB = {"status_of": ("address", "as_json"), "stop_job": ("address", "as_json", "no_wait")}
-"""What can be said beside --status and --stop."""
+"""The options that are valid with --status and --stop."""
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -30,25 +30,25 @@ OF_A_JOB = {"status_of": ("address", "as_json"), "stop_job": ("address", "as_jso
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--address", metavar="URL", envvar=["OFFLOAD_RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"], show_envvar=True,
-    help="Of the cluster's dashboard, such as http://head:8265.",
+    help="Address of the cluster's dashboard, such as http://head:8265.",
 )  # fmt: skip
-@click.option("--working-dir", type=FILE, help="The folder that travels (default: the script's).")
-@click.option("--name", help="Of the run, and of the job with the time behind it (default: the script's).")
-@click.option("--max-workers", type=int, metavar="N", help="The most workers, whatever the script says.")
+@click.option("--working-dir", type=FILE, help="The folder to upload (default: the script's).")
+@click.option("--name", help="Name of the run, and with the time, of the job (default: the script's).")
+@click.option("--max-workers", type=int, metavar="N", help="The most workers, instead of the script's setting.")
 @click.option("--cpus-per-worker", type=float, metavar="N", help="CPUs that each worker reserves.")
 @click.option("--gpus-per-worker", type=float, metavar="N", help="GPUs that each worker reserves.")
-@click.option("--requirements", type=FILE, help="pip requirements, installed on the nodes for this job.")
+@click.option("--requirements", type=FILE, help="pip requirements to install on the nodes for this job.")
 @click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="For the job's processes. No secrets: they would be visible.",
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="Variable of the job's processes. No secrets: all can see it.",
 )  # fmt: skip
-@click.option("--run-dir", help="On the cluster's head (default: ~/offload-runs/USER/NAME).")
+@click.option("--run-dir", help="Run directory on the cluster's head (default: ~/offload-runs/USER/NAME).")
 @click.option(
-    "--storage-path", metavar="URI", help="Where checkpoints go; on several nodes one that all of them reach."
+    "--storage-path", metavar="URI", help="Folder of checkpoints; with several nodes, one that all of them reach."
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run that the directory holds, instead of resuming it.")
 @click.option("--no-wait", is_flag=True, help="Do not follow the job to its end.")
 @click.option("--dry-run", is_flag=True, help="Check everything here and print the request. No cluster is needed.")
-@click.option("--status", "status_of", metavar="ID", help="Show how a job is doing.")
+@click.option("--status", "status_of", metavar="ID", help="Show the state of a job.")
 @click.option("--stop", "stop_job", metavar="ID", help="Stop a job, once it has committed a checkpoint.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one document on stdout: the job's state, or the request (--dry-run)."
@@ -73,9 +73,9 @@ def ray(
         offload launch ray train.py --address http://head:8265 --max-workers 4 \\
             --requirements requirements.txt -- --epochs 20
 
-    The folder that SCRIPT lies in travels, without hidden files, runs and checkpoints, and with it this offload. Arguments after --
-    go to the script. What the job prints is shown until it ends, and its exit code is this command's; Ctrl-C leaves the job
-    running. The same command again resumes a run that did not finish.
+    The job ships SCRIPT's folder, without hidden files, runs and checkpoints, and the installed offload. Arguments after -- go to the
+    script. The command shows the job's output until it ends, and exits with its exit code; Ctrl-C leaves the job running. The same
+    command again resumes a run that did not finish.
     """  # fmt: skip
     with stdout_for_json(as_json) as emit:
         _check_together(ctx)
@@ -90,7 +90,7 @@ def ray(
 
 
 def _check_together(ctx: click.Context) -> None:
-    """Raise ConfigError for more than one of SCRIPT, --status and --stop, and for what has no effect beside the latter two."""
+    """Raise ConfigError for more than one of SCRIPT, --status and --stop, and for options without effect beside the latter two."""
     said = {str(param.name): param for param in said_on_the_command_line(ctx)}
     for name, goes_with in OF_A_JOB.items():
         if name not in said:
@@ -100,10 +100,12 @@ def _check_together(ctx: click.Context) -> None:
             if other != name and other not in goes_with and ctx.params[other] not in (None, ()):
                 what = param.opts[0] if isinstance(param, click.Option) else str(param.name).upper()
                 raise ConfigError(
-                    f"{option} is of a job that was launched, and {what} has no effect there: leave one away."
+                    f"{option} is for a job that was launched, and {what} has no effect there: drop one of them."
                 )
         if not re.fullmatch(r"[^\s/?#]+", ctx.params[name]):
-            raise ConfigError(f"{option} is the id of a job, as the launch said it, found {ctx.params[name]!r}.")
+            raise ConfigError(
+                f"{option} must be the id of a job, as the launch printed it, found {ctx.params[name]!r}."
+            )
 
 
 def _launch(
@@ -117,7 +119,7 @@ def _launch(
     check_script(script)
     bundle = pack(script, asked.pop("working_dir"))
     if bundle.links_left:
-        _say(f"links out of the folder, or to folders, do not travel: {', '.join(map(ascii, bundle.links_left))}")
+        _say(f"links out of the folder, or to folders, are not uploaded: {', '.join(map(ascii, bundle.links_left))}")
     job = _job(bundle.script, args, **asked)
     ready = Submission.of(job, bundle)
     if dry_run:
@@ -145,11 +147,11 @@ def _look_at(cluster: Cluster, status_of: str | None, stop_job: str | None, no_w
             document = launcher.stop(stop_job, _say, wait=not no_wait)
         except KeyboardInterrupt:
             how = f"offload launch ray --address {cluster.url} --status {stop_job}"
-            _say(f"{stop_job} is being stopped, if it was asked to: `{how}` shows it.")
+            _say(f"{stop_job} is stopping, if the request reached it: `{how}` shows it.")
             raise click.exceptions.Exit(INTERRUPTED) from None
     emit(document, format_ray_job(document))
     if stop_job is not None and not no_wait and launcher.exit_code(document) is None:
-        _say(f"{stop_job} still runs, longer than it was given to stop: look at it with --status, and at its log.")
+        _say(f"{stop_job} still runs, after its time to stop: check --status and its log.")
         raise click.exceptions.Exit(RunError.exit_code)
 
 
@@ -158,7 +160,7 @@ def _cluster(address: str | None) -> Cluster:
 
     if address is None:
         raise ConfigError(
-            "--address is missing: that of the cluster's dashboard, such as http://head:8265 (or OFFLOAD_RAY_ADDRESS, or "
+            "--address is missing: pass the address of the cluster's dashboard, such as http://head:8265 (or OFFLOAD_RAY_ADDRESS, or "
             "RAY_API_SERVER_ADDRESS)."
         )
     check_installed()

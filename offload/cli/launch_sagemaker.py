@@ -1,4 +1,4 @@
-"""``offload launch sagemaker``: a training as a heterogeneous job on Amazon SageMaker."""
+"""``offload launch sagemaker``, which runs a training as a heterogeneous job on Amazon SageMaker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from offload.launch.sagemaker.service import Service
     from offload.model import Catalog
 
-FALLBACK_REGION = "us-east-1"  # for --dry-run alone
+FALLBACK_REGION = "us-east-1"  # only for --dry-run
 FILE = click.Path(path_type=Path)
 _REGION_OF_IMAGE = re.compile(r"\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.")
 
@@ -55,23 +55,26 @@ POSITIVE = Positive()
     "--cpu", "cpus", multiple=True, metavar="TYPE:COUNT", help="Instances that only preprocess; may be repeated."
 )
 @click.option(
-    "--plan", "plan_path", type=FILE, help="Take what a plan.json recommends (offload plan -o), not --gpu and --cpu."
+    "--plan",
+    "plan_path",
+    type=FILE,
+    help="Use the recommendation of a plan.json (offload plan -o) instead of --gpu and --cpu.",
 )
+@click.option("--role", metavar="ARN", envvar="OFFLOAD_ROLE", help="The role of the job. [env: OFFLOAD_ROLE]")
 @click.option(
-    "--role", metavar="ARN", envvar="OFFLOAD_ROLE", help="The role that the job runs under. [env: OFFLOAD_ROLE]"
+    "--bucket", envvar="OFFLOAD_BUCKET", help="Bucket for script, checkpoints and results. [env: OFFLOAD_BUCKET]"
 )
-@click.option("--bucket", envvar="OFFLOAD_BUCKET", help="For script, checkpoints and results. [env: OFFLOAD_BUCKET]")
 @click.option("--image-uri", metavar="URI", help="The container image, the same for all instances.")
-@click.option("--framework-version", metavar="X.Y", help="Or: AWS's own image of this PyTorch version.")
-@click.option("--region", help="Default: that of your AWS configuration.")
+@click.option("--framework-version", metavar="X.Y", help="Use AWS's own image for this PyTorch version instead.")
+@click.option("--region", help="AWS region (default: that of your AWS configuration).")
 @click.option("--name", help="The job's name (default: the script's, with the time).")
 @click.option(
     "--input", "inputs", multiple=True, metavar="NAME[@GROUP,..]=S3URI",
-    help="Data that the instances get below /opt/ml/input/data/NAME; may be repeated.",
+    help="Input data, which the instances get below /opt/ml/input/data/NAME; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--input-mode", type=click.Choice(["File", "FastFile"]), default="File", show_default=True,
-    help="File: each instance copies its data before training. FastFile: it reads them from S3 as it needs them.",
+    help="File: each instance copies its data before training. FastFile: it reads data from S3 on demand.",
 )  # fmt: skip
 @click.option(
     "--max-usd",
@@ -87,56 +90,62 @@ POSITIVE = Positive()
     help="Stop the job after this time.",
 )
 @click.option(
-    "--spot", is_flag=True, help="On spare capacity, cheaper; an interrupted job resumes from its checkpoints."
+    "--spot", is_flag=True, help="Use spot capacity, which is cheaper; an interrupted job resumes from its checkpoints."
 )
 @click.option(
-    "--checkpoints", metavar="S3URI", help="Where they go, and are resumed from (default: a folder of the job's own)."
+    "--checkpoints",
+    metavar="S3URI",
+    help="Folder of checkpoints, also to resume from (default: a folder of the job's own).",
 )
 @click.option(
     "--hyperparameter",
     "hyperparameters",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Given to the script as --NAME VALUE, exactly as typed.",
+    help="Argument for the script, passed as --NAME VALUE, exactly as typed.",
 )
 @click.option(
     "--env",
     "environment",
     multiple=True,
     metavar="NAME=VALUE",
-    help="For the containers. No secrets: they would be visible.",
+    help="Variable for the containers. No secrets: they would be visible.",
 )
-@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Of the job.")
+@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag of the job.")
 @click.option("--subnet", "subnets", multiple=True, metavar="ID", help="Run inside a VPC; with --security-group.")
 @click.option(
-    "--security-group", "security_groups", multiple=True, metavar="ID", help="It must allow all TCP from itself."
+    "--security-group",
+    "security_groups",
+    multiple=True,
+    metavar="ID",
+    help="Security group in the VPC; it must allow all TCP from itself.",
 )
-@click.option("--kms-key", metavar="ID", help="Encrypts volumes, script and results.")
-@click.option("--encrypt-traffic", is_flag=True, help="Between the instances too (slower).")
+@click.option("--kms-key", metavar="ID", help="Key that encrypts volumes, script and results.")
+@click.option("--encrypt-traffic", is_flag=True, help="Encrypt traffic between the instances, too (slower).")
 @click.option(
     "--image-entrypoint", is_flag=True,
-    help="Start the containers by the image's own entrypoint. A stop is then not announced to the script.",
+    help="Start the containers with the image's own entrypoint. The script then gets no notice of a stop.",
 )  # fmt: skip
-@click.option("--volume-gib", type=int, default=50, show_default=True, help="Disk of each instance.")
+@click.option("--volume-gib", type=int, default=50, show_default=True, help="Disk size of each instance.")
 @click.option(
     "--hosts-deadline", type=POSITIVE, default=600.0, show_default=True, metavar="SECONDS",
-    help="How long instances that are up wait for those that are not.",
+    help="How long running instances wait for the others.",
 )  # fmt: skip
-@click.option("--catalog", "catalog_path", type=FILE, help="TOML file of more instance types, or of other prices.")
+@click.option("--catalog", "catalog_path", type=FILE, help="TOML file with more instance types, or other prices.")
 @click.option(
     "--submitter", type=click.Choice(["auto", "estimator", "boto3"]), default="auto", show_default=True,
-    help="The estimator of the SageMaker SDK's version 2, or boto3; auto: the estimator if it is installed. Both send the same request.",
+    help="The estimator of the SageMaker SDK, version 2, or boto3; auto: the estimator if installed. Both send the same request.",
 )  # fmt: skip
 @click.option(
-    "--wait", is_flag=True, help="Show what the instances print until the job ends, then its cost and throughput."
+    "--wait", is_flag=True, help="Show the instances' output until the job ends, then its cost and throughput."
 )
 @click.option("--dry-run", is_flag=True, help="Check everything and print the request. No credentials are needed.")
 @click.option(
     "--requirements",
     is_flag=True,
-    help="Print what offload needs on the instances, for an image that holds it already.",
+    help="Print offload's requirements on the instances, for an image of your own.",
 )
-@click.option("--status", "status_of", metavar="NAME", help="Show how a job is doing, and what it has cost.")
+@click.option("--status", "status_of", metavar="NAME", help="Show the state and the cost of a job.")
 @click.option("--stop", "stop_job", metavar="NAME", help="Stop a job; its last checkpoint stays.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one document on stdout: the job's state, or the request (--dry-run)."
@@ -163,8 +172,8 @@ def sagemaker(
             --role arn:aws:iam::123456789012:role/training --bucket my-bucket \\
             --framework-version 2.8 --max-usd 20 --wait -- --epochs 20
 
-    The folder that SCRIPT lies in is uploaded, without hidden files, runs and checkpoints. Arguments after -- go to the script.
-    --dry-run shows the request first. Ctrl-C under --wait leaves the job running.
+    The job ships SCRIPT's folder, without hidden files, runs and checkpoints, and the installed offload. Arguments after -- go to the
+    script. --dry-run shows the request first. Ctrl-C under --wait leaves the job running.
     """  # fmt: skip
     with stdout_for_json(as_json) as emit:
         _check_installed()
@@ -207,7 +216,7 @@ def _launch(
     from offload.launch.sagemaker.submit import starter
 
     if (script.parent / REQUIREMENTS).is_file():
-        _say(f"checking whether {REQUIREMENTS} can be installed beside offload")  # takes some seconds
+        _say(f"checking whether {REQUIREMENTS} can be installed with offload")  # takes some seconds
     prepared = prepare(template, name, choices, script, catalog, plan_path)
     for note in prepared.notes:
         _say(note)
@@ -279,7 +288,7 @@ def _asked_for(
     from offload.model.plans import Plan
 
     if bool(gpu or cpus) == bool(plan_path):
-        raise ConfigError("say which instances: either --gpu TYPE:COUNT (and --cpu TYPE:COUNT), or --plan plan.json.")
+        raise ConfigError("name the instances: either --gpu TYPE:COUNT (and --cpu TYPE:COUNT), or --plan plan.json.")
     if plan_path is not None:
         plan = Plan.from_document(read_json(plan_path, "the plan", "Make it with offload plan -o."), str(plan_path))
         choices = groups_of_plan(plan, str(plan_path))
@@ -289,16 +298,16 @@ def _asked_for(
         raise ConfigError("--gpu is missing: the workers need a group of GPU instances, such as --gpu ml.g5.xlarge:1.")
     if role is None:
         raise ConfigError(
-            "--role is missing: the ARN of the role that the job runs under (or OFFLOAD_ROLE). docs/sagemaker.md has its policy."
+            "--role is missing: the ARN of the job's role (or OFFLOAD_ROLE). docs/sagemaker.md has its policy."
         )
     if bucket is None:
         raise ConfigError(
             "--bucket is missing: an S3 bucket for the script, checkpoints and results (or OFFLOAD_BUCKET)."
         )
     if bool(image_uri) == bool(framework_version):
-        raise ConfigError("say which image: either --image-uri URI, or --framework-version 2.8 for AWS's own.")
+        raise ConfigError("name the image: either --image-uri URI, or --framework-version 2.8 for AWS's own.")
     if input_mode != "File" and not inputs:
-        raise ConfigError(f"--input-mode {input_mode} says how --input is read, and there is no --input.")
+        raise ConfigError(f"--input-mode {input_mode} says how to read --input, and there is no --input.")
     template = JobTemplate(
         script=script.name,
         args=args,
@@ -328,6 +337,6 @@ def _region(image_uri: str | None, dry_run: bool) -> str:
         if in_image:
             return in_image[1]
         if dry_run:
-            click.echo(f"no AWS region is known: the request is for {FALLBACK_REGION}; pass --region.", err=True)
+            click.echo(f"the AWS region is unknown: the request uses {FALLBACK_REGION}; pass --region.", err=True)
             return FALLBACK_REGION
         raise

@@ -20,14 +20,15 @@ from offload.cli.script import build_trainer, check_script
 from offload.errors import OffloadError
 from offload.interrupts import INTERRUPTED, SAID, Interrupts, LastResort, install
 
-COMMANDS = ("doctor", "launch", "plan", "probe")  # imported when first used: signals are heard before
+COMMANDS = ("doctor", "launch", "plan", "probe")  # imported at first use: the handlers of signals come first
 
 
 class OffloadGroup(click.Group):
-    """Turns the errors meant for users into one paragraph and an exit code, and Ctrl-C, SIGTERM and SIGHUP into another."""
+    """A group that turns the errors meant for users into one paragraph and an exit code, and Ctrl-C, SIGTERM and SIGHUP into another
+    code."""
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **named: Any) -> Any:
-        if args is not None:  # within another program, whose signals are its own
+        if args is not None:  # within another program, which handles its own signals
             return super().main(args, *others, **named)
         interrupts = Interrupts()
         last_resort = LastResort(interrupts)
@@ -35,7 +36,7 @@ class OffloadGroup(click.Group):
         try:
             super().main(args, *others, **named)
         except SystemExit as end:
-            interrupts.only_count()  # nothing is left to be interrupted
+            interrupts.only_count()  # nothing is left to interrupt
             if not interrupts.presses:
                 raise
             last_resort.all_said()
@@ -63,7 +64,7 @@ class OffloadGroup(click.Group):
 
 
 def _leave(code: Any) -> None:
-    """End the process as Python does, but for what it does to C++ libraries: in the middle of their work they may crash then."""
+    """End the process as Python does, but without tearing down C++ libraries, which may crash in the middle of their work."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -78,14 +79,14 @@ def main() -> None:
 
     A first look: `offload doctor` checks this machine, `offload demo` trains on real images in a few minutes,
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
-    `offload probe SCRIPT` measures it, and `offload plan` says which to rent.
+    `offload probe SCRIPT` measures it, and `offload plan` recommends machines.
     """
 
 
 def _run_options(command: Any) -> Any:
     options = [
         click.option(
-            "--run-dir", type=click.Path(path_type=Path), help="Where the run's files go (default: runs/<name>)."
+            "--run-dir", type=click.Path(path_type=Path), help="Folder of the run's files (default: runs/<name>)."
         ),
         click.option(
             "--overwrite", is_flag=True, help="Replace the run that the directory holds, instead of resuming it."
@@ -98,9 +99,11 @@ def _run_options(command: Any) -> Any:
         click.option(
             "--storage-path",
             metavar="URI",
-            help="Where checkpoints go (default: what the script says, or the run directory).",
+            help="Folder of checkpoints (default: the script's setting, or the run directory).",
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print summary.json on stdout, all else on stderr."),
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print summary.json on stdout, everything else on stderr."
+        ),
         click.option("--quiet", is_flag=True, help="No live line."),
     ]
     for option in reversed(options):
@@ -111,7 +114,7 @@ def _run_options(command: Any) -> Any:
 @main.command(context_settings={"ignore_unknown_options": False})
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--max-workers", type=int, metavar="N", help="The most workers, whatever the script says.")
+@click.option("--max-workers", type=int, metavar="N", help="The most workers, instead of the script's setting.")
 @click.option("--cpus-per-worker", type=float, metavar="N", help="CPUs that each worker reserves.")
 @click.option("--gpus-per-worker", type=float, metavar="N", help="GPUs that each worker reserves.")
 @_run_options
@@ -134,15 +137,15 @@ def run(
 
         offload run train.py --run-dir runs/a -- --epochs 20
 
-    An unfinished run in the directory is resumed. Ctrl-C commits a checkpoint and ends; twice ends at once. SIGTERM and
-    SIGHUP do the same. Exit codes: 0 success, 130 interrupted, 2 found before the first step, 1 failed later.
+    The command resumes an unfinished run in the directory. Ctrl-C commits a checkpoint and ends; twice ends at once. SIGTERM and
+    SIGHUP do the same. Exit codes: 0 success, 130 interrupted, 2 an error before the first step, 1 a later failure.
     """
     from offload.train.cluster.connection import check_address
     from offload.train.config import WorkerOverrides
 
     numbers = {"max_workers": max_workers, "cpus_per_worker": cpus_per_worker, "gpus_per_worker": gpus_per_worker}
     with stdout_for_json(as_json) as emit:
-        # Before the script runs, which may take long: what can be said without it.
+        # Check these before the script runs, which may take long.
         WorkerOverrides(**numbers)  # type: ignore[arg-type]
         check_script(script)
         address = check_address(address)
@@ -158,7 +161,7 @@ def run(
     type=click.Path(path_type=Path),
     default=Path("runs/demo-data"),
     show_default=True,
-    help="Where the data set goes.",
+    help="Folder of the data set.",
 )
 @_run_options
 def demo(

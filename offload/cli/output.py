@@ -1,4 +1,4 @@
-"""Where a command prints: under --json stdout holds one document and nothing else."""
+"""The output of a command, which under --json is one document on stdout and nothing else."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Emit = Callable[[dict[str, Any], str], None]
 
 @contextmanager
 def stdout_for_json(as_json: bool) -> Iterator[Emit]:
-    """Give a function (document, text) that prints one of them. Under --json stdout is kept for it alone: whatever else
-    writes there until the process ends, the user's script and native libraries included, lands on stderr."""
+    """Yield a function (document, text) that prints one of the two. Under --json, only this function writes to stdout: until the
+    process ends, all other output, including that of the user's script and native libraries, goes to stderr."""
     if not as_json:
         yield lambda document, text: click.echo(text)
         return

@@ -1,4 +1,4 @@
-"""What a command takes, and what a user passed."""
+"""The options of a command, and the parameters that a user passed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def options_of(command: click.Command | None) -> set[str]:
 
 
 def said_on_the_command_line(ctx: click.Context) -> list[click.Parameter]:
-    """The parameters that the user passed on the command line, as against defaults and the environment."""
+    """The parameters that the user passed on the command line, not those from defaults and the environment."""
     return [
         param
         for param in ctx.command.params

@@ -1,4 +1,4 @@
-"""``offload plan``."""
+"""``offload plan``, which recommends the nodes to rent for a profile."""
 
 from __future__ import annotations
 
@@ -62,49 +62,55 @@ class Pair(click.ParamType):  # type: ignore[type-arg]
 
 FILE = click.Path(path_type=Path)
 OF_A_MADE_PLAN = ("plan_path", "catalog_path", "spot", *EMIT_PARAMETERS)
-"""What can be said where nothing is planned any more."""
+"""The options that are valid with an existing plan."""
 
 
 @click.command()
-@click.option("--profile", "profile_path", type=FILE, help="profile.json, as offload probe writes it.")
+@click.option("--profile", "profile_path", type=FILE, help="profile.json from offload probe.")
 @click.option(
     "--gpu-type",
     "gpu_types",
     multiple=True,
     metavar="TYPE",
-    help="Nodes for the workers; may be repeated.",
+    help="Type of the worker nodes; may be repeated.",
 )
-@click.option("--gpu-nodes", type=CountRange(), default="1", show_default=True, help="How many of them.")
+@click.option("--gpu-nodes", type=CountRange(), default="1", show_default=True, help="Number of worker nodes.")
 @click.option(
-    "--cpu-type", "cpu_types", multiple=True, metavar="TYPE", help="Nodes that only preprocess; may be repeated."
+    "--cpu-type",
+    "cpu_types",
+    multiple=True,
+    metavar="TYPE",
+    help="Type of the nodes that only preprocess; may be repeated.",
 )
-@click.option("--cpu-nodes", type=CountRange(), default="0..8", show_default=True, help="How many of them.")
+@click.option("--cpu-nodes", type=CountRange(), default="0..8", show_default=True, help="Number of CPU nodes.")
 @click.option("--batch-size", type=int, help="Global batch (default: the profile's).")
 @click.option("--max-batch-size", type=int, help="Choose the global batch by goodput, up to this.")
-@click.option("--samples", type=int, help="Work to do: samples of an epoch × epochs. Gives hours and dollars.")
+@click.option("--samples", type=int, help="Amount of work: samples of an epoch × epochs. Gives hours and dollars.")
 @click.option(
     "--objective",
     type=click.Choice(["cost", "time"]),
     default="cost",
     show_default=True,
-    help="Least dollars per useful sample, or the fastest.",
+    help="Fewest dollars per useful sample, or the fastest.",
 )
 @click.option("--budget", type=float, metavar="USD", help="The most that the job may cost.")
-@click.option("--deadline", type=float, metavar="HOURS", help="The longest that it may take.")
+@click.option("--deadline", type=float, metavar="HOURS", help="The longest time that the job may take.")
 @click.option(
     "--spot",
     type=click.Choice(["none", "cpu", "all"]),
     default="none",
     show_default=True,
-    help="Which nodes are spot capacity (with --plan: instead of what it says).",
+    help="The nodes on spot capacity (with --plan: instead of the plan's choice).",
 )
 @click.option(
     "--gpu-speed", type=float, metavar="X", help="The planned GPU is X times as fast as the profile's device."
 )
-@click.option("--step", type=Pair(), help="Its compute terms instead: seconds per micro-batch, and per sample.")
-@click.option("--catalog", "catalog_path", type=FILE, help="TOML file of more node types, or of other prices.")
 @click.option(
-    "--refresh-prices", metavar="REGION", help="Ask AWS for today's on-demand prices there (needs credentials)."
+    "--step", type=Pair(), help="Compute terms of the planned GPU instead: seconds per micro-batch, and per sample."
+)
+@click.option("--catalog", "catalog_path", type=FILE, help="TOML file with more node types, or other prices.")
+@click.option(
+    "--refresh-prices", metavar="REGION", help="Use AWS's current on-demand prices in this region (needs credentials)."
 )
 @click.option("--chart", type=FILE, help=f"Draw samples/s and cost against CPU nodes ({', '.join(CHARTS)}).")
 @click.option("-o", "--output", type=FILE, help="Write plan.json there.")
@@ -134,18 +140,17 @@ def plan(
     hosts_path: Path | None,
     **asked: Any,
 ) -> None:
-    """Say before paying which nodes to rent, what they will do and what that costs.
+    """Recommend the nodes to rent, with their rate and their cost, before you pay.
 
     \b
         offload probe train.py -o profile.json
         offload plan --profile profile.json --gpu-type ml.g5.xlarge \\
             --cpu-type ml.c5.4xlarge --cpu-nodes 0..8
 
-    Every combination of the given types and ranges is evaluated with the joint model of GPUs and input pipeline: nodes of one
-    GPU type, and nodes of at most one CPU type beside them. A profile measured on another device than the planned GPU needs
-    --gpu-speed or --step.
+    The joint model of GPUs and input pipeline evaluates every combination of the given types and ranges: nodes of one GPU type, and
+    nodes of at most one CPU type. A profile measured on another device than the planned GPU needs --gpu-speed or --step.
 
-    --emit prints a file that brings up the recommended cluster, and the table on stderr; with --plan that of a plan.json:
+    --emit prints a file that brings up the recommended cluster, and the table on stderr. With --plan, it uses an existing plan:
 
     \b
         offload plan --plan plan.json --emit kuberay > cluster.yaml
@@ -197,13 +202,13 @@ def plan(
 
 def _emit_of_plan(ctx: click.Context, path: Path, to_emit: Emission | None, catalog: Catalog) -> None:
     if to_emit is None:
-        raise ConfigError(f"--plan {path} is there for --emit: add --emit ray-aws, kuberay or hosts.")
+        raise ConfigError(f"--plan {path} needs --emit: add --emit ray-aws, kuberay or hosts.")
     for param in said_on_the_command_line(ctx):
         if param.name == "spot" and to_emit.kind == "hosts":
-            raise ConfigError("--spot is for --emit ray-aws and kuberay: hosts of your own are what they are.")
+            raise ConfigError("--spot is for --emit ray-aws and kuberay: it has no effect on your own hosts.")
         if param.name not in OF_A_MADE_PLAN:
             raise ConfigError(
-                f"--plan {path} is a plan already, and {param.opts[-1]} is for making one: leave one of the two away."
+                f"--plan {path} is already a plan, and {param.opts[-1]} is for making one: drop one of the two."
             )
     plan = Plan.from_document(read_json(path, "the plan", "Make it with offload plan -o."), str(path))
     click.echo(to_emit.of(plan, catalog, str(path)), nl=False)
@@ -216,7 +221,7 @@ def _stale(profile: Profile) -> list[str]:
 
 
 def _write(path: Path, write: Callable[[], Any]) -> None:
-    if path.is_fifo():  # without a reader, writing waits for ever
+    if path.is_fifo():  # without a reader, writing waits forever
         raise ConfigError(f"{path} cannot be written: it is a named pipe. Name an ordinary file.")
     try:
         write()

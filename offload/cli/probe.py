@@ -1,4 +1,4 @@
-"""``offload probe``."""
+"""``offload probe``, which measures a script and writes its profile."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from offload.report.run_dir import to_json
     show_default=True,
     help="Speed of this machine's cores, all of them busy, relative to an ml.c5 vCPU.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print profile.json on stdout, all else on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print profile.json on stdout, everything else on stderr.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def probe(
     script: Path,
@@ -48,15 +48,15 @@ def probe(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Measure SCRIPT in about a minute: what its input and its GPU can do, and which of them binds.
+    """Measure SCRIPT in about a minute: the rates of its input and of its GPU, and the bottleneck.
 
     \b
         offload probe train.py -o profile.json -- --epochs 20
         offload plan --profile profile.json --gpu-type ml.g5.xlarge --cpu-type ml.c5.4xlarge
 
-    SCRIPT is a Python file that defines build() -> offload.Trainer. Its input is drained by a worker that trains nothing;
-    then its loop runs on replayed batches of several sizes. Nothing is trained, stored or left behind. Ctrl-C ends the
-    probe and writes nothing.
+    SCRIPT is a Python file that defines build() -> offload.Trainer. A worker first drains its input without training; then its loop
+    runs on replayed batches of several sizes. The probe trains and stores nothing, and leaves nothing behind. Ctrl-C ends the probe
+    and writes nothing.
     """
     from offload.probe.driver import probe as measure
     from offload.train.cluster.connection import check_address
@@ -64,7 +64,7 @@ def probe(
     with stdout_for_json(as_json) as emit:
         check_number("--core-speed", core_speed, least=1e-4, most=1e4, sane="1 is an ml.c5 vCPU")
         if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
-            raise ConfigError(f"{output} cannot be written: {output.parent} is no folder that one may write to.")
+            raise ConfigError(f"{output} cannot be written: {output.parent} is not a writable folder.")
         address = check_address(address)
         trainer = build_trainer(script, args, address)
         found = measure(
@@ -74,7 +74,7 @@ def probe(
             known={"workload": str(script), "measured": _measured(script, core_speed)},
         )
         if found is None:
-            click.echo("offload: the probe was interrupted; nothing is written.", err=True)
+            click.echo("offload: the probe was interrupted; it has written nothing.", err=True)
             sys.exit(INTERRUPTED)
         document = profile_document(found)
         if output is not None:
@@ -88,7 +88,7 @@ def _measured(script: Path, core_speed: float) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a file, whole or not at all."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8")

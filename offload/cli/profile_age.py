@@ -1,6 +1,6 @@
-"""Whether a profile still describes the script, libraries and machine at hand.
+"""Check whether a profile still describes the script, libraries and machine at hand.
 
-:func:`facts` finds out what they are; :func:`changes` compares plain facts.
+:func:`facts` collects facts about them; :func:`changes` compares plain facts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LIBRARIES = ("ray", "torch", "torchvision", "timm")
 
 
 def facts(script: Path | None) -> dict[str, Any]:
-    """Facts about this machine and environment, and the script's source where there is one."""
+    """Facts about this machine and environment, and the script's source if there is a script."""
     return {
         "cpu_model": cpu_model(),
         "cores": os.cpu_count() or 1,
@@ -27,7 +27,7 @@ def facts(script: Path | None) -> dict[str, Any]:
 
 
 def changes(measured: Mapping[str, Any], now: Mapping[str, Any], *, workload: str) -> list[str]:
-    """What differs, one sentence each. What either side does not know is not compared."""
+    """A sentence for each difference. Facts that either side lacks are not compared."""
     said = []
     for name, version in (measured.get("versions") or {}).items():
         here = now["versions"].get(name)
@@ -44,12 +44,12 @@ def changes(measured: Mapping[str, Any], now: Mapping[str, Any], *, workload: st
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """The SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def cpu_model() -> str:
-    """The processor's name as the kernel has it."""
+    """The processor's name, from the kernel."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""A user's script: a Python file that defines ``build() -> offload.Trainer``."""
+"""Load a user's script, a Python file that defines ``build() -> offload.Trainer``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from offload.train.driver.trainer import Trainer
 
 
-USAGE = 2  # the exit code by which argparse, click and others refuse arguments
+USAGE = 2  # the exit code with which argparse, click and others refuse arguments
 
 
 def check_script(script: Path) -> None:
-    """Raise ConfigError for what is no file; a named pipe, say, to which nothing may ever be written."""
+    """Raise ConfigError if the script is not a file; for example a named pipe, which may never deliver anything."""
     if not script.is_file():
         raise ConfigError(f"{script} is not a file. Give a Python file that defines build() -> offload.Trainer.")
 
 
 def load_script(script: Path, args: tuple[str, ...]) -> Any:
-    """The ``build`` of a user's script, imported by its path with ``sys.argv`` set to what follows ``--``. Workers get the
-    script by value: they need not be able to import it."""
+    """Return ``build`` of a user's script, imported by its path with ``sys.argv`` set to the arguments after ``--``. Workers get the
+    script by value, so they need not be able to import it."""
     from ray import cloudpickle
 
     check_script(script)
@@ -55,10 +55,10 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
 
 
 def build_trainer(script: Path, args: tuple[str, ...], address: str | None = None) -> Trainer:
-    """What the script's ``build()`` makes. Raises ConfigError if that is no Trainer, or it cannot be called.
+    """Return the Trainer of the script's ``build()``. Raises ConfigError if it cannot be called, or returns something else.
 
-    ``address``: of the run's cluster. Without one, a script that uses Ray while it is built (``ray.data.range``, say) gets a Ray
-    of its own too: by itself Ray would join any that it finds on this machine, or wait for one that refuses it.
+    ``address``: the address of the run's cluster. Without one, a script that uses Ray in ``build()``, such as ``ray.data.range``, gets
+    a Ray of its own, too. By itself, Ray would join any cluster that it finds on this machine, or wait for one that refuses it.
     """
     import offload
 
@@ -79,18 +79,18 @@ def build_trainer(script: Path, args: tuple[str, ...], address: str | None = Non
 
 
 def _exited(error: SystemExit, who: str, script: Path, args: tuple[str, ...]) -> BaseException:
-    """What to raise where the script exited: a parser of arguments does, once it has printed help or what is wrong with them."""
+    """The exception to raise after the script exited. A parser of arguments exits after it has printed help or an error."""
     if error.code in (None, 0) and {"-h", "--help"} & set(args):
         return SystemExit(0)
     if error.code == USAGE:
         given = shlex.join(args) if args else "none"
         return ConfigError(
-            f"{who} refused its arguments{_line(error, script)}, as it says above. It got {given}; they follow -- on the command line."
+            f"{who} refused its arguments{_line(error, script)}; see its message above. It got {given}; they follow -- on the command line."
         )
     code = "" if error.code is None else shown(error.code)
     return ConfigError(
-        f"{who} called sys.exit({code}){_line(error, script)}. Let build() return an offload.Trainer, or raise an exception that says "
-        "what is wrong."
+        f"{who} called sys.exit({code}){_line(error, script)}. Return an offload.Trainer from build(), or raise an exception that "
+        "describes the problem."
     )
 
 

@@ -1,6 +1,6 @@
-"""Archives that are the same, byte for byte, for the same files.
+"""Reproducible archives, in which the same files give the same bytes.
 
-Where it stops: which files travel is :mod:`offload.launch.files`'.
+Where it stops: :mod:`offload.launch.files` chooses the files to upload.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that zip knows
 
 
 def zipped(files: Mapping[str, Path]) -> bytes:
-    """A zip archive of files, by their names in it. Raises ConfigError for one that cannot be read."""
+    """A zip archive of files, given by their names in it. Raises ConfigError if a file cannot be read."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
@@ -31,15 +31,15 @@ def zipped(files: Mapping[str, Path]) -> bytes:
 
 
 def packed_sizes(archive: bytes) -> dict[str, int]:
-    """How many bytes each file takes in a zip archive."""
+    """The compressed size of each file in a zip archive, in bytes."""
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
         return {member.filename: member.compress_size for member in opened.infolist()}
 
 
 def tarred(files: Mapping[str, Path], made: Mapping[str, str], private: Collection[str] = ()) -> bytes:
-    """A tar.gz archive of files and of texts, by their names in it. Only the owner may read those that are ``private``.
+    """A tar.gz archive of files and texts, given by their names in it. Only the owner may read the ``private`` ones.
 
-    Raises ConfigError for a file that cannot be read.
+    Raises ConfigError if a file cannot be read.
     """
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:

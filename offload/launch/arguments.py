@@ -1,6 +1,6 @@
 """Checks of arguments that all launchers share: the script, ``NAME=VALUE`` pairs, secrets.
 
-Where it stops: only its name, or an address around it, reveals a secret.
+Where it stops: it recognises a secret only by its name, or by the address that contains it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _OF_A_MODEL = re.compile(
     "PLACEHOLDER|PREFIX|PROMPT|QUERY|REGISTER|SEP|SOS|SOT|SPECIAL|START|STOP|SUFFIX|TEXT|UNK|UNKNOWN|VIDEO|VISION|"
     "VISUAL|WORD"
 )
-"""Before ``TOKEN``: those that a model reads."""
+"""Words before ``TOKEN`` that mean a model's tokens."""
 _OF_DATA = re.compile(
     "ATTENTION|AUDIO|BATCH|CACHE|CAPTION|CHECKPOINT|CLASS|COLUMN|CONFIG|DATA|DATASET|DICT|FEATURE|FIELD|FOREIGN|"
     "GROUP|ID|IMAGE|IMG|INDEX|INPUT|JSON|KMS|LABEL|LOSS|MASK|METRIC|MODEL|MONITOR|OBJECT|ORDER|OUTPUT|PARTITION|"
     "PREFIX|PRIMARY|PUBLIC|QUERY|ROW|SAMPLE|SHARD|SORT|SPLIT|STATE|TARGET|TEXT|VIDEO|WEIGHT"
 )
-"""Before ``KEY``: what is looked up by it, and no lock."""
+"""Words before ``KEY`` that mean a lookup key, not a secret."""
 _OF_A_PASS = re.compile("ALL|BACKWARD|BAND|FIRST|FORWARD|FULL|HIGH|LAST|LOW|MULTI|NUM|ONE|PER|SECOND|SINGLE|TWO")
-"""Before ``PASS``: over data, or of a filter."""
-_DIRECTORIES = ("PWD", "OLDPWD")  # of a shell
+"""Words before ``PASS`` that mean a pass over data, or a filter's."""
+_DIRECTORIES = ("PWD", "OLDPWD")  # a shell's variables
 
 _LOGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s@:?#]*)(:[^/\s@]*)?@", re.IGNORECASE)
 _FROM_THERE = re.compile(r"\$\{\w+\}")  # pip fills it in from its environment
@@ -63,10 +63,10 @@ def names_a_secret(name: str) -> bool:
 
 
 def holds_a_login(text: str) -> bool:
-    """Whether an address within a text carries a password or a token (``https://user:password@host``, ``https://token@host``).
+    """Whether an address within a text contains a password or a token (``https://user:password@host``, ``https://token@host``).
 
-    A user name alone is no secret where it only identifies a user or a container (``git@``, ``ssh://``, ``abfs://``), and
-    neither is ``${NAME}``.
+    A user name alone is not a secret if it only identifies a user or a container (``git@``, ``ssh://``, ``abfs://``), and neither is
+    ``${NAME}``.
     """
     for scheme, user, password in _LOGIN.findall(text):
         if password not in ("", ":"):
@@ -87,12 +87,12 @@ def options_in(args: Sequence[str]) -> list[str]:
 
 
 def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
-    """``NAME=VALUE`` texts as a dict. Raises ConfigError for one without ``=``, and for a repeated name."""
+    """``NAME=VALUE`` texts as a dict. Raises ConfigError for a text without ``=``, or a repeated name."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ConfigError(f"{option} is NAME=VALUE, found {text!r}.")
+            raise ConfigError(f"{option} must be NAME=VALUE, found {text!r}.")
         if name in found:
             raise ConfigError(f"{option} {name} is given twice.")
         found[name] = value
@@ -100,8 +100,8 @@ def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def check_script(script: Path) -> None:
-    """Raise ConfigError for a script that would fail on machines that cost time and money. The script does not run here: it may need
-    what only those machines have."""
+    """Raise ConfigError for a script that would fail on the other machines, which cost time and money. The script does not run here:
+    it may need resources of those machines."""
     if not script.is_file():
         raise ConfigError(f"there is no script {script}.")
     try:

@@ -1,6 +1,6 @@
-"""Chooses the files that travel to other machines with a script: those of the user's folder, and this version of offload.
+"""Choose the files to upload with a script: those of the user's folder, and the installed offload.
 
-Where it stops: each launcher decides what to make of them.
+Where it stops: each launcher packs them.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import offload
 from offload.errors import ConfigError
 
 LEFT_OUT = (".*", "__pycache__", "*.pyc")
-"""Files and folders that stay at home: hidden ones (``.git``, ``.env``, ``.aws``), and what Python makes again."""
+"""Files and folders that are not uploaded: hidden ones (``.git``, ``.env``, ``.aws``), and those that Python makes again."""
 FOLDERS_LEFT_OUT = ("runs", "checkpoints", "venv", "node_modules", "build", "dist", "*.egg-info")
-"""Folders of the user's that do as well."""
+"""Folders of the user that are not uploaded either."""
 SECRET = (
     *("*.pem", "*.key", "id_rsa*", "id_ed25519*", "credentials*", "secrets*", "*.p12", "*.pfx"),
     *("*auth_token*", "service-account*.json", "service_account*.json", "kubeconfig*"),
 )
-"""Those that nobody means to upload: they are refused, not left out, since the script may need them."""
+"""Files that nobody means to upload. They are refused, not left out, since the script may need them."""
 CLUSTER_TOKEN = "RAY_AUTH_TOKEN_PATH"
-"""Names a file that is refused whatever it is called."""
+"""The variable with the path of a file that is always refused, whatever its name."""
 OURS = "offload"
 LARGEST_SHOWN = 3
 
 
 def files_of(folder: Path, *, instead_of_keys: str) -> dict[str, Path]:
-    """All files that travel, by their names there: those below the user's folder, and offload's package.
+    """All files to upload, by their names on the other machine: those below the user's folder, and offload's package.
 
     ``instead_of_keys``: a remedy for users with secrets in the folder.
 
-    Raises ConfigError for files that look like keys or hold the cluster's token, for names that no archive can hold, and for a
-    user's package with the name of offload's.
+    Raises ConfigError for files that look like keys or hold the cluster's token, for names that an archive cannot hold, and for a
+    user's package that is named like offload's.
     """
     files = dict(_of_user(folder.resolve(), instead_of_keys))
     package = Path(str(offload.__file__)).resolve().parent
@@ -42,7 +42,7 @@ def files_of(folder: Path, *, instead_of_keys: str) -> dict[str, Path]:
 
 
 def links_left(folder: Path) -> list[str]:
-    """The links below a folder that do not travel: those that lead out of it, to a folder, or to nothing."""
+    """The links below a folder that are not uploaded: those that lead out of it, to a folder, or to nothing."""
     folder = folder.resolve()
     travel = {path for _, path in _below(folder, FOLDERS_LEFT_OUT)}
     return [
@@ -53,18 +53,18 @@ def links_left(folder: Path) -> list[str]:
 
 
 def check_size(folder: Path, files: Mapping[str, Path], most_bytes: int, remedy: str) -> None:
-    """Raise ConfigError for more bytes than may travel. It names the largest files; ``remedy``: where data belong."""
+    """Raise ConfigError, with the largest files, if the files exceed ``most_bytes``. ``remedy``: the right place for data."""
     sizes = {name: _size_of(path) for name, path in files.items()}
     total = sum(sizes.values())
     if total > most_bytes:
         raise ConfigError(
-            f"{folder} holds {total / 2**20:,.0f} MiB to upload with the script, at most {most_bytes >> 20} MiB are: {remedy}. "
+            f"{folder} holds {total / 2**20:,.0f} MiB to upload with the script, at most {most_bytes >> 20} MiB are allowed: {remedy}. "
             f"Largest: {largest(sizes)}."
         )
 
 
 def largest(sizes: Mapping[str, int]) -> str:
-    """The largest of some files, in words. ``sizes``: bytes, by name."""
+    """The largest files, in words. ``sizes``: bytes by name."""
     names = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:LARGEST_SHOWN]
     return ", ".join(f"{name} ({sizes[name] / 2**20:,.1f} MiB)" for name in names)
 
@@ -95,8 +95,8 @@ def _of_user(folder: Path, instead_of_keys: str) -> Iterator[tuple[str, Path]]:
             raise ConfigError(f"the name of {name!r} in {folder} is not UTF-8, and cannot be uploaded: rename it.")
         if name.split("/")[0] == OURS:
             if path.resolve().is_relative_to(Path(str(offload.__file__)).resolve().parents[1]):
-                continue  # this very package, which travels anyway
-            raise ConfigError(f"{folder} holds a package {OURS!r}, as offload's own is called: rename it.")
+                continue  # offload itself, which is uploaded anyway
+            raise ConfigError(f"{folder} holds a package {OURS!r}, which is the name of offload's own: rename it.")
         if _is(path.name.lower(), SECRET) or (token and path.resolve() == Path(token).resolve()):
             raise ConfigError(
                 f"{path} looks like a key or a password, and would be uploaded with the script: move it elsewhere, and "
@@ -106,14 +106,14 @@ def _of_user(folder: Path, instead_of_keys: str) -> Iterator[tuple[str, Path]]:
 
 
 def _below(folder: Path, but: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
-    """(name on the other machine, path) of every file that travels; links that lead out of the folder do not."""
+    """Yield (name on the other machine, path) of every file to upload, without links that lead out of the folder."""
     for path in _walked(folder, but):
         if path.is_file() and path.resolve().is_relative_to(folder):
             yield path.relative_to(folder).as_posix(), path
 
 
 def _walked(folder: Path, but: tuple[str, ...]) -> Iterator[Path]:
-    """Everything below except folders and what stays at home. Links are not followed: a link to a folder is an entry itself."""
+    """Yield everything to upload below a folder except folders. It does not follow links: a link to a folder is an entry itself."""
     for path, folders, names in os.walk(folder):
         folders[:] = sorted(
             name for name in folders if not _is(name, LEFT_OUT + but) and not _is_environment(path, name)
@@ -133,7 +133,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _is_environment(path: str, name: str) -> bool:
-    """Whether a folder is a virtual environment, whatever it is called."""
+    """Whether a folder is a virtual environment, whatever its name."""
     return os.path.exists(os.path.join(path, name, "pyvenv.cfg"))
 
 

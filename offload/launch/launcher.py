@@ -1,7 +1,7 @@
-"""What every launcher does: render a job, submit it, watch it to its end, stop it.
+"""The protocols of all launchers: render a job, submit it, watch it to its end, stop it.
 
-A job holds everything that travels and renders to the request that a service gets. A launcher speaks to one service.
-:func:`launch` drives any of them. Where it stops: options of the command line, and how states are printed.
+A job holds everything that travels and renders to the request to a service. A launcher talks to one service. :func:`launch` drives
+any launcher. Where it stops: other modules parse the command line and print states.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ Say = Callable[[str], None]
 
 
 class NoCapacity(ConfigError):
-    """The account's quota, or the service, has no room for these machines."""
+    """The service, or the account's quota, has no capacity for these machines."""
 
 
 class Unreachable(OffloadError):
-    """The service did not answer. It may have done what it was asked to do, and may be asked again."""
+    """The service did not answer. It may have carried out the request, and may be asked again."""
 
 
 class Job(Protocol):
-    """A checked job. Its methods reach no service."""
+    """A checked job. Its methods do not contact a service."""
 
     @property
     def job_id(self) -> str:
         """The id under which the service knows the job."""
 
     def render(self) -> Document:
-        """The request, in JSON's types: the same at each call. It holds no secrets."""
+        """The request, in JSON's types. It is the same at each call, and holds no secrets."""
 
     def bundle(self) -> bytes:
         """The archive that travels with the request. Raises ConfigError for files that must not, or cannot, travel."""
@@ -44,33 +44,33 @@ _Submitted = TypeVar("_Submitted", contravariant=True)
 class Launcher(Protocol[_Submitted]):
     """One service that runs jobs.
 
-    A job's state is a document with a ``schema``, the service's word for its ``status``, and more that the schema lists.
+    A job's state is a document with a ``schema``, the service's word for its ``status``, and other fields of the schema.
 
     Raises:
-        ConfigError: for a job id that the service does not know, and for what the service refuses.
-        Unreachable: where the service does not answer.
+        ConfigError: if the service does not know the job id, or refuses the request.
+        Unreachable: if the service does not answer.
     """
 
     def submit(self, job: _Submitted) -> str:
-        """Upload a job's bundle and start the job. Returns a sentence on what was started.
+        """Upload a job's bundle and start the job. Return a sentence about the started job.
 
-        Raises NoCapacity if the service has no such machines.
+        Raises NoCapacity if the service lacks such machines.
         """
 
     def state(self, job_id: str) -> Document:
-        """A job's state now."""
+        """A job's current state."""
 
     def watch(self, job_id: str, show: Say, say: Say) -> Document:
-        """Pass what a job prints to ``show``, and what happens to it to ``say``, until it has ended. Returns its last state."""
+        """Pass a job's output to ``show``, and its events to ``say``, until it has ended. Return its last state."""
 
     def stop(self, job_id: str, say: Say, *, wait: bool) -> Document:
-        """Ask a job to stop; with ``wait``, until it has or its time to stop is up. Returns its state.
+        """Ask a job to stop; with ``wait``, wait until it has ended or its time to stop is up. Return its state.
 
-        A job that has ended stays as it is.
+        A job that has ended does not change.
         """
 
     def exit_code(self, state: Document) -> int | None:
-        """The exit code of a command that waited for a job in this state; None for a job that has not ended."""
+        """The exit code of a command that waited for a job in this state; None if the job has not ended."""
 
     def how_to_see(self, job_id: str) -> str:
         """A sentence with the commands that show and stop a job."""
@@ -79,14 +79,14 @@ class Launcher(Protocol[_Submitted]):
 def launch(
     launcher: Launcher[SomeJob], jobs: Sequence[SomeJob], *, wait: bool, show: Say, say: Say = lambda text: None
 ) -> Document:
-    """Submit the first job that the service has the machines for, and with ``wait`` watch it to its end. Returns its state.
+    """Submit the first job for which the service has machines, and with ``wait``, watch it to its end. Return its state.
 
-    ``jobs``: best first, at least one. A service may find out that it lacks machines only after it took a job: the next one is
-    submitted then, too.
+    ``jobs``: the jobs to try, best first, at least one. A service may notice that it lacks machines only after it accepted a job; this
+    then submits the next one, too.
 
     Raises:
-        ConfigError: if the service refuses; NoCapacity where it has machines for none of the jobs.
-        RunError: if a job was, or may have been, started and the service then says nothing about it.
+        ConfigError: if the service refuses; NoCapacity if it lacks machines for all jobs.
+        RunError: if a job was, or may have been, started, and the service then does not answer.
         KeyboardInterrupt: on Ctrl-C, after ``say`` has told the user how to see the job.
     """
     for job in jobs:
@@ -99,7 +99,7 @@ def launch(
         except NoCapacity as error:
             if job is jobs[-1]:
                 raise
-            say(f"{error}\nTrying the next best of the plan.")
+            say(f"{error}\nTrying the plan's next best candidate.")
         except KeyboardInterrupt:
             goes_on = "goes on" if started else "may have been started"
             say(f"{job.job_id} {goes_on}: {launcher.how_to_see(job.job_id)}")

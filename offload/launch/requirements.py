@@ -1,4 +1,4 @@
-"""What offload needs on other machines, beside what a user's requirements.txt names.
+"""Offload's requirements on other machines, besides those in a user's requirements.txt.
 
 Where it stops: :mod:`offload.launch.sagemaker.resolve` finds out whether both can be installed together.
 """
@@ -16,7 +16,7 @@ from offload.errors import ConfigError
 from offload.launch.files import bytes_of
 
 IN_IMAGE = ("torch", "torchvision")
-"""Never installed over an image's own, which fit its CUDA."""
+"""Packages that are never installed over an image's own, which fit its CUDA."""
 _INCLUDES = re.compile(r"\s*(?:-r|--requirement)[= ]?\s*([^\s#]+)")
 _NAMES = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
@@ -33,10 +33,10 @@ def requirements_of_offload() -> list[Requirement]:
 
 
 def requirements(own: Path | None = None) -> list[str]:
-    """The packages that offload needs and images lack, in ranges, so that a user's pins can be installed beside them.
+    """The packages that offload needs and images lack, as version ranges, so that they are compatible with a user's pins.
 
-    Only Ray is pinned, to the version installed here: offload uses parts of it that change between releases. If the requirements
-    in the file ``own`` name Ray, they decide, within offload's range.
+    Only Ray is pinned, to the version installed here: offload uses parts of it that change between releases. If the file ``own`` names
+    Ray, its requirement decides, within offload's range.
     """
     named = set() if own is None else names_in(own)
     return [
@@ -79,5 +79,5 @@ def names_in(path: Path) -> set[str]:
 
 
 def _bare(each: Requirement) -> str:
-    """Name and extras."""
+    """The name and extras of a requirement."""
     return f"{each.name}[{','.join(sorted(each.extras))}]" if each.extras else each.name

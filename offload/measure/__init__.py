@@ -1,1 +1,1 @@
-"""Measurement of steps: what a worker waits for, computes and synchronises."""
+"""Measurement of steps: a worker's times of waiting, computing and synchronising."""

@@ -1,4 +1,4 @@
-"""Turns a probe's measurements into profile.json and a verdict in plain words. Pure."""
+"""Turn a probe's measurements into profile.json and a verdict in plain words. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offload.model.overlap import overlap_of_queue
 from offload.model.profile import SCHEMA
 
 LEAST_UNCERTAINTY = 0.01
-LEAST_VARIATION = 0.1  # from task to task: a shared machine varies at least by this
+LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
 Z95 = 1.96
 BALANCED = 0.05  # stall below which the accelerator counts as fed
 
@@ -32,20 +32,20 @@ class Findings:
     Args:
         workload: the script.
         buffered_blocks: the blocks that a worker fetches ahead.
-        core_seconds: of each preprocessing task, per sample: busy CPU time with all cores busy.
-        wire_bytes: shipped per sample.
-        raw_bytes: read from files per sample; 0 if unknown.
-        ingest_samples_per_s: the rate at which the worker takes batches in.
-        stages: (name, share of the core-seconds, bytes that come out or None).
-        steps: the local batch sizes measured, at the model's whole depth.
-        blocks: the number of the model's repeated blocks if a smaller depth was measured, else 0.
-        nodes, workers: those of the steps with synchronisation; 1 and 1 without any.
-        gradients, samples_each, noise_count: per group of ``noise_count`` gradients of ``samples_each`` samples, the mean of
-            their squared norms and the squared norm of their mean.
+        core_seconds: busy CPU time per sample of each preprocessing task, with all cores busy.
+        wire_bytes: bytes shipped per sample.
+        raw_bytes: bytes read from files per sample; 0 if unknown.
+        ingest_samples_per_s: the rate at which the worker takes in batches.
+        stages: (name, share of the core-seconds, output bytes or None).
+        steps: the local batch sizes measured, at the model's full depth.
+        blocks: the number of the model's repeated blocks if the probe measured a smaller depth, else 0.
+        nodes, workers: the nodes and workers of the steps with synchronisation; 1 and 1 without any.
+        gradients, samples_each, noise_count: for each group of ``noise_count`` gradients of ``samples_each`` samples, the mean
+            of their squared norms and the squared norm of their mean.
         batch_size: the script's initial global batch.
-        local_batch_size: of its workers.
+        local_batch_size: the local batch of its workers.
         device: the accelerator's name, or ``cpu``.
-        device_memory_bytes: its memory, if known.
+        device_memory_bytes: the accelerator's memory, if known.
         cores: the cores that preprocess on this machine while the script trains.
         host_cpus_per_worker: the cores that a worker takes from preprocessing.
         measured: facts that reveal a stale profile.
@@ -75,7 +75,7 @@ class Findings:
 
     @property
     def core_seconds_per_sample(self) -> float:
-        """Core-seconds per sample of the typical task."""
+        """The core-seconds per sample of the typical task."""
         return float(np.median(self.core_seconds))
 
     @property
@@ -101,35 +101,35 @@ class Findings:
 
     @property
     def gpu_ceiling(self) -> float:
-        """Samples/s of one worker with the input taken away."""
+        """The rate of one worker without the input, in samples/s."""
         return self.local_batch_size / float(self.fit.step_time.predict(1, 1, self.local_batch_size))
 
     @property
     def overlap(self) -> float:
-        """How well fetching hides behind computing, by the blocks that wait for a worker and how much tasks vary."""
+        """The overlap of fetching and computing, from the number of buffered blocks and the variation of tasks."""
         return overlap_of_queue(self.buffered_blocks, max(self.variation, LEAST_VARIATION))
 
     @property
     def variation(self) -> float:
-        """Coefficient of variation of the tasks' core-seconds per sample."""
+        """The coefficient of variation of the tasks' core-seconds per sample."""
         return float(np.std(self.core_seconds) / np.mean(self.core_seconds))
 
     @property
     def input_ceiling(self) -> float:
-        """Samples/s of this machine's cores with the accelerator taken away."""
+        """The rate of this machine's cores without the accelerator, in samples/s."""
         rate = self.cores / self.core_seconds_per_sample
         return min(rate, self.ingest_samples_per_s or math.inf)
 
     @property
     def stall(self) -> float:
-        """The share of a step that the script will wait for data on this machine."""
+        """The share of a step in which the script will wait for data on this machine."""
         joint = JointGoodput(self.fit.step_time, None, self.input_ceiling, overlap=self.overlap)
         step = float(joint.step_time_s(1, 1, self.local_batch_size, 0))
         return 1 - float(self.fit.step_time.predict(1, 1, self.local_batch_size)) / step
 
 
 def profile_document(found: Findings) -> dict[str, Any]:
-    """profile.json, with the ceilings and the verdict beside what a plan reads.
+    """The document of profile.json: a plan's input, with the ceilings and the verdict.
 
     Raises RunError if nothing was measured.
     """
@@ -187,7 +187,7 @@ def profile_document(found: Findings) -> dict[str, Any]:
 
 
 def verdict(found: Findings) -> list[str]:
-    """The verdict in plain words: both ceilings, the bottleneck, the costs of preprocessing, and what would help."""
+    """The verdict in plain words: both ceilings, the bottleneck, the costs of preprocessing, and remedies."""
     kind = "worker's CPU" if found.device == "cpu" else found.device
     w = found.core_seconds_per_sample
     cores = f"{found.cores} core{'s' if found.cores != 1 else ''}"
@@ -201,8 +201,8 @@ def verdict(found: Findings) -> list[str]:
         said.append(f"The input binds: a step will wait for data {found.stall:.0%} of its time.")
         if ingest < found.gpu_ceiling:
             said.append(
-                f"More cores lift it to {ingest:,.0f} samples/s at most, which is what the worker itself can take in. Smaller "
-                "samples (uint8, a smaller size) would lift that."
+                f"More cores lift it to {ingest:,.0f} samples/s at most, the rate that the worker itself can take in. Smaller "
+                "samples (uint8, a smaller size) would raise that."
             )
         else:
             said.append(
@@ -225,7 +225,7 @@ def _rate(value: float) -> str:
 
 
 def _caveats(found: Findings) -> list[str]:
-    """Assumptions, and measurements on something smaller."""
+    """Sentences about assumptions, and about measurements on smaller models or batches."""
     said = []
     if found.device == "cpu":
         said.append(
@@ -234,8 +234,8 @@ def _caveats(found: Findings) -> list[str]:
         )
     if found.workers == 1:
         said.append(
-            "Synchronisation between workers was not measured, with one of them: a plan takes it for free. Probe where two fit "
-            "(workers=2) to know."
+            "Synchronisation between workers was not measured, since there was only one: a plan assumes that it is free. Probe "
+            "where two fit (workers=2) to measure it."
         )
     if found.blocks:
         said.append(
@@ -252,8 +252,8 @@ def _caveats(found: Findings) -> list[str]:
 
 
 def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any) -> Findings:
-    """Findings from the worker's measurements. ``reserved_cpus``: the cores that a worker of the script reserves; the measured use
-    beside preprocessing counts if it is higher. Raises ConfigError if nothing was preprocessed."""
+    """The findings from the worker's measurements. ``reserved_cpus``: the cores that a worker of the script reserves; the measured
+    use besides preprocessing counts if it is higher. Raises ConfigError if nothing was preprocessed."""
     costs = [cost for cost in event["costs"] if cost[0] > 0]
     if not costs:
         raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")

@@ -1,6 +1,6 @@
-"""Chooses the next local batch size that a probe measures. Pure.
+"""Choose the next local batch size that a probe measures. Pure.
 
-Sizes double from a small one, so that no step is much larger, in time or memory, than one that went well.
+Sizes double from a small one, so that no step is much larger, in time or memory, than one that succeeded.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 WARM_STEPS = 2
 STEPS = 5
-FEW_WARM_STEPS, FEW_STEPS = 1, 3  # without a GPU, where a step takes long and launches nothing
-MEMORY_SHARE = 0.9  # of the device's memory that may be used
+FEW_WARM_STEPS, FEW_STEPS = 1, 3  # without a GPU, where a step takes long and needs no warm-up
+MEMORY_SHARE = 0.9  # usable share of the device's memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Steps of one local batch size: seconds of the typical step, and the device's peak memory (0: unknown). ``depth``: how many of
-    the model's repeated blocks took part (0: all). ``synced_s``: seconds with gradients exchanged between workers (0: unmeasured)."""
+    """The steps of one local batch size: seconds of the typical step, and the device's peak memory (0: unknown). ``depth``: the number
+    of the model's repeated blocks (0: all). ``synced_s``: seconds with exchange of gradients between workers (0: unmeasured)."""
 
     size: int
     step_s: float
@@ -34,7 +34,7 @@ def next_size(
     memory_bytes: float | None,
     steps: int = WARM_STEPS + STEPS,
 ) -> int | None:
-    """The next local batch size to measure; None when enough is known.
+    """The next local batch size to measure; None if enough is known.
 
     Args:
         measured: the sizes measured so far.
@@ -48,7 +48,7 @@ def next_size(
     last = measured[-1]
     size = last.size * 2
     if memory_bytes is None and size > wanted:
-        # The wanted size itself, where doubling passed it by.
+        # The wanted size itself, if doubling has passed it.
         size = wanted if wanted > last.size else 0
     if size < 1 or (memory_bytes is not None and predicted_peak(measured, size) > MEMORY_SHARE * memory_bytes):
         return None
@@ -58,7 +58,7 @@ def next_size(
 
 
 def at_whole_depth(measured: Sequence[Measured], blocks: int) -> list[Measured]:
-    """Step times of the whole model with ``blocks`` blocks, from steps with one and with two of them."""
+    """Step times of the whole model with ``blocks`` blocks, from steps with one block and with two."""
     whole = [each for each in measured if each.depth == 0]
     one, two = ({each.size: each.step_s for each in measured if each.depth == depth} for depth in (1, 2))
     for size in sorted(one.keys() & two.keys()):
@@ -68,7 +68,7 @@ def at_whole_depth(measured: Sequence[Measured], blocks: int) -> list[Measured]:
 
 
 def predicted_peak(measured: Sequence[Measured], size: float) -> float:
-    """Peak memory of a step of ``size``, in bytes: a line through the two largest sizes measured."""
+    """The predicted peak memory of a step of ``size``, in bytes: a line through the two largest sizes measured."""
     if len(measured) < 2:
         return measured[-1].peak_bytes * size / measured[-1].size
     a, b = measured[-2:]
@@ -77,7 +77,7 @@ def predicted_peak(measured: Sequence[Measured], size: float) -> float:
 
 
 def largest_that_fits(measured: Sequence[Measured], memory_bytes: float | None) -> int | None:
-    """The largest local batch whose peak stays within the device's memory; None if that is not known."""
+    """The largest local batch whose peak stays within the device's memory; None if unknown."""
     if memory_bytes is None or not measured or not measured[-1].peak_bytes:
         return None
     usable, last = MEMORY_SHARE * memory_bytes, measured[-1]

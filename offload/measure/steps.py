@@ -1,11 +1,11 @@
-"""Where the time of a step goes, on one rank: waiting for data, waiting for the peers' data, computing, synchronising.
+"""The parts of a step's time on one rank: waiting for data, waiting for the peers' data, computing, synchronising.
 
-``data_wait_s`` near 0: the accelerator is the bottleneck; near ``step_time_s``: the input pipeline is. ``peer_wait_s`` is
-the part of a wait in which this rank's own batch was ready and another's was not: it would otherwise look like slow
-synchronisation. ``sync_s`` is the all-reduce that backward did not hide.
+``data_wait_s`` near 0: the accelerator is the bottleneck; near ``step_time_s``: the input pipeline is. ``peer_wait_s`` is the part of
+a wait in which this rank's own batch was ready and another rank's was not. It would otherwise look like slow synchronisation.
+``sync_s`` is the all-reduce that backward did not hide.
 
-On a GPU compute and sync come from CUDA events, which are read some steps later so that nothing waits for them;
-elsewhere from the monotonic clock.
+On a GPU, compute and sync come from CUDA events, which the meter reads some steps later, so that nothing waits for them. Elsewhere,
+they come from the monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """One optimizer step of one rank, in seconds of wall time, all its micro-batches included. ``pass_start_s``: the part of
-    ``data_wait_s`` spent on the first batch of a pass; ``useful``: what its samples were worth, in samples of initial
-    batches."""
+    """One optimizer step of one rank, in seconds of wall time, including all its micro-batches. ``pass_start_s``: the part of
+    ``data_wait_s`` for the first batch of a pass; ``useful``: the worth of its samples, in samples of initial batches."""
 
     step_time_s: float
     data_wait_s: float
@@ -36,7 +35,7 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Sums over steps, of one rank or of several."""
+    """Sums over steps, of one or several ranks."""
 
     steps: int = 0
     samples: int = 0
@@ -49,11 +48,11 @@ class Totals:
     useful: float = 0.0
 
     def plus(self, other: Totals) -> Totals:
-        """The sum of both."""
+        """The sums of both."""
         return Totals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def minus(self, other: Totals) -> Totals:
-        """The difference to an earlier ``other``."""
+        """The differences to an earlier ``other``."""
         return Totals(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
 
     @property
@@ -77,7 +76,7 @@ class Totals:
 
 
 class Clock:
-    """Marks of time: the monotonic clock. ``elapsed`` is None while a mark is not known yet."""
+    """Marks of time from the monotonic clock. ``elapsed`` is None while a mark is still unknown."""
 
     def mark(self) -> Any:
         """Now."""
@@ -107,7 +106,7 @@ class CudaClock(Clock):
 
 @dataclass
 class _Open:
-    """A step whose device marks may not be known yet."""
+    """A step whose device marks may still be unknown."""
 
     wall_s: float
     wait_s: float
@@ -120,7 +119,7 @@ class _Open:
 
 
 class StepMeter:
-    """Measures the steps of one rank. Call the verbs in their order: waited, [last_gradient], backward_done, stepped."""
+    """The meter of one rank's steps. Call its methods in this order: waited, [last_gradient], backward_done, stepped."""
 
     def __init__(self, clock: Clock, now: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._now = clock, now
@@ -129,7 +128,7 @@ class StepMeter:
         self.restart()
 
     def restart(self) -> None:
-        """Start again after a pause that belongs to no step: validation, a checkpoint, the seam between two passes."""
+        """Start again after a pause that belongs to no step: validation, a checkpoint, the gap between two passes."""
         self._began = self._now()
         self._wait_s = self._peer_s = self._first_s = 0.0
         self._samples = 0
@@ -139,7 +138,7 @@ class StepMeter:
         self._gradient_mark: Any = None
 
     def waited(self, own_s: float, peer_s: float, samples: int, *, first: bool = False) -> None:
-        """A local batch of ``samples`` samples came after these waits; ``first``: it is the first of a pass."""
+        """Note that a local batch of ``samples`` samples came after these waits. ``first``: whether it is the first of a pass."""
         self._wait_s += own_s
         self._first_s += own_s if first else 0.0
         self._peer_s += peer_s
@@ -148,17 +147,17 @@ class StepMeter:
         self._gradient_mark = None
 
     def last_gradient(self) -> None:
-        """A bucket of gradients became ready to be reduced. The last such call before the end of backward counts."""
+        """Note that a bucket of gradients is ready for reduction. The last such call before the end of backward counts."""
         self._gradient_mark = self._clock.mark()
 
     def backward_done(self) -> None:
-        """Backward returned, with gradients reduced where they are reduced at all."""
+        """Note that backward has returned, with gradients reduced if this micro-batch reduces them."""
         if self._gradient_mark is not None:
             self._sync.append((self._gradient_mark, self._clock.mark()))
 
     def stepped(self, efficiency: float = 1.0) -> None:
-        """The optimizer stepped, which completes the step. ``efficiency``: the worth of one of its samples relative to a sample of an
-        initial batch."""
+        """Note that the optimizer has stepped, which completes the step. ``efficiency``: the worth of one of its samples relative to a
+        sample of an initial batch."""
         end = self._now()
         self._close_batch()
         waits = self._wait_s, self._peer_s, self._first_s
@@ -170,13 +169,13 @@ class StepMeter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside belongs to no batch: the worker looks for the next batch while this one is under way."""
+        """A context whose time belongs to no batch: the worker looks for the next batch while this one is under way."""
         self._close_batch()
         yield
         self._batch_mark = self._clock.mark()
 
     def micro_batch_done(self) -> None:
-        """A micro-batch that does not complete a step ended."""
+        """Note the end of a micro-batch that does not complete a step."""
         self._close_batch()
 
     def _close_batch(self) -> None:
@@ -185,7 +184,7 @@ class StepMeter:
             self._batch_mark = None
 
     def totals(self) -> Totals:
-        """Sums over all steps whose times are known so far."""
+        """The sums over all steps whose times are known so far."""
         while self._pending:
             step = self._pending[0]
             busy = [self._clock.elapsed(a, b) for a, b in step.busy]

@@ -1,7 +1,7 @@
 """The joint model of accelerators and their input, and the planner that uses it. Pure: no clock, no I/O, no torch, no ray.
 
-A map: :mod:`step_time` and :mod:`fit` (the accelerators), :mod:`noise` (what a larger batch is worth), :mod:`input_rate` and
-:mod:`catalog` (the input side of a shape), :mod:`goodput` (both together), :mod:`profile` (what a probe learned),
+A map: :mod:`step_time` and :mod:`fit` (the accelerators), :mod:`noise` (the value of a larger batch), :mod:`input_rate` and
+:mod:`catalog` (the input side of a shape), :mod:`goodput` (both together), :mod:`profile` (the result of a probe),
 :mod:`planner` with :mod:`search` (which shape to rent), :mod:`placement` (where workers fit on a cluster that exists).
 """
 

@@ -1,4 +1,4 @@
-"""A plan in words: why this shape, which alternatives exist, and what not to rely on."""
+"""Explain a plan in words, with the reasons for its shape, the alternatives, and warnings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BINDS = {
 def explain(
     best: Candidate, baseline: Candidate, alternative: Candidate | None, candidates: Sequence[Candidate]
 ) -> str:
-    """The recommendation in a sentence, with the single instance beside it."""
+    """The recommendation in a few sentences, compared with the single instance."""
     figures = f"{best.samples_per_s:,.0f} samples/s at ${best.usd_per_million_samples:,.2f} per million"
     why = f"{_BINDS[best.bottleneck]} (stall {best.stall:.0%})"
     if best == baseline:
@@ -47,7 +47,7 @@ def explain(
 
 
 def network_warnings(candidates: Sequence[Candidate], kinds: Mapping[str, NodeType]) -> list[str]:
-    """Where a candidate rests on a network figure that does not last."""
+    """Warnings about candidates that rely on a burst network figure."""
     binding = [c for c in candidates if c.bottleneck == "network"]
     bursting = sorted({name for c in binding for name in _narrow_side(c, kinds) if kinds[name].burst})
     if bursting:
@@ -59,15 +59,15 @@ def network_warnings(candidates: Sequence[Candidate], kinds: Mapping[str, NodeTy
 
 
 def price_warnings(kinds: Sequence[NodeType]) -> list[str]:
-    """Where prices cannot be compared."""
+    """Warnings about prices that cannot be compared."""
     if len({kind.region for kind in kinds if kind.region}) < 2:
         return []
     priced = ", ".join(f"{kind.name}: {kind.region}" for kind in kinds if kind.region)
-    return [f"the prices are of different regions ({priced})."]
+    return [f"the prices come from different regions ({priced})."]
 
 
 def spot_warnings(kinds: Sequence[NodeType], assumed_per_hour: float) -> list[str]:
-    """Where the interruptions of spot nodes are assumed."""
+    """Warnings about spot nodes whose interruption rate is assumed."""
     assumed = [kind.name for kind in kinds if kind.interruptions_per_hour is None]
     if not assumed:
         return []
@@ -78,7 +78,7 @@ def spot_warnings(kinds: Sequence[NodeType], assumed_per_hour: float) -> list[st
 
 
 def _narrow_side(candidate: Candidate, kinds: Mapping[str, NodeType]) -> list[str]:
-    """The types whose network is the lesser of the two sides."""
+    """The types on the side with the slower network."""
     sides: dict[bool, list[str]] = {True: [], False: []}
     for name in candidate.shape:
         sides[kinds[name].gpus > 0].append(name)

@@ -1,4 +1,4 @@
-"""How a global batch is cut: over workers, and into micro-batches whose gradients each worker accumulates."""
+"""The split of a global batch over workers, and into micro-batches whose gradients each worker accumulates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BatchSplit:
     def with_local_at_most(self, most: int | None) -> BatchSplit:
         """Cut the same global batch, or one a few samples larger, into local batches of at most ``most``.
 
-        Takes up to twice as many micro-batches as needed where that keeps the global batch as it is.
+        Uses up to twice as many micro-batches as needed if that keeps the global batch unchanged.
         """
         if most is None or self.local_batch_size <= most:
             return self

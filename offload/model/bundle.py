@@ -1,4 +1,4 @@
-"""The resources that one node must have room for, as Ray counts them."""
+"""Bundles of resources that must fit on one node, as Ray counts them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Bundle = tuple[tuple[str, float], ...]
 """Amounts by resource name, in the order of names."""
 
 GPU_TYPE = "accelerator_type:"
-"""Ray's prefix for the resource that a node with GPUs of a kind has."""
+"""Ray's prefix for the resource that names the kind of a node's GPUs."""
 
 
 def bundle_of(resources: Mapping[str, float]) -> Bundle:

@@ -37,23 +37,23 @@ class NodeType:
     """One type of node.
 
     Args:
-        name: as the provider calls it: ``ml.c5.4xlarge``.
+        name: the provider's name: ``ml.c5.4xlarge``.
         vcpus: cores as the provider counts them.
         memory_gib: main memory.
         gpus: GPUs; 0 for a CPU node.
         gpu_model: the GPU's name: ``NVIDIA A10G``; None if it is not known.
-        gpu_speed: speed of one relative to the device that the profile was measured on; None: known only where that is
-            the same model.
+        gpu_speed: speed of one GPU relative to the device that the profile was measured on; None: known only if that device
+            is the same model.
         network_gbps: gigabits per second, sustained unless ``burst``.
         burst: whether ``network_gbps`` is an "up to" figure that does not last.
-        usd_per_hour: on demand.
-        spot_usd_per_hour: as spot capacity, where known.
-        interruptions_per_hour: how often such a spot node is taken away, where known.
-        core_speed: one vCPU with all of its node's vCPUs busy, relative to an ml.c5 vCPU.
-        region, price_source: where the price holds, and who says so.
+        usd_per_hour: the on-demand price.
+        spot_usd_per_hour: the spot price, if known.
+        interruptions_per_hour: how often the provider reclaims such a spot node, if known.
+        core_speed: speed of one vCPU while all vCPUs of its node are busy, relative to an ml.c5 vCPU.
+        region, price_source: where the price applies, and its source.
 
     Raises:
-        ConfigError: for a value out of its range, with the value found and what a sane one looks like.
+        ConfigError: for a value out of its range, with the value found and an example of a sane one.
     """
 
     name: str
@@ -95,8 +95,8 @@ class NodeType:
         return f"{field} of {self.name}"
 
     def is_model_of(self, device: str) -> bool:
-        """Whether its GPU is what torch calls ``device``: the model's last word is a word of it, as A100 is of
-        ``NVIDIA A100-SXM4-40GB``."""
+        """Whether its GPU is the one that torch calls ``device``: the last word of the model's name is a word of the device's
+        name, as A100 is in ``NVIDIA A100-SXM4-40GB``."""
         if not self.gpu_model:
             return False
         words = re.split(r"[\s-]+", self.gpu_model.lower())
@@ -105,10 +105,10 @@ class NodeType:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """How many nodes of which types to rent. Counts may be arrays, for many shapes at once.
+    """The nodes to rent: a count for each type. Counts may be arrays, for many shapes at once.
 
     Raises:
-        ConfigError: for a count that is negative or not whole, or no GPU node.
+        ConfigError: if a count is negative or not whole, or if there is no GPU node.
     """
 
     nodes: Mapping[NodeType, Any]
@@ -135,16 +135,16 @@ class Shape:
 
     @property
     def usd_per_hour(self) -> Any:
-        """What it costs on demand."""
+        """The on-demand price of all nodes."""
         return plain(np.asarray(sum(kind.usd_per_hour * count for kind, count in self.nodes.items())))
 
     @property
     def gpus(self) -> Any:
-        """GPUs, the most workers it has room for."""
+        """The number of GPUs: the most workers that it can hold."""
         return plain(np.asarray(sum(kind.gpus * count for kind, count in self.nodes.items())))
 
     def of(self, *, gpu: bool) -> Iterator[tuple[NodeType, NDArray[Any]]]:
-        """Types and counts of its GPU nodes, or of the others."""
+        """Types and counts of the GPU nodes, or of the CPU nodes."""
         return ((kind, count) for kind, count in self.nodes.items() if (kind.gpus > 0) == gpu)
 
 
@@ -158,8 +158,8 @@ class Catalog:
     def from_toml(text: str, *, source: str = "the catalog") -> Catalog:
         """Parse ``[nodes."ml.c5.4xlarge"]`` tables.
 
-        Raises ConfigError for text that is not TOML, a type that stands there twice, a field that is missing, unknown
-        or out of its range.
+        Raises ConfigError if the text is not TOML, a type appears twice, or a field is missing, unknown or out of its
+        range.
         """
         try:
             document = tomllib.loads(text)
@@ -174,11 +174,11 @@ class Catalog:
         return Catalog({name: _node_type(name, table, source) for name, table in tables.items()})
 
     def extended_by(self, other: Catalog) -> Catalog:
-        """Both catalogs; where both have a type, the other's counts."""
+        """Both catalogs; ``other`` wins for a type that both hold."""
         return Catalog({**self.nodes, **other.nodes})
 
     def with_prices(self, usd_per_hour: Mapping[str, float], *, region: str, source: str) -> Catalog:
-        """The same types at other prices; those of other types are ignored."""
+        """The same types with these prices. Prices of other types are ignored."""
         priced = {
             name: replace(self.nodes[name], usd_per_hour=usd, region=region, price_source=source)
             for name, usd in usd_per_hour.items()
@@ -187,7 +187,7 @@ class Catalog:
         return Catalog({**self.nodes, **priced})
 
     def __getitem__(self, name: str) -> NodeType:
-        """The type of that name. Raises ConfigError that names the nearest ones."""
+        """The type of that name. Raises ConfigError, with the nearest names, if there is none."""
         if name not in self.nodes:
             near = difflib.get_close_matches(name, self.nodes, n=3, cutoff=0.5)
             hint = f"Nearest: {', '.join(near)}." if near else f"It holds {', '.join(sorted(self.nodes)[:5])}, …"
@@ -198,7 +198,7 @@ class Catalog:
         return self.nodes[name]
 
     def gpu_type(self, name: str) -> NodeType:
-        """The type of that name, for workers. Raises ConfigError if it has no GPU."""
+        """The type of that name, for workers. Raises ConfigError if it has no GPUs."""
         kind = self[name]
         if not kind.gpus:
             some = [n for n, k in self.nodes.items() if k.gpus][:3]
@@ -229,7 +229,7 @@ def _node_type(name: str, table: Any, source: str) -> NodeType:
             near = difflib.get_close_matches(key, known, n=1)
             raise ConfigError(
                 f"{source}: {name} has an unknown field {key!r}. "
-                + (f"Is {near[0]} meant?" if near else f"Known are {', '.join(known)}.")
+                + (f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}.")
             )
     for key in ("vcpus", "memory_gib", "network_gbps", "usd_per_hour"):
         if key not in table:
@@ -238,8 +238,8 @@ def _node_type(name: str, table: Any, source: str) -> NodeType:
 
 
 def _readable(error: tomllib.TOMLDecodeError, text: str) -> str:
-    """TOML forbids a table twice but says so without its name."""
+    """The error's text with the line it refers to: for a duplicate table, tomllib does not give the name."""
     found = re.search(r"at line (\d+)", str(error))
     line = text.splitlines()[int(found[1]) - 1].strip() if found else ""
     twice = "Cannot declare" in str(error) or "Cannot overwrite" in str(error)
-    return f"{error}{f': {line}' if line else ''}{' (a type must stand there once)' if twice else ''}"
+    return f"{error}{f': {line}' if line else ''}{' (each type may appear only once)' if twice else ''}"

@@ -1,4 +1,4 @@
-"""Checks of users' values with one wording: the parameter, the value found, and what to pass instead.
+"""Checks of users' values. All errors use one wording: the parameter, the value found, and what to pass instead.
 
 Each function returns the value in its plain Python type (``np.int64(64)`` becomes ``64``) or raises ConfigError.
 ``sane`` shows a good value.
@@ -15,7 +15,7 @@ import numpy as np
 
 from offload.errors import ConfigError
 
-MOST = 2**53  # of a count: larger ones are mistakes, and floats no longer tell them apart
+MOST = 2**53  # the largest count: beyond it, a count is a mistake, and floats cannot represent every integer
 
 
 def check_number(
@@ -77,14 +77,14 @@ def check_range(name: str, value: Any, *, least: int = 1, sane: str) -> tuple[in
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """``value``, which is True or False."""
+    """``value``, which must be True or False."""
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name} must be True or False, found {shown(value)}.")
     return bool(value)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
-    """``value``, one of some words."""
+    """``value``, which must be one of ``choices``."""
     words = [f'"{each}"' for each in choices]
     if not isinstance(value, str) or f'"{value}"' not in words:
         expected = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
@@ -108,7 +108,7 @@ def check_path(name: str, value: Any, *, sane: str) -> str:
 
 
 def check_names(name: str, value: Any, *, sane: str) -> tuple[str, ...]:
-    """``value``, a list of names, as a tuple. Text alone is refused: it would count as a list of letters."""
+    """``value``, a list of names, as a tuple. A plain string is refused: it would count as a list of letters."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise ConfigError(f"{name} must be a list of names ({sane}), found {shown(value)}.")
     return tuple(check_text(f"{name}[{i}]", each, sane=sane) for i, each in enumerate(value))
@@ -122,7 +122,7 @@ def check_mapping(name: str, value: Any, *, sane: str) -> dict[Any, Any]:
 
 
 def check_callable(name: str, value: Any, *, sane: str) -> Any:
-    """``value``, which can be called."""
+    """``value``, which must be callable."""
     if not callable(value):
         raise ConfigError(f"{name} must be callable ({sane}), found {shown(value)}.")
     return value

@@ -1,8 +1,8 @@
 """Learn the step time's parameters from few measurements, and say how far its predictions can be trusted.
 
-Parameters are not identifiable from a handful of points (a long sync well hidden looks like a short one), predictions
-are: compare those. Where it stops: leave out measurements in which a rank waited for data, its own or a peer's; it
-would be learned as computing or as synchronisation.
+A handful of points does not identify the parameters (a long, well-hidden sync looks like a short one). It does identify the
+predictions, so compare those. Where it stops: the caller leaves out measurements in which a rank waited for data, its own or a
+peer's; the fit would take that wait for computing or synchronisation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy  # loads scipy.optimize when it is first used: who only places workers does not pay for it
+import scipy  # loads scipy.optimize at first use: placing workers does not pay for it
 from numpy.typing import ArrayLike
 
 from offload.errors import ConfigError
@@ -22,23 +22,23 @@ from offload.model.step_time import StepTime
 ALPHA_C, BETA_C, ALPHA_INTRA, BETA_INTRA, ALPHA_INTER, BETA_INTER, GAMMA = range(7)
 SYNC = ((ALPHA_INTRA, BETA_INTRA), (ALPHA_INTER, BETA_INTER))
 
-NOISE = 0.05  # relative error of one measured step that is assumed before the residuals tell better
-NOISE_WEIGHT = 4  # measurements that this assumption is worth
-OUTLIER = 2.0  # standard deviations from which on a residual counts linearly, not squared
-GAMMA_SPREAD = 4.0  # standard deviation of gamma's prior around 1: it only decides where the data do not
+NOISE = 0.05  # prior relative error of one measured step, until the residuals tell better
+NOISE_WEIGHT = 4  # weight of this prior, in measurements
+OUTLIER = 2.0  # standard deviations beyond which a residual counts linearly, not squared
+GAMMA_SPREAD = 4.0  # standard deviation of gamma's prior around 1: it decides only where the data do not
 BETA_OVER_ALPHA = 0.25  # the same for a further worker's share of the first two workers' sync
-INTER_OVER_INTRA = 1.1  # several nodes are not faster than one: Pollux' prior for what was never seen
+INTER_OVER_INTRA = 1.1  # several nodes are not faster than one: Pollux' prior for an unseen regime
 GAMMAS = (1.2, 3.0, 8.0)  # where the search starts: the objective has a valley along gamma
 Z95 = 1.96
 
 
 @dataclass(frozen=True, eq=False)
 class StepTimeFit:
-    """A fitted :class:`StepTime` and what is not known about it.
+    """A fitted :class:`StepTime` and its uncertainty.
 
-    ``residual`` is the root mean square of the measurements' relative errors. ``directions`` are changes of the parameters
-    (rows, in the order of StepTime's fields), independent of each other, that lie at the edge of what the measurements
-    allow (95 %).
+    ``residual`` is the root mean square of the measurements' relative errors. Each row of ``directions`` is a change of the
+    parameters, in the order of StepTime's fields, that reaches the edge of what the measurements allow (95 %). The rows are
+    independent of each other.
     """
 
     step_time: StepTime
@@ -68,7 +68,7 @@ def fit_step_time(
     compute_time_s: ArrayLike,
     last_micro_batch_time_s: ArrayLike,
 ) -> StepTimeFit:
-    """The step time that explains the measurements, one per entry of the arrays.
+    """Fit the step time to measurements, one for each entry of the arrays.
 
     Args:
         nodes, workers: N and K of each measurement.
@@ -76,12 +76,12 @@ def fit_step_time(
         compute_time_s: seconds of one micro-batch's forward and backward, without synchronisation.
         last_micro_batch_time_s: seconds of the last micro-batch, with synchronisation.
 
-    Errors are relative (a step of 10 ms counts as much as one of 10 s) and outliers are damped. What was never seen is
-    assumed to be favourable, so that the run tries it: synchronisation over several nodes costs little more than within one, and
-    half the time of a single measured batch size is independent of the size.
+    Errors are relative (a step of 10 ms counts as much as one of 10 s) and outliers are damped. The fit is optimistic about unseen
+    regimes, so that the run tries them: synchronisation over several nodes costs little more than within one, and half the time
+    of a single measured batch size is independent of the size.
 
     Raises:
-        ConfigError: for arrays of different lengths, none at all, or entries that no step can have.
+        ConfigError: if the arrays differ in length or are empty, or if an entry is impossible for a step.
     """
     data = _Measured.of(nodes, workers, local_batch_size, compute_time_s, last_micro_batch_time_s)
     free = data.identifiable()
@@ -116,7 +116,7 @@ def fit_step_time(
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """Checked measurements, with times in units of the typical one and sizes likewise."""
+    """Checked measurements, with times and sizes relative to the typical ones."""
 
     nodes: Floats
     workers: Floats
@@ -150,7 +150,7 @@ class _Measured:
         return _Measured(n, k, m / size_unit, grad / time_unit, final / time_unit, time_unit, size_unit)
 
     def unit(self) -> Floats:
-        """What to multiply scaled parameters with to get seconds."""
+        """The factors that turn scaled parameters into seconds."""
         units = np.full(7, self.time_unit)
         units[BETA_C] = self.time_unit / self.size_unit
         units[GAMMA] = 1.0
@@ -162,7 +162,7 @@ class _Measured:
         return bool(np.any(here & (self.workers > 2) if further else here))
 
     def identifiable(self) -> Any:
-        """Which parameters the measurements say anything about."""
+        """A mask of the parameters that the measurements determine."""
         free = np.zeros(7, dtype=bool)
         free[BETA_C] = True
         free[ALPHA_C] = len(np.unique(self.sizes)) > 1
@@ -173,7 +173,7 @@ class _Measured:
         return free
 
     def guess(self, gamma: float) -> Floats:
-        """Where to begin, strictly within the bounds."""
+        """A starting point, strictly within the bounds."""
         start = np.zeros(7)
         start[GAMMA] = gamma
         if len(np.unique(self.sizes)) > 1:
@@ -213,7 +213,7 @@ def _vector(step_time: StepTime) -> Floats:
 
 
 def _step_time(vector: Floats) -> StepTime:
-    """Parameters moved back within their bounds; a step never takes no time at all."""
+    """The parameters clipped to their bounds; a step always takes some time."""
     inside = np.clip(vector, _lower(), _upper())
     inside[BETA_C] = max(inside[BETA_C], 1e-12)
     return StepTime(*map(float, inside))
@@ -228,7 +228,7 @@ def _errors(scaled: Floats, data: _Measured) -> Floats:
 
 
 def _residuals(scaled: Floats, data: _Measured) -> Floats:
-    """Errors in standard deviations, and what is believed where the data are silent."""
+    """Errors in standard deviations, followed by the priors that hold where the data are silent."""
     beliefs = [(scaled[GAMMA] - 1) / GAMMA_SPREAD]
     beliefs += [scaled[beta] / (scaled[alpha] + 1e-3) / BETA_OVER_ALPHA for alpha, beta in SYNC]
     return np.concatenate([_errors(scaled, data) / NOISE, beliefs])
@@ -237,7 +237,7 @@ def _residuals(scaled: Floats, data: _Measured) -> Floats:
 def _free_directions(jacobian: Floats, free: Any, spread: float) -> list[Floats]:
     """Principal axes of the fitted parameters' covariance, at 95 %."""
     information = jacobian.T @ jacobian
-    # What the data do not tell at all is bounded by the parameter's own size, not by a singular matrix.
+    # A direction without data is bounded by the parameter's own size: the ridge keeps the matrix regular.
     values, axes = np.linalg.eigh(information + 1e-4 * np.eye(len(information)))
     directions = []
     for value, axis in zip(values, axes.T, strict=True):
@@ -248,10 +248,10 @@ def _free_directions(jacobian: Floats, free: Any, spread: float) -> list[Floats]
 
 
 def _unseen_directions(scaled: Floats, free: Any, data: _Measured) -> list[Floats]:
-    """How far off a parameter may be that was not measured but assumed."""
+    """The possible errors of parameters that were assumed, not measured."""
     directions = []
     if not free[ALPHA_C]:
-        # All of the time may depend on the size, or none: no difference at the size that was seen.
+        # All of the time may depend on the size, or none: both agree at the size that was seen.
         swap = np.zeros(7)
         swap[ALPHA_C], swap[BETA_C] = scaled[ALPHA_C], -scaled[ALPHA_C] / data.sizes[0]
         directions.append(swap)

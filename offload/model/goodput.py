@@ -1,4 +1,4 @@
-"""The joint model: goodput of accelerators that are fed by an input side of finite speed.
+"""The joint model of goodput, for accelerators with an input side of finite speed.
 
 Without an input rate it is the goodput of Qiao et al., "Pollux", OSDI'21 (reference implementation: AdaptDL's
 ``goodput.py``), which predicts several times the real throughput on a job that waits for its data.
@@ -19,7 +19,7 @@ from offload.model.noise import GradientNoise
 from offload.model.overlap import Floats, overlapped, plain
 from offload.model.step_time import StepTime
 
-OVERLAP = 8.0  # delta where nothing is known of the prefetch: several batches are ready at any time
+OVERLAP = 8.0  # delta for an unknown prefetch: several batches are ready at any time
 CANDIDATES = 50  # global batches that a search tries, spaced geometrically
 ROUNDING = 1e-8
 
@@ -36,7 +36,7 @@ class JointGoodput:
         step_time: T_gpu.
         noise: efficiency(M); None: every sample counts the same in any batch.
         input_samples_per_s: X, a number or a function of the worker count; None: infinitely fast.
-        overlap: delta. 1: a batch is fetched only when it is needed; large: fetching hides behind computing wholly.
+        overlap: delta. 1: a batch is fetched only when it is needed; large: fetching hides entirely behind computing.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -91,11 +91,11 @@ class JointGoodput:
         """The best ``(goodput, local_batch_size, accum_steps)`` for each entry of ``nodes`` and ``workers``.
 
         Searches global batches from the initial one to ``max_batch_size`` (None: the initial one alone) whose local batch
-        lies in the range; a goodput of 0 says that none does. One worker accumulates at least once to grow its batch, as its
-        gradient noise could not be measured otherwise (from step to step, while weights move, it looks larger than it is);
-        without ``accumulate`` it stays at the initial batch.
+        lies in the range; a goodput of 0 means that none does. A single worker accumulates at least once to grow its batch:
+        otherwise its gradient noise could be measured only from step to step, and moving weights make it look larger. Without
+        ``accumulate``, a single worker stays at the initial batch.
 
-        Raises ConfigError without gradient noise, or for a range or a maximum that is empty.
+        Raises ConfigError without gradient noise, or if the range is empty or the maximum is below the initial batch.
         """
         n, k = np.broadcast_arrays(np.asarray(nodes), np.asarray(workers))
         initial, largest, (least, most) = self._search_range(max_batch_size, local_batch_size_range)

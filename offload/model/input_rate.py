@@ -1,4 +1,4 @@
-"""Rate of the input side: samples/s that the CPUs, network, storage and workers of a shape can deliver."""
+"""The rate of the input side, in samples/s that the CPUs, network, storage and workers of a shape can deliver."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from offload.model.catalog import NodeType, Shape
 from offload.model.checks import check_number
 from offload.model.overlap import Floats, plain
 
-# CPU time that the daemons of two hosts spend on a byte that travels between them, measured on cores of speed 1: what the
-# two-host rows of benchmarks/results/offload_vs_single-*.json cost beyond the one-host rows is 1.4 to 1.6 ns.
+# CPU time that the daemons of two hosts spend on a byte that travels between them, measured on cores of speed 1: the two-host
+# rows of benchmarks/results/offload_vs_single-*.json cost 1.4 to 1.6 ns more than the one-host rows.
 REMOTE_CORE_SECONDS_PER_BYTE = 1.4e-9
-NETWORK_EFFICIENCY = 0.8  # eta: payload that a NIC carries against its figure in the tables
+NETWORK_EFFICIENCY = 0.8  # eta: payload of a NIC relative to its nominal bandwidth
 BYTES_PER_GIGABIT = 1e9 / 8
 BOTTLENECKS = ("cpu", "network", "ingest", "storage")
 
@@ -31,18 +31,18 @@ class InputRate:
         ingest   K · (samples/s that one worker can receive, collate and copy to its device)
         storage  bytes/s of the store / raw bytes per sample
 
-    ``c_g`` are the cores of a node that preprocess: all of a CPU node's, and on a GPU node those that its workers leave.
-    A sample that travels from one node to another costs each of the two ``remote_core_seconds_per_byte·wire_bytes/2`` more:
-    all those of CPU nodes do, and of those made on G GPU nodes the share ``1 − 1/G``.
+    ``c_g`` are the cores of a node that preprocess: all cores of a CPU node, and those that workers leave free on a GPU node.
+    A sample that travels from one node to another costs each of the two another ``remote_core_seconds_per_byte·wire_bytes/2``.
+    All samples of CPU nodes travel; of the samples made on G GPU nodes, the share ``1 − 1/G`` does.
 
     Args:
         core_seconds_per_sample: w, CPU time of one sample on a core of speed 1, with its node's other cores busy.
         wire_bytes_per_sample: bytes shipped from a preprocessing task to a worker.
-        contention: sigma in [0, 1]: how much each further busy core of a node slows all of them down. 0 where w was
+        contention: sigma in [0, 1]: how much each further busy core of a node slows all of them down. 0 if w was
             measured with all cores busy.
-        ingest_samples_per_s_per_worker: what one worker can take in.
+        ingest_samples_per_s_per_worker: the rate that one worker can take in.
         raw_bytes_per_sample: bytes read from storage.
-        storage_bytes_per_s: what the store delivers to all nodes together.
+        storage_bytes_per_s: the rate at which the store delivers to all nodes together.
         host_cpus_per_worker: cores of a GPU node that each of its workers keeps for its own threads.
         remote_core_seconds_per_byte: CPU time of both ends together, on cores of speed 1.
 
@@ -75,7 +75,7 @@ class InputRate:
         return plain(np.min(self._limits(shape, workers), axis=0))
 
     def bottleneck(self, shape: Shape, workers: ArrayLike) -> Any:
-        """Which limit it is: "cpu", "network", "ingest" or "storage"; the first of them where two are equal."""
+        """The limit that binds: "cpu", "network", "ingest" or "storage"; the first of them if several are equal."""
         names = np.array(BOTTLENECKS)[np.argmin(self._limits(shape, workers), axis=0)]
         return plain(np.asarray(names))
 
@@ -89,7 +89,7 @@ class InputRate:
         for kind, count in shape.of(gpu=False):
             remote = remote + count * self._node_rate(kind, np.asarray(float(kind.vcpus)), one_end)
             nic_cpu = nic_cpu + count * kind.network_gbps
-        # What comes from CPU nodes takes cores of the GPU nodes, too.
+        # Receiving samples from CPU nodes takes cores of the GPU nodes, too.
         local = np.maximum(local - remote * one_end / (w + 2 * one_end * between), 0.0)
         wire = np.full(np.broadcast_shapes(nic_cpu.shape, nic_gpu.shape), np.inf)
         if self.wire_bytes_per_sample > 0:
@@ -103,8 +103,8 @@ class InputRate:
         return np.stack(limits).astype(np.float64)
 
     def _gpu_nodes(self, shape: Shape, workers: Floats) -> tuple[Floats, Floats, Floats]:
-        """Samples/s preprocessed on the workers' own nodes, the share of them that travels to another such node, and those
-        nodes' network in Gb/s."""
+        """Samples/s preprocessed on the workers' own nodes, the share of them that travels to another such node, and the
+        network of these nodes in Gb/s."""
         total = np.asarray(sum(count for _, count in shape.of(gpu=True)), dtype=float)
         if np.any(total < 1):
             raise ConfigError("a shape needs at least one GPU node for its workers, found none.")
@@ -123,6 +123,6 @@ class InputRate:
         return rate, between, nic
 
     def _node_rate(self, kind: NodeType, cores: Floats, travel: Floats | float) -> Floats:
-        """Samples/s of a node, each of which costs ``travel`` core-seconds there beyond its making."""
+        """Samples/s of a node where each sample costs ``travel`` core-seconds besides its preprocessing."""
         slowed = 1 + self.contention * np.maximum(cores - 1, 0.0)
         return np.asarray(kind.core_speed * cores / (self.core_seconds_per_sample * slowed + travel))

@@ -1,4 +1,4 @@
-"""Gradient noise: what a sample is still worth in a larger batch.
+"""Gradient noise, which determines the value of a sample in a larger batch.
 
 Sources: McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, for the noise and its estimate; Johnson et
 al., "AdaScale SGD", ICML 2020, for the gain; Qiao et al., "Pollux", OSDI'21, for the efficiency.
@@ -47,7 +47,7 @@ class GradientNoise:
         scale = self._scale(batch_size)
         noisy = self.var / scale + self.sqr
         whole = np.full_like(noisy, self.var + self.sqr)
-        # Without signal and without noise nothing is gained.
+        # Without signal and noise, a larger batch gains nothing.
         return plain(np.divide(whole, noisy, out=np.ones_like(noisy), where=noisy > 0))
 
     def efficiency(self, batch_size: ArrayLike) -> Any:
@@ -75,8 +75,9 @@ def noise_from_gradients(
 def gradient_moments(
     mean_square_norm: float, square_norm_of_mean: float, count: int, samples_each: float, batch_size: float
 ) -> tuple[float, float]:
-    """Unbiased ``(|G|², tr(Σ))`` from ``count`` gradients of ``samples_each`` samples each, at equal parameters. Either may
-    come out negative; so take means of these, not of values cut at 0.
+    """Unbiased ``(|G|², tr(Σ))`` from ``count`` gradients of ``samples_each`` samples each, at equal parameters.
+
+    Either estimate may be negative: average these, not values cut at 0.
 
     Args:
         mean_square_norm: mean of the gradients' squared norms.

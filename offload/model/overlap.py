@@ -1,4 +1,4 @@
-"""How two times that overlap add up: the p-norm that both halves of the model use."""
+"""The p-norm with which both halves of the model add up two overlapping times."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def overlapped(first: ArrayLike, second: ArrayLike, power: float) -> Floats:
     """``(first^power + second^power)^(1/power)``, elementwise over broadcast arrays of times ≥ 0.
 
     ``power`` 1 is their sum (nothing overlaps), infinity their maximum (the shorter hides behind the longer).
-    Computed relative to the longer time, so that no power overflows.
+    The result is computed relative to the longer time, so that no power overflows.
     """
     a, b = np.broadcast_arrays(np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64))
     longer, shorter = np.maximum(a, b), np.minimum(a, b)
-    # Where the longer one is 0 or infinite so is the result.
+    # If the longer time is 0 or infinite, so is the result.
     ratio = np.divide(shorter, longer, out=np.zeros(a.shape), where=(longer > 0) & np.isfinite(longer))
     if np.isinf(power):
         return np.asarray(longer)
@@ -31,7 +31,7 @@ def overlap_of_queue(buffer: float, variation: float) -> float:
     """The power with which fetching and computing overlap through a queue: ``ln 2 / ln(1 + variation²/(buffer + 2))``.
 
     Args:
-        buffer: items that fit between the two sides.
+        buffer: the number of items that fit between the two sides.
         variation: coefficient of variation of an item's time on either side.
 
     Two equally fast stations with a buffer between them reach ``(B + 2)/(B + 2 + c²)`` of the rate of either one: exact for
@@ -43,5 +43,5 @@ def overlap_of_queue(buffer: float, variation: float) -> float:
 
 
 def plain(value: Any) -> Any:
-    """An array without dimensions as a Python number, any other as it is: scalars in, a scalar out."""
+    """An array without dimensions as a Python number, any other value unchanged: scalars in, a scalar out."""
     return value.item() if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 else value

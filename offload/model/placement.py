@@ -1,4 +1,4 @@
-"""How many workers fit on a cluster so that preprocessing keeps its cores. Pure: nodes in, a placement out.
+"""The number of workers that fit on a cluster while preprocessing keeps its cores. Pure: nodes in, a placement out.
 
 Where it stops: this is a count, not a schedule; Ray places the workers.
 """
@@ -13,15 +13,23 @@ from offload.errors import ConfigError, argument
 
 UNKNOWN_GPU = "of unknown kind"
 PROCESS_BYTES = 300 << 20  # the least memory of a preprocessing process: Python with torch and torchvision
-MEMORY_SHARE = 0.8  # of a node's memory beside its object store that these processes may take
+MEMORY_SHARE = 0.8  # share of a node's memory outside its object store that these processes may take
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
-    """What one node of the cluster offers. ``node_id`` is the cluster's own name for it, ``others`` are its custom resources,
-    ``instance_type`` is what it is sold as and ``gpu_type`` the kind of its GPUs, where those are known, ``spot`` whether it may be
-    taken back, ``store_bytes`` the size of its object store, ``memory_bytes`` that of the rest of its memory (0: unknown), and
-    ``process_room`` for how many preprocessing processes that is enough, where it limits them (:func:`within_memory`)."""
+    """The resources of one node of the cluster.
+
+    Args:
+        node_id: the cluster's own name for the node.
+        others: custom resources.
+        instance_type: the type under which the node is sold, if known.
+        gpu_type: the kind of its GPUs, if known.
+        spot: whether the provider may reclaim the node.
+        store_bytes: the size of its object store.
+        memory_bytes: the size of the rest of its memory (0: unknown).
+        process_room: the number of preprocessing processes that fit in this memory, if it limits them (:func:`within_memory`).
+    """
 
     name: str
     node_id: str = ""
@@ -38,7 +46,7 @@ class NodeResources:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerResources:
-    """What one worker reserves: the CPUs for its own threads (``host_cpus_per_worker``), its GPUs, and custom
+    """The resources that one worker reserves: CPUs for its own threads (``host_cpus_per_worker``), GPUs, and custom
     resources."""
 
     cpus: float
@@ -46,7 +54,7 @@ class WorkerResources:
     others: Mapping[str, float] = field(default_factory=dict)
 
     def trains_on(self, node: NodeResources) -> bool:
-        """Whether the node is there for such workers: it has GPUs, or custom resources, that they reserve."""
+        """Whether the node exists for such workers: it has the GPUs or custom resources that they reserve."""
         asked = {name: amount for name, amount in self.others.items() if amount > 0}
         has_others = all(node.others.get(name, 0.0) >= amount for name, amount in asked.items())
         return bool(self.gpus or asked) and node.gpus >= self.gpus and has_others
@@ -54,7 +62,7 @@ class WorkerResources:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A number of workers, how many of them each node holds, and the CPUs that it then has left for preprocessing."""
+    """A number of workers, the workers on each node, and the CPUs that each node then has left for preprocessing."""
 
     workers: int
     held: tuple[int, ...]
@@ -72,26 +80,30 @@ class Placement:
 
     @property
     def cores_by_node(self) -> tuple[int, ...]:
-        """The same for each node."""
+        """The cores that preprocess on each node."""
         return tuple(_cores(free) for free in self.free_cpus)
 
     @property
     def task_cpus(self) -> float:
-        """``num_cpus`` of one preprocessing core: a little under 1 where a worker took a token share of its host's only
-        core. Raises ValueError if no node has a core free."""
+        """``num_cpus`` of one preprocessing core: a little under 1 if a worker reserves a token share of its host's only core.
+
+        Raises ValueError if no node has a core free.
+        """
         shares = [free / _cores(free) for free in self.free_cpus if _cores(free) > 0]
         if not shares:
             raise ValueError("no node has a core free for preprocessing")
-        # Ray counts CPUs in steps of 1e-4: round down, or the last one of a node would not fit.
+        # Ray counts CPUs in steps of 1e-4: round down, or the last task of a node would not fit.
         return math.floor(min(*shares, 1.0) * 1e4) / 1e4
 
 
 def on_fewest_nodes(
     placement: Placement, cores: int, before: Sequence[int] = (), spare: Sequence[bool] = ()
 ) -> tuple[int, ...]:
-    """How many cores of each node preprocess where ``cores`` are enough: those beside workers first, whose nodes are there
-    anyway, then those of nodes that did ``before`` (as this returned it), then of the largest; last of all those of nodes that
-    are ``spare``: there for workers, and without any."""
+    """The number of cores of each node that preprocess when ``cores`` cores are enough.
+
+    Nodes with workers come first, since they are needed anyway. Then come nodes that preprocessed ``before`` (an earlier result
+    of this function), then the largest. Nodes that are ``spare`` (meant for workers, and holding none) come last.
+    """
     free = placement.cores_by_node
     used = [*before, *[0] * (len(free) - len(before))]
     last = [*spare, *[False] * (len(free) - len(spare))]
@@ -104,12 +116,12 @@ def on_fewest_nodes(
 
 
 def _cores(free_cpus: float) -> int:
-    # A worker on a small host may reserve a token share of its core (0.01 CPU): what is left still is that core.
+    # A worker on a small host may reserve a token share of its core (0.01 CPU): the rest still counts as a core.
     return int(free_cpus + 0.5)
 
 
 def beside(node: NodeResources, held: Mapping[str, float]) -> NodeResources:
-    """The node without the resources that are ``held`` of it."""
+    """The node without the resources that others have ``held`` on it."""
     left = {name: max(amount - held.get(name, 0.0), 0.0) for name, amount in node.others.items()}
     cpus, gpus = (max(have - held.get(name, 0.0), 0.0) for have, name in ((node.cpus, "CPU"), (node.gpus, "GPU")))
     return replace(node, cpus=cpus, gpus=gpus, others=left)
@@ -118,9 +130,11 @@ def beside(node: NodeResources, held: Mapping[str, float]) -> NodeResources:
 def one_gpu_type(
     nodes: Sequence[NodeResources], worker: WorkerResources, most: int, before: str | None = None
 ) -> str | None:
-    """The kind of GPU to train on, where nodes have several: the one that was trained on ``before`` if it is still there, else that
-    which holds the most workers, up to ``most``. None where there are no GPUs. Workers of one group wait for each other at every
-    step: the slowest kind would set the pace of all."""
+    """The kind of GPU to train on if the nodes have several kinds; None without GPUs.
+
+    The kind used ``before`` stays if it still exists. Otherwise, the kind that holds the most workers, up to ``most``, wins.
+    Workers of one group wait for each other at every step, so the slowest kind would set the pace for all.
+    """
     kinds = gpu_types(nodes, worker)
     if not kinds:
         return None
@@ -135,15 +149,14 @@ def gpu_types(nodes: Sequence[NodeResources], worker: WorkerResources) -> set[st
 
 
 def nodes_for(nodes: Sequence[NodeResources], gpu_type: str | None) -> tuple[NodeResources, ...]:
-    """The nodes as a run on this kind of GPU (None: on any) sees them: those with other GPUs only preprocess."""
+    """The nodes as a run on this kind of GPU (None: any kind) sees them: nodes with other GPUs only preprocess."""
     if gpu_type is None:
         return tuple(nodes)
     return tuple(node if _gpu_type(node) == gpu_type or not node.gpus else replace(node, gpus=0.0) for node in nodes)
 
 
 def within_memory(nodes: Sequence[NodeResources], process_bytes: float = PROCESS_BYTES) -> tuple[NodeResources, ...]:
-    """The nodes with room for as many preprocessing processes as their memory holds where each takes ``process_bytes``, and for
-    one at least."""
+    """The nodes, each with room for as many preprocessing processes of ``process_bytes`` as its memory holds, at least one."""
     return tuple(replace(node, process_room=_process_room(node, process_bytes)) for node in nodes)
 
 
@@ -171,8 +184,8 @@ def place_workers(
 ) -> Placement:
     """The largest number of workers within ``workers`` = (least, most) that leaves ``cpu_floor`` cores to preprocess.
 
-    Raises ConfigError if even the least number needs more GPUs or CPUs than exist, or leaves preprocessing without a core: Ray
-    would wait forever, silently.
+    Raises ConfigError if even the least number needs more GPUs or CPUs than exist, or leaves no core for preprocessing. Ray would
+    silently wait forever.
     """
     least, most = workers
     for count in range(most, least - 1, -1):
@@ -209,8 +222,10 @@ def place_workers(
 
 
 def _fill(nodes: Sequence[NodeResources], worker: WorkerResources, count: int) -> tuple[list[int], list[float]] | None:
-    """Workers held and CPUs left per node for preprocessing with ``count`` workers, packed as Ray packs them (fullest GPU nodes first), or
-    None."""
+    """Workers and CPUs left for preprocessing on each node with ``count`` workers; None if they do not fit.
+
+    The workers are packed as Ray packs them, on the fullest GPU nodes first.
+    """
     free, held = [n.cpus for n in nodes], [0] * len(nodes)
     left = count
     order = sorted(range(len(nodes)), key=lambda i: (-nodes[i].gpus, -nodes[i].cpus))

@@ -20,14 +20,13 @@ from offload.model.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workl
 from offload.model.step_time import StepTime
 
 MOST_LISTED = 10_000
-AS_FAST = 0.005  # a shape this little slower than the fastest counts as equally fast, so that a plan buys no node that hardly helps
-WORTH_SAYING = 0.02  # an alternative must be cheaper by this much to be mentioned
+AS_FAST = 0.005  # a shape slower than the fastest by less than this counts as equally fast: a plan buys no node that hardly helps
+WORTH_SAYING = 0.02  # saving from which on the plan mentions an alternative
 
-# What an interruption of a spot node costs. Restarting the workers took 12–28 s with Ray 2.60; a new node comes up and
-# joins within minutes.
+# The cost of a spot node's interruption. Restarting the workers took 12–28 s with Ray 2.60; a new node joins within minutes.
 RESTART_S = 30.0
 REPLACEMENT_S = 300.0
-INTERRUPTIONS_PER_HOUR = 0.05  # where the catalog does not know: one a day
+INTERRUPTIONS_PER_HOUR = 0.05  # the default if the catalog has no figure: about one a day
 
 
 def plan(
@@ -52,20 +51,20 @@ def plan(
 
     Args:
         profile, catalog: the workload, and the nodes that can be rented.
-        gpu_types, gpu_nodes: types that hold the workers, and how many nodes.
-        cpu_types, cpu_nodes: types that only preprocess, one of them in a shape, and how many nodes.
+        gpu_types, gpu_nodes: types that hold the workers, and the range of node counts.
+        cpu_types, cpu_nodes: types that only preprocess, at most one of them in a shape, and the range of node counts.
         batch_size: the global batch; the profile's by default.
         max_batch_size: choose the global batch by goodput, from the initial one to this. Needs gradient noise.
-        samples: work to do: samples of an epoch × epochs, at the initial batch.
+        samples: the amount of work: samples of an epoch × epochs, at the initial batch.
         objective: "cost": the least dollars per unit of goodput; "time": the highest goodput, at the lowest price.
         budget_usd, deadline_hours: limits on the whole job; both need ``samples``.
-        spot: which nodes are spot capacity; their expected interruptions are counted.
-        gpu_speed: of the planned GPU relative to the profile's device.
-        step: the compute terms (alpha, beta) of the planned GPU, instead.
+        spot: which nodes are spot capacity; the plan accounts for their expected interruptions.
+        gpu_speed: speed of the planned GPU relative to the profile's device.
+        step: the compute terms (alpha, beta) of the planned GPU, instead of ``gpu_speed``.
 
     Raises:
-        ConfigError: for an unknown type (the nearest are named), an empty range, a GPU whose speed is not known, limits that
-            no shape meets (the message says what the cheapest and the fastest take).
+        ConfigError: for an unknown type (the message names the nearest), an empty range, a GPU of unknown speed, or limits that
+            no shape meets (the message gives the price and time of the cheapest and the fastest).
     """
     _check_ranges(gpu_types, gpu_nodes, cpu_types, cpu_nodes)
     job = _Job(
@@ -134,7 +133,7 @@ class _Job:
         *,
         most: int = MOST_LISTED,
     ) -> _Table:
-        """Every shape with ``host`` nodes, or the best of them where there are more than ``most``."""
+        """Evaluate every shape with ``host`` nodes, or only the best ones if there are more than ``most``."""
         profile = self.profile
         rented = _rented(host, self.spot == "all")
         others = tuple(_rented(helper, self.spot != "none") for helper in helpers)
@@ -163,7 +162,7 @@ class _Job:
         return table(search(space, workload, scores, most))
 
     def rank(self, candidate: Candidate) -> tuple[float, ...]:
-        """Best first; what misses a limit comes last."""
+        """A sort key: the best candidate first, those that miss a limit last."""
         missed = _misses(candidate.usd, self.budget_usd) or _misses(candidate.hours, self.deadline_hours)
         cost = candidate.usd_per_hour / candidate.goodput if candidate.goodput > 0 else math.inf
         by = (cost, -candidate.goodput) if self.objective == "cost" else (-candidate.goodput, cost)
@@ -191,7 +190,7 @@ class _Job:
 
 @dataclass(frozen=True, kw_only=True)
 class _Table:
-    """The shapes with one GPU type, and what they cost. ``rented`` are the types with what spot capacity makes of them."""
+    """The shapes with one GPU type, and their costs. ``rented`` are the types as rented: with spot prices and absences."""
 
     job: _Job
     host: NodeType
@@ -203,18 +202,18 @@ class _Table:
 
     def usd_per_hour(self) -> Floats:
         host, helpers = self.rented
-        prices = np.array([*(helper.usd_per_hour for helper in helpers), 0.0])  # the last one: no CPU type, -1
+        prices = np.array([*(helper.usd_per_hour for helper in helpers), 0.0])  # the last entry, -1: no CPU type
         return np.asarray(self.rows.gpu_nodes * host.usd_per_hour + self.rows.cpu_nodes * prices[self.rows.cpu_type])
 
     def goodput(self) -> Floats:
-        """Goodput less the cost of interruptions of the GPU nodes: a restart of all workers, and a missing node for a while."""
+        """Goodput minus the cost of GPU node interruptions: a restart of all workers, and a missing node for a while."""
         if self.job.spot != "all":
             return self.rows.goodput
         lost_s = self.rows.gpu_nodes * RESTART_S + REPLACEMENT_S
         return np.asarray(self.rows.goodput / (1 + _interruptions(self.host) * lost_s / 3600))
 
     def cost(self) -> Floats:
-        """Dollars per million of useful samples; infinity where nothing is trained."""
+        """Dollars per million useful samples; infinity for a shape that trains nothing."""
         with np.errstate(divide="ignore"):
             return np.asarray(self.usd_per_hour() / 3600 * 1e6 / self.goodput())
 
@@ -223,7 +222,7 @@ class _Table:
             return None if self.job.samples is None else np.asarray(self.job.samples / self.goodput() / 3600)
 
     def score(self) -> Floats:
-        """What the objective minimises; infinity where a limit is missed."""
+        """The value that the objective minimises; infinity for a shape that misses a limit."""
         cost, goodput = self.cost(), self.goodput()
         with np.errstate(divide="ignore"):
             score = cost if self.job.objective == "cost" else 1 / goodput
@@ -238,7 +237,7 @@ class _Table:
         return np.where(missed, np.inf, score)
 
     def candidates(self, which: Sequence[int] | Ints) -> list[Candidate]:
-        """Some of the shapes, in words and figures for people."""
+        """The selected shapes as candidates, with their figures."""
         table = replace(self, rows=self.rows.take(np.asarray(which, dtype=np.int64)))
         rows = table.rows
         rate = rows.batch_size / rows.step_time_s
@@ -299,7 +298,7 @@ class _Table:
         ]
 
     def _range(self, rate: Floats) -> tuple[Floats, Floats]:
-        """95 % range of the rate: the two sides' uncertainties are independent, so their effects add up in squares."""
+        """The 95 % range of the rate. The uncertainties of the two sides are independent, so their effects add in squares."""
         rows, unsure = self.rows, self.job.profile.uncertainty
         ends = []
         for sign in (1, -1):
@@ -313,7 +312,7 @@ class _Table:
         return ends[0], ends[1]
 
     def _input_rate(self, factor: float) -> Floats:
-        """Input rate if a sample cost ``factor`` as many core-seconds."""
+        """The input rate if a sample cost ``factor`` times as many core-seconds."""
         rows = self.rows
         if factor == 1:
             return rows.input_samples_per_s
@@ -371,7 +370,7 @@ def _nothing_meets(job: _Job, tables: Sequence[_Table]) -> str:
 
 
 def _listed(table: _Table, tables: Sequence[_Table]) -> Ints:
-    """All shapes, or those that no other one beats in both price and goodput where they are too many to read."""
+    """All shapes; if they are too many to read, only those that no other shape beats in both price and goodput."""
     if sum(each.shapes for each in tables) <= MOST_LISTED:
         return np.arange(len(table.rows.workers))
     prices = np.concatenate([each.usd_per_hour() for each in tables])
@@ -395,10 +394,10 @@ def _bigger_host(
     best: Candidate,
     asked: Sequence[str],
 ) -> Candidate | None:
-    """A host of the same GPU, not asked about, that does better without any CPU node."""
+    """A host with the same GPU, outside the requested types, that does better without any CPU node."""
     found: list[Candidate] = []
     for kind in catalog.nodes.values():
-        # With as many GPUs: how more GPUs on one host affect each other is another question.
+        # Only hosts with as many GPUs: the model does not cover how more GPUs on one host affect each other.
         if (kind.gpu_model, kind.gpus) != (table.host.gpu_model, table.host.gpus) or kind.name in asked:
             continue
         if job.spot == "all" and kind.spot_usd_per_hour is None:

@@ -1,4 +1,4 @@
-"""A plan: candidates and a recommendation. Its document is plan.json, schema ``offload.plan/1``."""
+"""A plan with its candidates and its recommendation. Its document is plan.json, schema ``offload.plan/1``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from offload.errors import ConfigError
 from offload.model.checks import check_choice, check_count, check_mapping, check_number, check_text, shown
 
 SCHEMA = "offload.plan/1"
-MOST_NODES = 1000  # of one type: more is a slip of the pen
+MOST_NODES = 1000  # of one type: a larger number is a typo
 REMEDY = "Make it with offload plan -o."
 Objective = Literal["cost", "time"]
 Spot = Literal["none", "cpu", "all"]
-"""Which nodes are spot capacity: none, those that only preprocess, or the GPU nodes too."""
+"""The nodes that are spot capacity: none, those that only preprocess, or the GPU nodes too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One shape in its best configuration. Rates are in samples/s; ``hours`` and ``usd`` are None without an amount of
-    work; the range of ``samples_per_s`` comes from the profile's uncertainty (95 %)."""
+    """One shape in its best configuration.
+
+    Rates are in samples/s. ``hours`` and ``usd`` are None without an amount of work. The range of ``samples_per_s`` comes from the
+    profile's uncertainty (95 %).
+    """
 
     shape: Mapping[str, int]
     workers: int
@@ -46,7 +49,7 @@ class Candidate:
         return " + ".join(f"{count} × {kind}" for kind, count in self.shape.items())
 
     def document(self) -> dict[str, Any]:
-        """Its entry in plan.json; infinite values become null."""
+        """The candidate's entry in plan.json; infinite values become null."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["shape"] = dict(self.shape)
         return {
@@ -56,7 +59,7 @@ class Candidate:
 
     @classmethod
     def from_document(cls, document: Any, name: str) -> Candidate:
-        """The inverse of :meth:`document`. Raises ConfigError that begins with ``name``."""
+        """The inverse of :meth:`document`. Raises ConfigError, with a message that begins with ``name``."""
         values = check_mapping(name, document, sane="a candidate")
         given = {field.name: _field(values, field.name, name) for field in fields(cls)}
         shape = check_mapping(f"{name}.shape", given["shape"], sane="counts by instance type")
@@ -86,7 +89,7 @@ _NUMBERS = (
 
 
 def _number(name: str, value: Any) -> float:
-    """JSON has no infinity: it is null there."""
+    """The number, or infinity for null: JSON has no infinity."""
     return math.inf if value is None else check_number(name, value, most=math.inf, infinite=True, sane="such as 310.2")
 
 
@@ -98,9 +101,9 @@ def _field(document: Mapping[str, Any], field: str, name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All candidates, best first (those that miss the budget or deadline last), and which is recommended.
+    """All candidates, best first (those that miss the budget or deadline last), and the index of the recommended one.
 
-    ``baseline`` is the recommended GPU nodes without CPU nodes: the single instance that comparisons are made against.
+    ``baseline`` is the recommended GPU nodes without CPU nodes: the single instance that comparisons refer to.
     ``alternative`` is a bigger GPU host that does better without any CPU node, if the catalog holds one.
     """
 
@@ -138,18 +141,18 @@ class Plan:
 
         A plan that names no spot capacity is on demand, as ``offload plan`` plans by default.
 
-        Raises ConfigError for what is no plan, with the field, the value found and the remedy, and for one that recommends nothing.
+        Raises ConfigError, with the field, the value found and the remedy, if it is not a plan or recommends nothing.
         """
         if not isinstance(document, Mapping) or "schema" not in document:
             raise ConfigError(
-                f"{source} is no plan: it holds {shown(document)} where a document with a schema belongs. {REMEDY}"
+                f"{source} is not a plan: it holds {shown(document)} instead of a document with a schema. {REMEDY}"
             )
         if document["schema"] != SCHEMA:
-            raise ConfigError(f"{source} is of schema {document['schema']!r}, not {SCHEMA!r}. {REMEDY}")
+            raise ConfigError(f"{source} has schema {document['schema']!r}, not {SCHEMA!r}. {REMEDY}")
         try:
             return cls._read(document, source)
         except ConfigError as error:
-            raise ConfigError(f"{source} is no plan: {error} {REMEDY}") from None
+            raise ConfigError(f"{source} is not a plan: {error} {REMEDY}") from None
         except _NothingRecommendedError:
             raise ConfigError(
                 f"{source} recommends no candidate: plan with other types or ranges, or a larger budget."

@@ -1,4 +1,4 @@
-"""profile.json: a probe's findings about a workload, which a plan needs. Schema ``offload.profile/1``.
+"""A probe's findings about a workload, the input of a plan. The document is profile.json, schema ``offload.profile/1``.
 
 A profile may be written by hand: only core-seconds and wire bytes per sample and the two compute terms are required.
 Where it stops: parsed JSON in, a checked value out.
@@ -31,7 +31,7 @@ class _Rule:
     most: float = math.inf
     above: float | None = None
     required: bool = False
-    default: float | None = None  # also what null stands for
+    default: float | None = None  # also the meaning of null
     whole: bool = False
 
 
@@ -44,11 +44,9 @@ _INPUT = {
     "raw_bytes_per_sample": _Rule(sane="in bytes, such as 110000 for a JPEG", default=0.0),
     "wire_bytes_per_sample": _Rule(sane="in bytes, such as 150528 for 224×224×3 uint8", least=1.0, required=True),
     "ingest_samples_per_s_per_worker": _Rule(
-        sane="in samples/s, such as 9000, or null where it is unknown", above=0.0, default=math.inf
+        sane="in samples/s, such as 9000, or null if unknown", above=0.0, default=math.inf
     ),
-    "storage_bytes_per_s": _Rule(
-        sane="in bytes/s, such as 1.2e9, or null where it is unknown", above=0.0, default=math.inf
-    ),
+    "storage_bytes_per_s": _Rule(sane="in bytes/s, such as 1.2e9, or null if unknown", above=0.0, default=math.inf),
     "remote_core_seconds_per_byte": _Rule(
         sane="in seconds, such as 1.4e-9: 1.4 ns", most=1e-6, default=REMOTE_CORE_SECONDS_PER_BYTE
     ),
@@ -89,7 +87,7 @@ _SECTIONS = ("schema", "workload", "input", "step", "noise", "uncertainty", "mea
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of preprocessing: what it costs per sample, and the bytes it leaves (None: unknown)."""
+    """One stage of preprocessing: its cost per sample, and the bytes it outputs (None: unknown)."""
 
     name: str
     core_seconds_per_sample: float
@@ -111,15 +109,15 @@ class Profile:
     Args:
         input: the input side, its core-seconds converted to a core of speed 1.
         step_time: the accelerators on ``device``.
-        device: the GPU that the step was measured on; None: on the one planned for.
-        max_local_batch_size: the largest that fits the device's memory, or infinity.
+        device: the GPU that the step was measured on; None: the planned GPU.
+        max_local_batch_size: the largest local batch that fits the device's memory, or infinity.
         overlap: delta of the joint model.
         batch_size: the global batch to plan with when none is given, or None.
         noise: gradient noise, or None.
-        uncertainty: of the two sides.
-        workload: what was probed, for the reader.
-        stages: of preprocessing.
-        measured: where, when and with which versions; for the reader and to tell a stale profile.
+        uncertainty: the uncertainty of the two sides.
+        workload: the probed workload, for the reader.
+        stages: the stages of preprocessing.
+        measured: where, when and with which versions it was measured; for the reader, and to detect a stale profile.
     """
 
     input: InputRate
@@ -138,14 +136,14 @@ class Profile:
     def from_document(document: Any, *, source: str = "the profile") -> Profile:
         """Read the JSON document of a profile.
 
-        Raises ConfigError for an unknown schema, and for a field that is missing, not a number, out of its range or
-        misspelt, with the value found and what a sane one looks like.
+        Raises ConfigError if the schema is unknown, or if a field is missing, not a number, out of its range or misspelt. The
+        message gives the value found and an example of a sane one.
         """
         if not isinstance(document, dict):
             raise ConfigError(f"{source} must be a JSON object, found {type(document).__name__}.")
         if document.get("schema") != SCHEMA:
             raise ConfigError(
-                f"{source} has the schema {document.get('schema')!r}, expected {SCHEMA!r}: write it anew with "
+                f"{source} has the schema {document.get('schema')!r}, expected {SCHEMA!r}: recreate it with "
                 "offload probe SCRIPT -o profile.json."
             )
         read = _Reader(source)
@@ -159,7 +157,7 @@ class Profile:
         limit = step.pop("max_local_batch_size")
         if step["alpha_compute"] + step["beta_compute"] <= 0:
             raise ConfigError(
-                f"{source}: step.alpha_compute and step.beta_compute are both 0; expected such as 0.01 and 0.0016."
+                f"{source}: step.alpha_compute and step.beta_compute are both 0; expected values such as 0.01 and 0.0016."
             )
         # A slow core spends more seconds on a sample than a reference core would.
         inputs["core_seconds_per_sample"] *= speed
@@ -179,7 +177,7 @@ class Profile:
 
 
 class _Reader:
-    """Reads a document's fields, and names a wrong one."""
+    """A reader of a document's fields, which names a wrong field."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -200,11 +198,11 @@ class _Reader:
         return value
 
     def names(self, where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        """A name close to a known one is a mistake; any other is an extension that this version ignores."""
+        """Refuse names that are close to a known one: those are typos. Others are extensions, which this version ignores."""
         for name in table:
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.75)
             if name not in known and near:
-                raise ConfigError(f"{self.source} has an unknown field {where}{name}. Is {where}{near[0]} meant?")
+                raise ConfigError(f"{self.source} has an unknown field {where}{name}. Did you mean {where}{near[0]}?")
 
     def numbers(
         self,

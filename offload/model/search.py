@@ -3,7 +3,7 @@
 Small spaces are enumerated. Large ones (thousands of nodes) are sampled on geometric grids that close in on the best
 shapes found, down to single nodes: goodput per dollar has one broad optimum per pair of node types.
 
-Where it stops: it evaluates and narrows; which shape to recommend under which limits is :mod:`offload.model.planner`'s.
+Where it stops: it evaluates and narrows; :mod:`offload.model.planner` recommends a shape under the user's limits.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from offload.model.step_time import StepTime
 Ints = NDArray[np.int64]
 
 BATCHES = 50  # global batches tried for each worker count, spaced geometrically
-MORE_MICRO_BATCHES = 3  # than needed, that a batch is also cut into
-FULL_BATCHES = 20  # and those at which every micro-batch is as large as memory allows
-# Nanoseconds that an enumeration may take, and what it takes for each (GPU nodes, workers, batch), and for each of these
-# with each kind and number of CPU nodes; measured on one core.
+MORE_MICRO_BATCHES = 3  # extra micro-batches, beyond those needed, that the search also tries
+FULL_BATCHES = 20  # further global batches, at which every micro-batch is as large as memory allows
+# Nanoseconds that an enumeration may take, the cost of each (GPU nodes, workers, batch), and the cost of each of these with
+# each kind and number of CPU nodes; measured on one core.
 WORK_NS, BATCH_NS, COLUMN_NS = 4e8, 150.0, 4.0
 GRID = 24  # points per axis of a large space
 CLOSER = 9  # points per axis between the neighbours of a good one
@@ -37,7 +37,7 @@ BOTTLENECK_NAMES = ("gpu", *BOTTLENECKS)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What the search needs to know of a job; ``step_time`` is that of the GPU type it is evaluated for.
+    """The search's view of a job; ``step_time`` is that of the evaluated GPU type.
 
     Global batches lie in ``batch_range``; without ``noise`` both ends are the same.
     """
@@ -71,12 +71,12 @@ class Evaluated:
     goodput: Floats
 
     def take(self, where: Any) -> Evaluated:
-        """Some of them: an index, a slice or a mask."""
+        """The shapes selected by an index, a slice or a mask."""
         return Evaluated(**{f.name: np.atleast_1d(getattr(self, f.name)[where]) for f in fields(self)})
 
     @staticmethod
     def join(parts: Iterable[Evaluated]) -> Evaluated:
-        """All of several, each shape once."""
+        """All shapes of several evaluations, each shape once."""
         parts = list(parts)
         whole = Evaluated(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Evaluated)})
         # The best configuration of a shape that was evaluated more than once comes first.
@@ -90,7 +90,7 @@ class Evaluated:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Which shapes: nodes of one GPU type, and nodes of at most one of the CPU types, both ends included."""
+    """The shapes to consider: nodes of one GPU type, and nodes of at most one of the CPU types, both ends included."""
 
     gpu_type: NodeType
     gpu_nodes: tuple[int, int]
@@ -99,7 +99,7 @@ class Space:
 
     @property
     def shapes(self) -> int:
-        """How many there are."""
+        """The number of shapes."""
         (first, last), (least, most) = self.gpu_nodes, self.cpu_nodes
         kinds = len(self.cpu_types)
         per_kind = most - max(least, 1) + 1 if kinds else 0
@@ -110,8 +110,11 @@ Score = Callable[[Evaluated], Floats]
 
 
 def search(space: Space, workload: Workload, scores: Sequence[Score], most: int) -> Evaluated:
-    """Evaluate ``space``: every shape where there are at most ``most`` of them; else a grid and, for each CPU type and each
-    of ``scores`` (lower is better, infinity: out of the question), ever finer ones around the best."""
+    """Evaluate ``space``: every shape if there are at most ``most``, otherwise a grid.
+
+    For each CPU type and each of ``scores``, finer and finer grids then close in on the best shape. A lower score is better;
+    infinity rules a shape out.
+    """
     points = None if space.shapes <= most else GRID
     axes = _Axes(
         gpu_nodes=_integers(*space.gpu_nodes, points),
@@ -128,14 +131,14 @@ def search(space: Space, workload: Workload, scores: Sequence[Score], most: int)
 
 @dataclass(frozen=True, kw_only=True)
 class _Axes:
-    """What is tried: GPU nodes, CPU nodes, and workers as a share of the GPUs."""
+    """The values to try: GPU nodes, CPU nodes, and workers as a share of the GPUs."""
 
     gpu_nodes: Ints
     cpu_nodes: Ints
     workers: Floats
 
     def around(self, shape: Evaluated, gpus_per_node: int) -> _Axes | None:
-        """Finer axes between the neighbours of one shape's values; None if nothing lies between any of them."""
+        """Finer axes between the neighbours of one shape's values; None if no values lie between them."""
         gpus = int(shape.gpu_nodes[0]) * gpus_per_node
         nearest = int(np.argmin(np.abs(np.ceil(self.workers * gpus) - shape.workers[0])))
         low, high = self.workers[max(nearest - 1, 0)], self.workers[min(nearest + 1, len(self.workers) - 1)]
@@ -164,13 +167,13 @@ def _close_in(space: Space, workload: Workload, found: Evaluated, axes: _Axes, k
 
 
 def _with_none(kinds: list[int], axes: _Axes) -> list[int]:
-    """The CPU types to try, -1 for none of them."""
+    """The CPU types to try; -1 stands for no CPU nodes."""
     some = [kind for kind in kinds if axes.cpu_nodes[-1] > 0]
     return [*some, -1] if axes.cpu_nodes[0] == 0 or not some else some
 
 
 def _integers(first: int, last: int, points: int | None) -> Ints:
-    """All from ``first`` to ``last``, or about ``points`` of them, spaced geometrically."""
+    """All integers from ``first`` to ``last``, or about ``points`` of them, spaced geometrically."""
     if points is None or last - first < points:
         return np.arange(first, last + 1)
     start = max(first, 1)
@@ -207,7 +210,7 @@ def _evaluate(space: Space, workload: Workload, axes: _Axes, kinds: Sequence[int
     for nodes in axes.gpu_nodes:
         gpus = int(nodes) * space.gpu_type.gpus
         workers = np.unique(np.clip(np.ceil(axes.workers * gpus - ROUNDING), 1, gpus).astype(np.int64))
-        # Not more workers than samples in a batch.
+        # No more workers than samples in a batch.
         workers = np.unique(np.minimum(workers, workload.batch_range[1]))
         columns = []
         for kind in kinds:
@@ -221,7 +224,7 @@ def _evaluate(space: Space, workload: Workload, axes: _Axes, kinds: Sequence[int
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """What the input side of some shapes delivers: rates and bottlenecks have a row per worker count."""
+    """The input side of some shapes: rates and bottlenecks, with a row for each worker count."""
 
     kind: Ints
     cpu_nodes: Ints
@@ -261,7 +264,7 @@ def _best(workload: Workload, nodes: int, workers: Ints, columns: _Column) -> Ev
     )
     step_time = overlapped(gpu_s, whole * wait, workload.overlap)
     goodput = whole / step_time * useful
-    # Fewer workers only where they are better: the last of equals.
+    # Prefer more workers among equals: take the last one.
     row = len(workers) - 1 - np.argmax(goodput[::-1], axis=0)
     at = (row, np.arange(len(columns.kind)))
     return Evaluated(
@@ -282,8 +285,8 @@ def _best(workload: Workload, nodes: int, workers: Ints, columns: _Column) -> Ev
 
 @dataclass(frozen=True, kw_only=True)
 class _Batches:
-    """Ways to make a global batch, a row each, with a column per worker count: ``whole`` samples in ``accum + 1``
-    micro-batches of at most ``local`` per worker."""
+    """Ways to split a global batch, a row each, with a column for each worker count: ``whole`` samples in ``accum + 1``
+    micro-batches of at most ``local`` samples for each worker."""
 
     whole: Ints
     local: Ints
@@ -291,9 +294,12 @@ class _Batches:
 
 
 def _batches(workers: Ints, workload: Workload) -> _Batches:
-    """The global batches to try. As few micro-batches as memory allows: each further one costs a constant and hides no
-    synchronisation. Between the ends all local batches are equal, so that no worker waits for another's last sample; the first
-    batch is tried with a few micro-batches more as well, which may fill them better."""
+    """The global batches to try.
+
+    A batch has as few micro-batches as memory allows: each further one costs a constant and hides no synchronisation. Between the
+    ends of the range, all local batches are equal, so that no worker waits for another's last sample. The search also tries the
+    first batch with a few more micro-batches, which may fill them better.
+    """
     least, most = workload.batch_range
     limit = workload.max_local_batch_size
     first, last = np.maximum(least, workers), np.maximum(most, workers)
@@ -315,7 +321,7 @@ def _batches(workers: Ints, workload: Workload) -> _Batches:
         whole[row] = first
     if most > least:
         whole[1] = last
-    # Rounding may lead out of the range: there the first batch stands once more.
+    # Rounding may leave the range: repeat the first batch there.
     allowed = (whole >= first) & (whole <= last)
     return _Batches(
         **{
@@ -326,10 +332,10 @@ def _batches(workers: Ints, workload: Workload) -> _Batches:
 
 
 def _fastest(gpu: Floats, weight: Floats, wait: Floats, overlap: float) -> Ints:
-    """Which batch minimises ``(gpu^d + (weight·wait)^d)^(1/d)``, seconds per useful sample: gpu and weight are (batch,
-    workers), wait and the answer (workers, column).
+    """The index of the batch that minimises ``(gpu^d + (weight·wait)^d)^(1/d)``, seconds per useful sample.
 
-    The sum under the root is a line in ``wait^d``: two powers per batch and one per column are enough.
+    ``gpu`` and ``weight`` have shape (batch, workers); ``wait`` and the result have shape (workers, column). The sum under the root
+    is a line in ``wait^d``, so two powers per batch and one per column are enough.
     """
     if overlap > MOST_OVERLAP:
         lines = [np.maximum(g[:, None], w[:, None] * x) for g, w, x in zip(gpu.T, weight.T, wait, strict=True)]

@@ -1,4 +1,4 @@
-"""Step time of the accelerators, with the input taken away.
+"""Step time of the accelerators, without the input side.
 
 Source of the equations: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning",
 OSDI'21, section 3.2; symbols in brackets are the paper's.
@@ -31,13 +31,13 @@ class StepTime:
         alpha_compute: seconds of a micro-batch whatever its size: launches, optimizer [α_grad].
         beta_compute: seconds per sample of a micro-batch's forward and backward [β_grad].
         alpha_intra: seconds to synchronise two workers of one node [α_sync^local].
-        beta_intra: more of it for each further worker [β_sync^local].
+        beta_intra: additional seconds for each further worker [β_sync^local].
         alpha_inter: seconds to synchronise two workers of two nodes [α_sync^node].
-        beta_inter: more of it for each further worker [β_sync^node].
-        gamma: how far synchronisation overlaps with backward: 1 not at all, 10 nearly wholly [γ].
+        beta_inter: additional seconds for each further worker [β_sync^node].
+        gamma: how far synchronisation overlaps with backward: 1 not at all, 10 almost entirely [γ].
 
     Raises:
-        ConfigError: for a parameter that is negative or not finite, a gamma out of [1, 10], or a step of no time.
+        ConfigError: if a parameter is negative or not finite, gamma is outside [1, 10], or a step would take no time.
     """
 
     alpha_compute: float
@@ -60,7 +60,7 @@ class StepTime:
         return plain(np.asarray(self.alpha_compute + self.beta_compute * np.asarray(local_batch_size, dtype=float)))
 
     def sync_time_s(self, nodes: ArrayLike, workers: ArrayLike) -> Any:
-        """T_sync: seconds of one synchronisation if nothing hid it."""
+        """T_sync: seconds of one synchronisation that nothing hides."""
         n, k = np.broadcast_arrays(np.asarray(nodes), np.asarray(workers))
         further = np.maximum(k - 2, 0)
         inter, intra = self.alpha_inter + self.beta_inter * further, self.alpha_intra + self.beta_intra * further

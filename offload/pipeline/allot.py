@@ -1,6 +1,6 @@
-"""Which rank gets which rows of which block, so that every row goes to one rank and all ranks get equally many.
+"""The allotment of block rows to ranks, where every row goes to one rank and all ranks get equally many.
 
-Whole blocks travel to one host each; only the last few of a pass are cut, to level the ranks. Pure: row counts in,
+Each whole block travels to one host; only the last few blocks of a pass are cut, to level the ranks. Pure: row counts in,
 shares out.
 """
 
@@ -25,10 +25,10 @@ class Share:
 
 
 class Allotment:
-    """Allots the blocks of one pass, in their order.
+    """The allotment of one pass, block by block in their order.
 
-    With ``total`` known, each rank has a quota of ``total / world_size`` rows, give or take one. Without it the last
-    ``world_size`` blocks are held back until the pass ends, and then cut so that the ranks come out level.
+    If ``total`` is known, each rank has a quota of ``total / world_size`` rows, give or take one. Otherwise, the allotment holds
+    back the last ``world_size`` blocks until the pass ends, and then cuts them to level the ranks.
     """
 
     def __init__(self, world_size: int, total: int | None) -> None:
@@ -73,10 +73,10 @@ class Allotment:
 
 
 class Stripes:
-    """Deals out every global batch of ``batch`` rows in contiguous parts, rank by rank, in the order of the pass of ``total``
-    rows: the i-th global batch holds the same rows, however many ranks share it and wherever blocks end.
+    """An allotment that deals out every global batch of ``batch`` rows in contiguous parts, rank by rank, in the order of the pass
+    of ``total`` rows. The i-th global batch holds the same rows for any number of ranks and wherever blocks end.
 
-    ``world_size`` must divide ``batch``. The rest behind the last whole batch is one more, smaller batch.
+    ``world_size`` must divide ``batch``. The rows after the last whole batch form one more, smaller batch.
     """
 
     def __init__(self, world_size: int, batch: int, total: int) -> None:
@@ -106,12 +106,12 @@ class Stripes:
         return shares
 
     def finish(self) -> list[Share]:
-        """Nothing is held back."""
+        """An empty list: nothing is held back."""
         return []
 
 
 def level(rows: list[int], extra: int) -> list[int]:
-    """``rows`` after pouring ``extra`` more onto the lowest, as evenly as whole rows allow."""
+    """``rows`` after ``extra`` more rows have filled up the lowest counts, as evenly as whole rows allow."""
     goal = list(rows)
     while extra > 0:
         lowest = min(goal)

@@ -1,4 +1,4 @@
-"""Calls that may take long in C++ (a listing, a storage's client), on a thread: Ctrl-C and a deadline end the wait for them."""
+"""Calls that may take long in C++ (a listing, a storage client), on a thread: Ctrl-C and a deadline end the wait for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DeadlineError(Exception):
 def call_aside(
     call: Callable[[], _Made], *, meanwhile: Callable[[], None] = lambda: None, deadline_s: float = math.inf
 ) -> _Made:
-    """Return what ``call`` returns, or raise what it raises; call ``meanwhile`` some times a second until then.
+    """Return the result of ``call`` or raise its error; call ``meanwhile`` a few times a second until then.
 
     Raises DeadlineError after ``deadline_s``. The call then goes on, and its result is lost.
     """
@@ -53,7 +53,7 @@ def each_aside(
 ) -> None:
     """Call with each of the arguments, several at a time, and hand every result to ``done``, on this thread and in no order.
 
-    Unlike those of :mod:`concurrent.futures` the threads do not keep the process from ending. Raises what a call raises.
+    Unlike threads of :mod:`concurrent.futures`, these do not keep the process from ending. Raises the error of a call.
     """
     todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
     outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -76,7 +76,7 @@ def each_aside(
     for _ in arguments:
         made, error = outcomes.get()
         if error is not None:
-            while not todo.empty():  # results that nobody needs any more
+            while not todo.empty():  # nobody needs these results any more
                 try:
                     todo.get_nowait()
                 except queue.Empty:
@@ -86,8 +86,8 @@ def each_aside(
 
 
 class Aside:
-    """Repeated calls, one at a time, for a thread that must not wait for them. A context manager: a call that is under way at its end
-    goes on alone."""
+    """Repeated calls, one at a time, for a thread that must not wait for them. A context manager: a call still running at its
+    exit goes on alone."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -104,20 +104,20 @@ class Aside:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is being made."""
+        """Whether a call is running."""
         return not self._idle.is_set()
 
     def start(self, call: Callable[[], None]) -> None:
-        """Make a call. The one before must be done."""
+        """Start a call. The previous one must be done."""
         self._idle.clear()
         self._calls.put(call)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the call is done, but no longer than this."""
+        """Wait until the call is done, at most ``timeout_s``."""
         self._idle.wait(timeout_s)
 
     def result(self) -> None:
-        """Raise what the last call raised, once."""
+        """Raise the error of the last call, once."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised

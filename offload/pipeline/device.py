@@ -1,4 +1,4 @@
-"""What runs on a worker's device after the transfer: conversion and normalisation."""
+"""Conversion and normalisation on a worker's device, after the transfer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 class Normalize:
-    """uint8 images to normalised floats on the device: ``(x / 255 - mean) / std`` per channel.
+    """A conversion of uint8 images to normalised floats on the device: ``(x / 255 - mean) / std`` per channel.
 
-    Takes ``batch[column]`` of shape NHWC or NCHW, uint8, and leaves NCHW of ``dtype`` (channels-last in memory where it
-    came as NHWC: convolutions like that). ``mean`` and ``std`` are in units of the 0..1 range, one per channel.
-    Raises ConfigError for values that cannot be.
+    It takes ``batch[column]`` of shape NHWC or NCHW, uint8, and leaves NCHW of ``dtype`` (channels-last in memory if the input
+    was NHWC, the faster layout for convolutions). ``mean`` and ``std`` are in units of the 0..1 range, one per channel.
+    Raises ConfigError for invalid values.
 
     Example::
 
@@ -81,7 +81,7 @@ class Normalize:
         first, last = shape[1] in usual, shape[3] in usual
         if first != last:
             return first
-        return not last and shape[1] < shape[3]  # NHWC is what travels
+        return not last and shape[1] < shape[3]  # images travel as NHWC
 
     def __repr__(self) -> str:
         return f"Normalize(mean={self.mean}, std={self.std})"
@@ -97,7 +97,7 @@ def _per_channel(name: str, given: Any) -> list[float]:
 
 
 class ToChannelsFirst:
-    """NHWC images to an NCHW view (channels-last in memory), the layout that torch's layers take."""
+    """A conversion of NHWC images to an NCHW view (channels-last in memory), the layout of torch's layers."""
 
     def __init__(self, column: str = "image") -> None:
         self.column = column

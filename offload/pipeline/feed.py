@@ -1,11 +1,10 @@
-"""The feed: the part of the hub that hands preprocessed blocks, as references, to the workers.
+"""The feed, the part of the hub that hands preprocessed blocks, as references, to the workers.
 
-A pass is one visit of a data set: an epoch of the training data, or one validation. Its samples are cut into tasks of
-index rows: tiny ones first, so that the first batch comes soon, then such as take a second or more of measured work. The
-pool runs them; their blocks are delivered in the order of the pass. While the last tasks of an epoch run, those of the
-next one start.
+A pass is one visit of a data set: an epoch of the training data, or one validation. The feed cuts its samples into tasks of index
+rows: tiny tasks first, so that the first batch comes soon, then tasks of a second or more of measured work. The pool runs them,
+and the feed delivers their blocks in the order of the pass. While the last tasks of an epoch run, those of the next one start.
 
-Where it stops: blocks are not opened here, and batches are cut in the workers (:mod:`offload.train.worker.batches`).
+Where it stops: the feed does not open blocks, and the workers cut batches (:mod:`offload.train.worker.batches`).
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from offload.pipeline.wire import POSITION, SAMPLE_ID
 if TYPE_CHECKING:
     import ray.data
 
-# Shares of the cluster's object store: what a Ray Data execution may hold, and what the pool may hold that workers have
-# not taken, all passes together. What workers hold (a few blocks each) comes on top.
+# Shares of the cluster's object store: the limit of a Ray Data execution, and the limit of the pool's blocks that no worker has
+# taken yet, over all passes. The blocks that workers hold (a few each) come on top.
 DATA_SHARE = 0.3
 HELD_SHARE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A data set of the run, ready to be fed: an index, as ``table`` and ``groups`` of its source, or a ``dataset``.
+    """A data set of the run, ready to feed: an index (``table`` and ``groups`` of its source) or a ``dataset``.
 
-    Nothing here imports what the transforms import when it is unpickled: they lie packed in ``recipe``.
+    Unpickling it does not import the libraries of the transforms, which stay packed in ``recipe``.
     """
 
     recipe: PackedRecipe
@@ -61,8 +60,8 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """What preprocessing may use: the node of each core, the CPUs that one counts as, and each node's object store in bytes.
-    ``runtime_env``: Ray's runtime environment of its processes."""
+    """The resources of preprocessing: the node of each core, the CPUs that Ray counts for one core, and each node's object store
+    in bytes. ``runtime_env`` is Ray's runtime environment for its processes."""
 
     nodes: tuple[str, ...]
     task_cpus: float
@@ -71,12 +70,12 @@ class Cores:
 
     @property
     def store_bytes(self) -> float:
-        """The cluster's object store."""
+        """The size of the cluster's object store."""
         return sum(self.stores.values())
 
     @functools.cached_property
     def by_node(self) -> Counter[str]:
-        """How many on each node."""
+        """The number of cores on each node."""
         return Counter(self.nodes)
 
     @property
@@ -86,7 +85,7 @@ class Cores:
 
 
 class _Tasks:
-    """The tasks of a pass over an indexed source. Each gets its size when a core takes it."""
+    """The tasks of a pass over an indexed source. A task gets its size when a core takes it."""
 
     def __init__(
         self, stream: Stream, table: pa.Table, current: Pass, meter: Meter, cores: Callable[[], Cores]
@@ -101,7 +100,7 @@ class _Tasks:
         self._rows = [0] * current.request.world_size
         self._local_batch_size = current.request.first_rows // current.request.world_size
         self._issued = self._unfinished = 0
-        # By the block's name, not its reference: that would keep every block of the pass in the object store.
+        # Keyed by the block's name: a reference would keep every block of the pass in the object store.
         self._made_by: dict[str, Task] = {}
         if not len(self._positions):
             current.end()
@@ -111,7 +110,7 @@ class _Tasks:
         return self._cursor >= len(self._positions)
 
     def under_way(self) -> bool:
-        """Whether a task is issued whose block is still to come."""
+        """Whether the block of an issued task is still to come."""
         return self._unfinished > 0
 
     def next(self, node: str) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
@@ -120,7 +119,7 @@ class _Tasks:
             return None
         if not self._planned:
             self._plan()
-        # As the allotment will have it: the next block goes to the rank that has the fewest rows.
+        # As the allotment will decide: the next block goes to the rank with the fewest rows.
         rank = self._rows.index(min(self._rows))
         size = for_speed(self._planned.popleft(), self._meter.over_fastest(node), self._local_batch_size)
         size = aligned(min(size, self._most_rows(node)), self._rows[rank], self._local_batch_size)
@@ -135,7 +134,7 @@ class _Tasks:
         return task, lambda made: self._made(number, task, made)
 
     def _rows_of(self, places: NDArray[np.int64]) -> pa.Table:
-        """The index rows at these positions of the pass, and the trained rest of their chunks: see :data:`TRAINED`."""
+        """The index rows at these positions of the pass, and the already trained rest of their chunks (see :data:`TRAINED`)."""
         whole = whole_chunks(places, len(self._table))
         ids = self._order[whole]
         rows = self._table.take(pa.array(ids)).combine_chunks()
@@ -145,7 +144,7 @@ class _Tasks:
         return rows
 
     def again(self, piece: Slice) -> tuple[Task, Callable[[Block], Slice]]:
-        """The task that makes a lost slice's block once more, and how the slice is found in it."""
+        """The task that makes a lost slice's block again, and a function that finds the slice in the new block."""
         task = self._made_by[piece.ref.hex()]
 
         def found(block: Block) -> Slice:
@@ -155,7 +154,7 @@ class _Tasks:
         return task, found
 
     def _most_rows(self, node: str) -> int:
-        """The most rows of a block that this node has room for."""
+        """The most rows of a block that fit in this node's share of the object store."""
         rates, cores = self._meter.rates(), self._cores()
         if rates is None or node not in cores.stores:
             return len(self._positions)
@@ -187,8 +186,8 @@ class _Tasks:
 
 
 class Feed:
-    """The part of the hub that feeds. Its methods block; they run on many threads. ``pool`` makes what runs the
-    tasks; ``run`` is the hub's handle."""
+    """The part of the hub that feeds the workers. Its methods block, and run on many threads. ``pool`` makes the pool that runs
+    the tasks; ``run`` is the hub's handle."""
 
     def __init__(
         self, streams: dict[str, Stream], cores: Cores, pool: Callable[..., Any] = Pool, run: Any = None
@@ -210,7 +209,7 @@ class Feed:
                 self._pool.warm(streams[name].recipe)
 
     def begin(self, attempt: int) -> None:
-        """A worker group starts: drop whatever earlier groups were fed."""
+        """Start to feed a new worker group; drop all passes of earlier groups."""
         with self._lock:
             self._attempt = attempt
             for key in [k for k in self._passes if k.attempt != self._attempt]:
@@ -218,16 +217,16 @@ class Feed:
             self._look()
 
     def start_ahead(self, request: PassRequest, name: str) -> None:
-        """Start the first pass of the first attempt while its workers are still being started."""
+        """Start the first pass of the first attempt while its workers are still starting."""
         with self._lock:
             self._start(PassKey(attempt=self._attempt + 1, name=name, number=request.epoch), request)
 
     def open(self, key: PassKey, request: PassRequest, rank: int) -> int | None:
-        """Join a pass; the first rank to ask starts it. Returns how many rows it will deliver, None if unknown."""
+        """Join a pass; the first rank that joins starts it. Return the number of rows that it will deliver, None if unknown."""
         with self._lock:
             current = self._passes.get(key)
             if current is not None and not current.suits(request):
-                self._drop(key)  # started ahead, but the epoch was partly trained, or the worker group is another
+                self._drop(key)  # started ahead, but the epoch was partly trained, or the worker group has changed
                 current = None
             if current is None:
                 self._start(key, request)
@@ -236,7 +235,7 @@ class Feed:
                 if request.followed and key in self._tasks and self._tasks[key].exhausted():
                     self._follow(current)
             self._passes[key].join(rank)
-            # A data set that one rank alone visits has ranks that never leave.
+            # If one rank alone visits a data set, the other ranks never leave its passes.
             older = [k for k in self._passes if k.name == key.name and k.number < key.number]
             for old in [k for k in older if self._passes[k].abandoned()]:
                 self._drop(old)
@@ -245,8 +244,11 @@ class Feed:
         return None if table is None else len(table) - len(Ranges(request.done))
 
     def take(self, key: PassKey, rank: int, want: int = 1) -> tuple[list[Slice], bool]:
-        """Up to ``want`` slices for this rank, and whether the pass is over for it. Waits a few seconds for the first;
-        an empty answer that is not the end means: ask again. Raises what went wrong in preprocessing."""
+        """Return up to ``want`` slices for this rank, and whether the pass is over for it.
+
+        Waits a few seconds for the first slice; after an empty answer before the end, the rank asks again. Raises the error of
+        preprocessing, if it failed.
+        """
         current = self._passes.get(key)
         if current is None:
             return [], True
@@ -255,7 +257,7 @@ class Feed:
         return answer
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
-        """This rank cannot fetch a slice, because its node is gone: make the slice again."""
+        """Make a slice again that this rank cannot fetch because its node is gone."""
         with self._lock:
             current, tasks = self._passes.get(key), self._tasks.get(key)
             if current is None:
@@ -263,8 +265,8 @@ class Feed:
             if tasks is None:
                 current.fail(
                     RunError(
-                        "a node was lost with blocks of a ray.data.Dataset that no worker had fetched yet, and those cannot be "
-                        "made again alone. The same command resumes from the last checkpoint."
+                        "a node was lost with blocks of a ray.data.Dataset that no worker had fetched yet, and Ray Data cannot "
+                        "make single blocks again. The same command resumes from the last checkpoint."
                     )
                 )
                 return
@@ -281,7 +283,7 @@ class Feed:
         self._look()
 
     def leave(self, key: PassKey, rank: int) -> None:
-        """This rank takes no more of a pass, at its end or before. Once no rank does, drop the rest of the pass."""
+        """Note that this rank takes no more of a pass, at its end or earlier. Once all ranks have left, drop the pass."""
         with self._lock:
             current = self._passes.get(key)
             if current is not None and current.leave(rank):
@@ -289,14 +291,14 @@ class Feed:
         self._look()
 
     def failed(self, error: BaseException) -> None:
-        """The pool cannot go on: raise the error in every call that waits for a block, now and later."""
+        """Raise the pool's error in every call that waits for a block, now and later: the pool cannot go on."""
         with self._lock:
             self._failure = error
             for current in self._passes.values():
                 current.fail(error)
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
-        """A preprocessing process ends, since its call cannot be interrupted."""
+        """Fail the run: a preprocessing process ends because its call cannot be interrupted."""
         self.failed(
             RunError(
                 f"{what} on {node} took longer than sample_timeout_s={seconds:g}, and cannot be interrupted, so it cannot be skipped. "
@@ -312,7 +314,9 @@ class Feed:
 
     def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> bool:
         """Preprocess on these nodes from now on, one core for each mention; ``stores``: the present object stores.
-        Returns whether the cores left over were free in time, after their last tasks."""
+
+        Return whether the surplus cores finished their last tasks in time.
+        """
         with self._lock:
             self._cores, self._failure = dataclasses.replace(self._cores, nodes=nodes, stores=stores), None
             for meter in self._meters.values():
@@ -332,24 +336,24 @@ class Feed:
         return {name: meter.summary() for name, meter in self._meters.items()}
 
     def speeds(self) -> dict[str, dict[str, float]]:
-        """How fast each node's cores are at each data set; see :meth:`Meter.speeds`."""
+        """The speed of each node's cores for each data set; see :meth:`Meter.speeds`."""
         return {name: meter.speeds() for name, meter in self._meters.items()}
 
     def process_bytes(self) -> int:
-        """The most memory of its own that a preprocessing process was seen to hold, in bytes; 0 before the first measurement."""
+        """The largest private memory measured in a preprocessing process, in bytes; 0 before the first measurement."""
         return max((meter.process_bytes for meter in self._meters.values()), default=0)
 
     def cores(self) -> tuple[int, int]:
-        """How many cores should preprocess, and how many of them do not yet because their processes are starting."""
+        """The number of cores that should preprocess, and the number of those whose processes are still starting."""
         with self._lock:
             return self._cores.cores, 0 if self._pool is None else self._pool.starting()
 
     def costs(self, name: str) -> list[tuple[float, float]]:
-        """What a data set's newest tasks cost: core-seconds and bytes per sample."""
+        """The costs of a data set's newest tasks: core-seconds and bytes per sample."""
         return self._meters[name].costs()
 
     def next_task(self, node: str) -> tuple[Task, Callable[[Block | BaseException], None]] | None:
-        """A task for a core of this node: of the pass that was opened first among those that may go on; None if none may."""
+        """A task for a core of this node, from the first opened pass that may go on; None if none may."""
         with self._lock:
             if self._redo:
                 return self._redo.popleft()
@@ -358,8 +362,8 @@ class Feed:
                 current = self._passes[key]
                 if tasks.exhausted() or current.closed or current.error is not None:
                     continue
-                # Whatever the limit, a pass that workers wait for goes on. But while one of its tasks runs, they may be
-                # waiting for that one, and all other cores would fill the store behind one slow task.
+                # Exceed the limit only if the pass starves and none of its tasks is running. Otherwise, workers may be waiting
+                # for the running task, and all other cores would fill the store behind one slow task.
                 if room or (current.starving() and not tasks.under_way()):
                     found = tasks.next(node)
                     if tasks.exhausted() and current.request.followed:
@@ -368,7 +372,7 @@ class Feed:
         return None
 
     def _has_room(self, node: str) -> bool:
-        """Whether blocks that no worker has taken yet leave room for more, on this node and in total."""
+        """Whether the blocks that no worker has taken yet leave room for more, on this node and in total."""
         held = sum((p.held_bytes for p in self._passes.values()), Counter[str]())
         of_node = self._cores.stores.get(node, math.inf)
         return held.total() < HELD_SHARE * self._cores.store_bytes and held[node] < HELD_SHARE * of_node
@@ -386,7 +390,7 @@ class Feed:
             threading.Thread(target=self._run_dataset, args=(stream, started), daemon=True).start()
 
     def _follow(self, current: Pass) -> None:
-        """Start the next epoch's pass: cores that find no more work in this one go on with that."""
+        """Start the next epoch's pass, for the cores that find no more work in this one."""
         key = PassKey(attempt=current.key.attempt, name=current.key.name, number=current.key.number + 1)
         if key not in self._passes:
             epoch = current.request.epoch + 1
@@ -401,8 +405,8 @@ class Feed:
             self._pool.look()
 
     def _run_dataset(self, stream: Stream, current: Pass) -> None:
-        """Run a ``ray.data.Dataset``: its own execution, at the pace of the workers."""
-        from offload.pipeline import ray_data  # most runs do without, and start sooner
+        """Run a ``ray.data.Dataset`` as its own execution, at the pace of the workers."""
+        from offload.pipeline import ray_data  # most runs do not need it, and start sooner
 
         assert stream.dataset is not None
         ray_data.be_quiet()
@@ -428,7 +432,7 @@ class Feed:
 
 
 def _chunk_cut(positions: np.ndarray[Any, Any], start: int, size: int) -> int:
-    """Where a task of about ``size`` rows from ``start`` on ends: never inside a transform's chunk."""
+    """The end of a task of about ``size`` rows from ``start`` on; it is never inside a transform's chunk."""
     cut = min(start + size, len(positions))
     while cut < len(positions) and positions[cut] // CHUNK == positions[cut - 1] // CHUNK:
         cut += 1

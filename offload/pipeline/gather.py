@@ -1,7 +1,7 @@
-"""Puts the rows of a block together in memory that the process keeps, while the rows are still in its cache.
+"""Gather the rows of a block in reused memory, while the rows are still in the core's cache.
 
 Blocks are tens of MB. Stacking all rows at the end would read each row from memory again, and write each block to pages that the
-kernel has to clear first: 5 % of the cost of decoding and cropping a JPEG.
+kernel has to clear first. That would cost 5 % of decoding and cropping a JPEG.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from offload.pipeline.wire import Array, Column, Columns, as_array
 
 
 class Scratch:
-    """Memory for one block at a time, kept from block to block. Finish with one block before filling the next."""
+    """Memory for one block at a time, reused from block to block. Finish with one block before you fill the next."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Array] = {}
@@ -29,7 +29,7 @@ class Scratch:
 
 
 class Gather:
-    """Takes the columns of a block, chunk by chunk."""
+    """The columns of a block, collected chunk by chunk."""
 
     def __init__(self, rows: int, scratch: Scratch) -> None:
         self._rows, self._scratch = rows, scratch
@@ -38,11 +38,11 @@ class Gather:
         self._odd: set[str] = set()
 
     def place(self, columns: Columns) -> Columns:
-        """The same columns, those of arrays copied to their place in the block."""
+        """The same columns, with arrays copied to their place in the block."""
         return {name: self._place(name, column) for name, column in columns.items()}
 
     def whole(self, name: str, rows: int) -> Array | None:
-        """The whole column, if all of its ``rows`` rows are in their place."""
+        """The whole column, if all its ``rows`` rows are in place."""
         return self._into[name][:rows] if self._filled.get(name) == rows else None
 
     def _place(self, name: str, column: Column) -> Column:
@@ -68,7 +68,7 @@ class Gather:
 
 
 def _alike(column: Column) -> Array | Sequence[Array] | None:
-    """The rows, if they are arrays of one shape and numeric type. Numbers are not worth it."""
+    """The rows, if they are arrays of one shape and numeric type. Plain numbers are not worth the effort."""
     try:
         if isinstance(column, np.ndarray):
             column = as_array(column)
@@ -76,7 +76,7 @@ def _alike(column: Column) -> Array | Sequence[Array] | None:
         if not len(column) or not all(hasattr(row, "shape") for row in column):
             return None
         rows = [as_array(row) for row in column]
-    except Exception:  # a row that is no array after all: stacking the rows raises the error that names it
+    except Exception:  # a row is not an array after all: stacking the rows raises an error that names it
         return None
     first = rows[0]
     if first.ndim == 0 or first.dtype.kind not in "biuf":

@@ -1,7 +1,7 @@
-"""How the C library's allocator treats memory that a preprocessing process has freed.
+"""The C library's treatment of memory that a preprocessing process has freed.
 
-Transforms allocate and free buffers of image size for every sample. glibc gives such memory back to the kernel and takes
-it anew, cleared page by page: on ten blurs of a 224² float image that was a fifth of the CPU time.
+Transforms allocate and free image-sized buffers for every sample. glibc returns such memory to the kernel and requests it again,
+cleared page by page. For ten blurs of a 224² float image, that took a fifth of the CPU time.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LARGEST_MMAP_THRESHOLD = 32 << 20  # what glibc accepts at most on 64-bit machines
+LARGEST_MMAP_THRESHOLD = 32 << 20  # the largest value that glibc accepts on 64-bit machines
 KEPT_BYTES = 256 << 20
 
 
 def keep_freed_memory() -> None:
-    """From now on this process keeps up to ``KEPT_BYTES`` of the memory that it frees. Has an effect on glibc only."""
+    """Make this process keep up to ``KEPT_BYTES`` of the memory that it frees. Affects only glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # TypeError: CDLL(None) on Windows

@@ -1,6 +1,6 @@
-"""What preprocessing costs, from the tasks that finished last, and how much faster one node's cores are than another's.
+"""Measure the cost of preprocessing from recent tasks, and the relative speed of the nodes' cores.
 
-Where it stops: sizes of tasks follow from it in :mod:`offload.pipeline.sizing`, numbers of workers in :mod:`offload.adapt`.
+Where it stops: :mod:`offload.pipeline.sizing` derives task sizes from it, :mod:`offload.adapt` numbers of workers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from offload.pipeline.sizing import Rates
 
 RECENT_OF_A_NODE = 8  # tasks
 UNKNOWN_SPEED = 0.25  # relative to the fastest: the assumed speed of a core before its first block
-ANEW = 16  # times that medians are taken while the recent tasks are replaced once: with many cores each takes a millisecond
+ANEW = 16  # updates of the medians per turnover of the recent tasks: with many cores, each takes a millisecond
 
 
 @dataclass(frozen=True)
 class _Spent:
-    """Per sample of one task: seconds that size the next tasks, core-seconds, bytes, and seconds until it was made."""
+    """Costs per sample of one task: seconds for sizing the next tasks, core-seconds, bytes, and wall-clock seconds."""
 
     seconds: float
     cpu_s: float
@@ -32,7 +32,7 @@ class _Spent:
 
 
 class Meter:
-    """Measures one data set. ``cores``: how many preprocess, by node."""
+    """The measurements of one data set. ``cores`` gives the number of preprocessing cores by node."""
 
     def __init__(self, cores: Callable[[], Mapping[str, int]]) -> None:
         self._cores = cores
@@ -49,7 +49,7 @@ class Meter:
         cost = block.cost
         if not cost.rows or cost.cpu_s != cost.cpu_s:
             return
-        # A task that mostly waits for storage is not a short one.
+        # A task that mostly waits for storage is not short.
         seconds = max(cost.cpu_s, cost.wall_s / 2)
         spent = _Spent(*(each / cost.rows for each in (seconds, cost.cpu_s, cost.size_bytes, cost.wall_s)))
         with self._lock:
@@ -64,7 +64,7 @@ class Meter:
                     self._pace[block.node] = 1 / wall_s
 
     def reshaped(self) -> None:
-        """Other nodes preprocess now: forget those that are gone."""
+        """Forget nodes that no longer preprocess."""
         with self._lock:
             for gone in self._of_node.keys() - self._cores().keys():
                 del self._of_node[gone]
@@ -85,8 +85,10 @@ class Meter:
 
     def summary(self) -> dict[str, float]:
         """``core_seconds_per_sample``, its coefficient of ``variation`` over the tasks, ``wire_bytes_per_sample``,
-        ``input_ceiling_samples_per_s``, and ``input_pace_samples_per_s``, which counts the time that tasks wait as well (for storage,
-        for a core that others use); empty at first."""
+        ``input_ceiling_samples_per_s`` and ``input_pace_samples_per_s``; empty at first.
+
+        The pace, unlike the ceiling, includes the time that tasks wait (for storage, or for a core that other programs use).
+        """
         with self._lock:
             if not self._recent:
                 return {}
@@ -109,7 +111,7 @@ class Meter:
 
     @property
     def process_bytes(self) -> int:
-        """The most that a preprocessing process was seen to hold in memory of its own; 0 before any was."""
+        """The largest private memory measured in a preprocessing process, in bytes; 0 before the first measurement."""
         return self._process_bytes
 
     def costs(self) -> list[tuple[float, float]]:
@@ -118,19 +120,23 @@ class Meter:
             return [(spent.cpu_s, spent.size_bytes) for spent in self._recent]
 
     def over_fastest(self, node: str) -> float:
-        """The speed of this node's cores by the clock, relative to the fastest node's. Unmeasured nodes are assumed slow once others are
-        known: a first block may take long, and others would wait behind it."""
+        """The speed of this node's cores by the clock, relative to the fastest node's.
+
+        Unmeasured nodes are assumed slow once others are known: their first block may take long, and others would wait behind it.
+        """
         with self._lock:
             if not self._pace:
                 return 1.0
             if node not in self._pace:
                 return UNKNOWN_SPEED
-            # Of many nodes the fastest tenth is left out: that may be chance.
+            # With many nodes, ignore the fastest tenth: it may be chance.
             return min(1.0, self._pace[node] / float(np.quantile(list(self._pace.values()), 0.9, method="higher")))
 
     def speeds(self) -> dict[str, float]:
-        """Samples/s of one core of each measured node, relative to the mean of all those cores. By the clock, not by CPU time: for a
-        worker that waits for a block it does not matter why the core is slow."""
+        """Samples/s of one core of each measured node, relative to the mean over all their cores.
+
+        The speed is by the clock, not by CPU time: to a worker that waits for a block, the reason of a slow core does not matter.
+        """
         cores = self._cores()
         with self._lock:
             pace = {node: each for node, each in self._pace.items() if node in cores}

@@ -1,7 +1,7 @@
-"""A pass under way: the blocks that tasks made, put into their order and shared out to the ranks.
+"""A pass under way, with the finished blocks of its tasks, put in order and shared out to the ranks.
 
-A pass is one visit of a data set: an epoch of the training data, or one validation. Where it stops: which tasks make the
-blocks, and when, is decided in :mod:`offload.pipeline.feed`.
+A pass is one visit of a data set: an epoch of the training data, or one validation. Where it stops: :mod:`offload.pipeline.feed`
+decides which tasks make the blocks, and when.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PassKey:
-    """One visit of a data set: ``number`` counts them, and is the epoch for training data."""
+    """One visit of a data set. ``number`` counts the visits; for training data, it is the epoch."""
 
     attempt: int
     name: str
@@ -49,9 +49,11 @@ class PassKey:
 
 @dataclass(frozen=True, kw_only=True)
 class PassRequest:
-    """How to feed a pass. ``done``: positions trained already; ``first_rows``: rows of the first global batch;
-    ``batch``: rows of every global batch, where these stay the same whatever the number of workers (None: ranks
-    take what comes)."""
+    """A rank's request for a pass.
+
+    ``done``: the positions already trained. ``first_rows``: the rows of the first global batch. ``batch``: the rows of every global
+    batch if batches must hold the same rows for any number of workers; None if ranks take blocks as they come.
+    """
 
     world_size: int
     first_rows: int
@@ -70,19 +72,19 @@ class Pass:
         self.changed = threading.Condition()
         self.finished = self.closed = False
         self.error: OffloadError | None = None
-        self.held_bytes: Counter[str] = Counter()  # made, and not yet taken by a worker, by the node that holds them
+        self.held_bytes: Counter[str] = Counter()  # of blocks that no worker has taken yet, by the node that holds them
         self._allotment: Allotment | Stripes = Allotment(request.world_size, total)
         if request.batch is not None and total is not None:
             self._allotment = Stripes(request.world_size, request.batch, total)
         self._done: dict[int, Block] = {}
         self._delivered = self._first_row = 0
         self._firsts: dict[int, tuple[Block, int]] = {}
-        self._owed = [0] * request.world_size  # lost slices that are being made again
+        self._owed = [0] * request.world_size  # lost slices that tasks are making again
         self._joined: set[int] = set()
         self._left: set[int] = set()
 
     def put(self, number: int, block: Block) -> None:
-        """The block of the ``number``-th task is made. Blocks are delivered in the order of their tasks."""
+        """Add the finished block of the ``number``-th task. The pass delivers blocks in the order of their tasks."""
         with self.changed:
             self.held_bytes[block.node] += block.cost.size_bytes
             self._done[number] = block
@@ -94,7 +96,7 @@ class Pass:
             self.changed.notify_all()
 
     def end(self) -> None:
-        """There are no more blocks."""
+        """Note that there are no more blocks."""
         with self.changed:
             self._share(self._allotment.finish())
             self.finished = True
@@ -107,7 +109,7 @@ class Pass:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Nobody wants the rest."""
+        """Drop the rest of the pass, which nobody wants."""
         with self.changed:
             self.closed = True
             for waiting in self.queues:
@@ -122,16 +124,16 @@ class Pass:
         return (self.request.done, self.request.world_size) == (request.done, request.world_size)
 
     def join(self, rank: int) -> None:
-        """This rank will take its share."""
+        """Note that this rank will take its share."""
         self._joined.add(rank)
 
     def leave(self, rank: int) -> bool:
-        """This rank takes no more. Returns whether none does."""
+        """Note that this rank takes no more. Return whether all ranks have left."""
         self._left.add(rank)
         return len(self._left) == self.request.world_size
 
     def abandoned(self) -> bool:
-        """Whether all who took part have left."""
+        """Whether all ranks that joined have left."""
         return self._joined <= self._left
 
     def take(self, rank: int, want: int) -> tuple[list[Slice], bool]:
@@ -148,12 +150,12 @@ class Pass:
             return [each.piece for each in taken], not mine and self._over(rank)
 
     def owe(self, rank: int) -> None:
-        """A slice of this rank is lost."""
+        """Note that a slice of this rank is lost."""
         with self.changed:
             self._owed[rank] += 1
 
     def repay(self, rank: int, piece: Slice) -> None:
-        """A lost slice exists again."""
+        """Add a lost slice that exists again."""
         with self.changed:
             self._owed[rank] -= 1
             self.queues[rank].append(_Held(piece))
@@ -163,13 +165,13 @@ class Pass:
         return self.closed or (self.finished and not self._owed[rank])
 
     def wait_for_room(self, limit: float) -> bool:
-        """Wait until less than ``limit`` bytes are held, or some rank has nothing to take. False: no rank wants more."""
+        """Wait until the pass holds less than ``limit`` bytes, or some rank has nothing to take. False: no rank wants more."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or self.held_bytes.total() < limit or self.starving())
             return not self.closed
 
     def starving(self) -> bool:
-        """Whether some rank has nothing to take. It may be the one that all others wait for."""
+        """Whether some rank has nothing to take. All other ranks may be waiting for it."""
         return not all(self.queues)
 
     def _share(self, shares: list[Share]) -> None:

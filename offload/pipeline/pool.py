@@ -1,10 +1,9 @@
-"""The preprocessing pool: one actor per core, fed two tasks deep, so that a core goes from one task to the next.
+"""The preprocessing pool of one actor per core, with two tasks in flight, so that a core goes straight to its next task.
 
-Why not a Ray Data execution per epoch? Its scheduler looks at finished tasks ten times a second, so that a core idles 0.15 s
-between two tasks. It spends 10 to 20 ms of CPU on each. It restarts its processes (5 to 10 s of imports per core) whenever they
-were idle for a second or an epoch ends. Here a task costs about a millisecond, may be short, and a
-transform is set up once per core and run. ``ray.data.Dataset`` sources still run as Ray Data pipelines
-(:mod:`offload.pipeline.ray_data`).
+Why not a Ray Data execution per epoch? Its scheduler looks at finished tasks ten times a second, so a core idles 0.15 s between
+two tasks. It spends 10 to 20 ms of CPU on each task. It restarts its processes (5 to 10 s of imports per core) whenever they
+were idle for a second or an epoch ends. Here, a task costs about a millisecond and may be short, and each core sets up a
+transform once per run. ``ray.data.Dataset`` sources still run as Ray Data pipelines (:mod:`offload.pipeline.ray_data`).
 
 Where it stops: :mod:`offload.pipeline.feed` decides which rows a task gets, and how many.
 """
@@ -34,14 +33,14 @@ from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.recipe import Recipe
 from offload.pipeline.watch import GIVEN_UP, Watch
 
-IN_FLIGHT = 2  # tasks per actor: the one that runs, and the next
-AT_ONCE_S = 0.25  # between two tasks; after a longer pause the core was idle or was setting something up
-REPLACEMENTS = 3  # of one core's process that dies
+IN_FLIGHT = 2  # tasks per actor: the running one and the next
+AT_ONCE_S = 0.25  # longest gap between consecutive tasks; a longer one means that the core was idle or in set-up
+REPLACEMENTS = 3  # replacements of one core's process if it keeps dying
 NODE_GONE = ray.exceptions.ActorUnschedulableError
 DEAD = (ray.exceptions.RayActorError, NODE_GONE)
-START_S = 60.0  # that a process may take to start, with imports and set-up, before its core counts as slow
-TOLD_S = 10.0  # for the hub to answer a process that is about to end
-RETRIES = 3  # of one task whose process died: the task itself may kill processes
+START_S = 60.0  # time for a process to start, with imports and set-up, before its core counts as slow
+TOLD_S = 10.0  # time for the hub to answer a process that is about to end
+RETRIES = 3  # retries of one task whose process died: the task itself may kill processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +62,11 @@ class PackedRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A task's output and its cost for the core, without imports and set-up. ``cpu_s`` counts from the end of the task before
-    it, where it followed at once. ``process_bytes``: what the process itself holds in memory after it; 0: not known."""
+    """A task's output and its cost for the core, without imports and set-up.
+
+    ``cpu_s`` counts from the end of the previous task if this one followed at once. ``process_bytes`` is the private memory of the
+    process after the task; 0: unknown.
+    """
 
     rows: int
     size_bytes: int
@@ -75,7 +77,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A finished block: its reference, what it cost, and the node it was made on, where that is known."""
+    """A finished block: its reference, its cost, and the node that made it, if known."""
 
     ref: ray.ObjectRef[pa.Table]
     cost: Cost
@@ -84,7 +86,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Index rows to be processed by a recipe, for an epoch."""
+    """Index rows for a recipe to process, in an epoch."""
 
     recipe: PackedRecipe
     rows: pa.Table
@@ -92,7 +94,7 @@ class Task:
 
 
 class _Board:
-    """Reports to the hub what a preprocessing process takes long for. ``run``: the hub's handle, or None."""
+    """The watch's board: it reports slow calls of a preprocessing process to the hub. ``run``: the hub's handle, or None."""
 
     def __init__(self, run: Any) -> None:
         self._run, self._node = run, ray.get_runtime_context().get_node_id()
@@ -108,18 +110,18 @@ class _Board:
 
 
 class Preprocessor:
-    """The actor: one core. ``run``: the hub's handle; the process reports to it what takes long."""
+    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls."""
 
     def __init__(self, run: Any = None) -> None:
         keep_freed_memory()
         self._watch = Watch(_Board(run))
         self._watch.start()
-        self._scratch = Scratch()  # a block that process() returned is in the object store before the next call begins
+        self._scratch = Scratch()  # safe to reuse: a returned block is in the object store before the next call begins
         self._ended: tuple[float, float] | None = None
         self._done = 0  # tasks
 
     def warm(self, recipe: PackedRecipe) -> None:
-        """Import and set up what the recipe needs, before there is work."""
+        """Import and set up the needs of the recipe before there is work."""
         self._watch.doing(lambda: "setting up the preprocessing of a data set")
         try:
             recipe.ready()
@@ -127,15 +129,15 @@ class Preprocessor:
             self._watch.idle()
 
     def process(self, rows: pa.Table, recipe: PackedRecipe, epoch: int) -> tuple[pa.Table, Cost]:
-        """The block of these rows, and its cost."""
+        """Make the block of these rows, and return it with its cost."""
         ready = recipe.ready()
         cpu, wall = time.process_time(), time.perf_counter()
         since = cpu
         if self._ended is not None and wall - self._ended[1] < AT_ONCE_S:
-            since = self._ended[0]  # the last block's way into the object store is part of the price
+            since = self._ended[0]  # storing the last block is part of the price
         block = recipes.process(ready, rows, epoch=epoch, scratch=self._scratch, watch=self._watch)
         cpu_s, wall_s = time.process_time() - since, time.perf_counter() - wall
-        # A process soon holds what it keeps, and measuring takes long: measure after the first, second, fourth, … task.
+        # Measuring takes long, and the memory soon stops growing: measure after the first, second, fourth, … task.
         self._done += 1
         process_bytes = 0 if self._done & (self._done - 1) else machine.process_bytes()
         self._ended = time.process_time(), time.perf_counter()
@@ -157,18 +159,18 @@ class Work(Protocol):
         """The next task for a core of this node, and the function to call with its outcome; None if there is no task now."""
 
     def failed(self, error: BaseException) -> None:
-        """Preprocessing cannot go on."""
+        """Report that preprocessing cannot go on."""
 
     def lost(self, node: str, error: BaseException) -> None:
-        """A core's process died, on this node."""
+        """Report that a core's process on this node died."""
 
     def works(self, node: str) -> None:
-        """A core of this node has made its first block."""
+        """Report that a core of this node has made its first block."""
 
 
 @dataclass(eq=False, kw_only=True)
 class _Given:
-    """A task under way. ``tries``: processes that died while it ran."""
+    """A task under way. ``tries``: the number of processes that died while it ran."""
 
     task: Task
     done: Done
@@ -177,7 +179,7 @@ class _Given:
 
 @dataclass(eq=False, kw_only=True)
 class _Core:
-    """One core's actor. ``ready``: it runs and has finished its set-up; ``leaving``: it gets no more tasks."""
+    """The actor of one core. ``ready``: it runs and has finished its set-up; ``leaving``: it gets no more tasks."""
 
     node: str
     actor: Any
@@ -190,10 +192,10 @@ class _Core:
 
 
 class Pool:
-    """An actor per core, and the thread that feeds them with what ``work`` has.
+    """An actor per core, and the thread that feeds them with tasks from ``work``.
 
-    ``nodes``: the node of each core. If Ray chose, it could put one actor too many on a node, and the worker that should start
-    there would wait for its CPU forever. ``task_cpus``: the CPUs of each actor; ``runtime_env``: its runtime environment.
+    ``nodes``: the node of each core. If Ray chose the node, it could place one actor too many there, and a training worker would
+    wait for its CPU forever. ``task_cpus``: the CPUs of each actor; ``runtime_env``: its runtime environment.
 
     The pool replaces a process that dies, and other processes run its tasks. All state belongs to the pool's thread; other
     threads send it messages.
@@ -209,19 +211,19 @@ class Pool:
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[threading.Event] = []
         self._working: set[str] = set()  # nodes that have made a block
-        self._asked = self._begun = 0  # reshapes, by the threads that write these
+        self._asked = self._begun = 0  # reshapes; each counter has one writing thread
         threading.Thread(target=self._run, daemon=True, name="pool").start()
 
     def warm(self, recipe: PackedRecipe) -> None:
-        """Let every core import and set up a recipe now."""
+        """Make every core import and set up a recipe now."""
         self._news.put(lambda: self._warm_all(recipe))
 
     def look(self) -> None:
-        """There may be work that there was not before."""
+        """Look for work again: there may be new tasks."""
         self._news.put(None)
 
     def reshape(self, nodes: Sequence[str]) -> threading.Event:
-        """Run on these nodes from now on, one core for each mention. The returned event is set once the cores that are left over have
+        """Run on these nodes from now on, one core for each mention. Return an event that is set once the surplus cores have
         finished their tasks."""
         left = threading.Event()
         self._asked += 1
@@ -229,7 +231,7 @@ class Pool:
         return left
 
     def starting(self) -> int:
-        """How many cores have no process yet that could take a task. A core that others hold counts for a limited time only."""
+        """The number of cores without a process that could take a task. A core that others hold counts only for a limited time."""
         earliest = time.monotonic() - START_S
         return self._asked - self._begun + sum(not core.ready and core.began > earliest for core in tuple(self._cores))
 
@@ -240,7 +242,7 @@ class Pool:
                     self._start(*found)
                 if (news := self._news.get()) is not None:
                     news()
-        except BaseException as error:  # whoever waits for blocks would wait forever
+        except BaseException as error:  # otherwise, callers that wait for blocks would wait forever
             self._work.failed(error)
             raise
 
@@ -267,12 +269,14 @@ class Pool:
         if isinstance(error, DEAD):
             self._died(core, error)
         else:
-            # A transform that cannot be set up raises here, and again in the first task, which tells the user.
+            # A failing set-up of a transform raises here, and again in the first task, which reports it to the user.
             core.ready = True
 
     def _found(self) -> tuple[_Core, _Given] | None:
-        """A task and the core that should run it; None without a task, or if all cores have enough to do. A core without a process must
-        not keep a task whose block others wait for."""
+        """A task and the core that should run it; None without a task, or if all cores have enough to do.
+
+        Cores without a process get no tasks: others might wait for the blocks.
+        """
         able = [core for core in self._cores if core.ready and not core.leaving and len(core.given) < IN_FLIGHT]
         while able:
             core = min(able, key=lambda core: len(core.given))
@@ -293,7 +297,7 @@ class Pool:
         core.given.add(given)
         task = given.task
         ref, cost = core.actor.process.options(num_returns=2).remote(task.rows, task.recipe, task.epoch)
-        # Not ray.wait in a loop: that wakes ten times a second for nothing, on a core that has samples to make.
+        # Not ray.wait in a loop: it would wake ten times a second for nothing, on a core that has samples to make.
         cost.future().add_done_callback(lambda made: self._news.put(lambda: self._finished(core, given, ref, made)))
 
     def _finished(self, core: _Core, given: _Given, ref: Any, cost: Future[Cost]) -> None:
@@ -323,7 +327,7 @@ class Pool:
         if not core.leaving and not gone and core.replaced < REPLACEMENTS:
             self._cores.append(self._new_core(core.node, core.replaced + 1))
         self._tell_free()
-        # The driver names other nodes in place of one that is gone, or ends the run if there are none.
+        # The driver replaces a node that is gone, or ends the run if no node remains.
         if not self._cores and not gone:
             self._work.failed(error)
 

@@ -1,4 +1,4 @@
-"""Sets of positions as sorted half-open ranges: what was trained in a pass, small enough for every checkpoint."""
+"""Sets of positions as sorted half-open ranges. They record what a pass has trained, in little space in every checkpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Ranges:
         return np.flatnonzero(mask).astype(np.int64)
 
     def holds(self, values: Ids) -> NDArray[np.bool_]:
-        """Per value, whether it is in the set."""
+        """A mask of the values that are in the set."""
         if not self.pairs:
             return np.zeros(len(values), dtype=bool)
         bounds = np.array(self.pairs, dtype=np.int64)

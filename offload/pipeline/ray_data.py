@@ -1,6 +1,6 @@
-"""``ray.data.Dataset`` sources: the user's own Ray Data pipeline, with the transform and the wire format behind it.
+"""``ray.data.Dataset`` sources, which run as the user's own Ray Data pipeline, followed by the transform and the wire format.
 
-All that offload uses of Ray Data beyond its everyday API is in this file, with a contract test:
+Everything that offload uses of Ray Data beyond its everyday API is in this file, with a contract test:
 ``iter_internal_ref_bundles`` is a developer API, and the fields of a block's statistics have moved between releases.
 """
 
@@ -21,7 +21,7 @@ from offload.pipeline.wire import Columns
 
 
 def be_quiet() -> None:
-    """Keep Ray Data's progress and warnings out of the run's output. Failures still raise errors."""
+    """Keep Ray Data's progress bars and warnings out of the run's output. Failures still raise errors."""
     DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
@@ -36,9 +36,11 @@ def encode_dataset(
     task_cpus: float,
     store_bytes: float,
 ) -> Iterator[Block]:
-    """Execute a user's dataset, its transform behind it, and yield its blocks in the wire format. Dropping the iterator
-    ends the execution. ``store_bytes`` is what it may hold in the object store, unless the user set less."""
-    # A dataset executes with the context that it was made with, not with this process's.
+    """Execute a user's dataset followed by its transform, and yield its blocks in the wire format.
+
+    Dropping the iterator ends the execution. ``store_bytes`` limits its share of the object store, unless the user set less.
+    """
+    # A dataset executes with the context of its creation, not with that of this process.
     dataset.context.enable_progress_bars = False
     options = dataset.context.execution_options
     limits = options.resource_limits

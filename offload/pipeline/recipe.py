@@ -1,7 +1,7 @@
-"""A recipe: how a preprocessing task turns index rows into a block. It reads rows, transforms them with reproducible randomness,
-and packs them.
+"""A recipe, the work of a preprocessing task, which turns index rows into a block.
 
-Runs in Ray Data tasks and actors, on one core each. Where it stops: :mod:`offload.pipeline.feed` decides which rows, and when.
+It reads the samples, transforms them with reproducible randomness, and packs them. It runs in Ray Data tasks and in actors, on one
+core each. Where it stops: :mod:`offload.pipeline.feed` decides which rows to process, and when.
 """
 
 from __future__ import annotations
@@ -30,24 +30,27 @@ from offload.pipeline.sources.base import Reader, Samples, nowhere
 from offload.pipeline.watch import Nobody, SampleTimeoutError, Watch
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError, UnsendableError
 
-# Rows that a per-batch transform gets at once. Fixed, and aligned to positions of the pass, so that its random numbers
-# do not depend on how rows were cut into tasks; small, so that a chunk of images stays in the core's cache.
+# Rows that a per-batch transform gets at once. Their number is fixed and aligned to positions of the pass, so that random numbers
+# do not depend on the cut into tasks. It is small, so that a chunk of images stays in the core's cache.
 CHUNK = 16
 
 TRAINED = "__trained__"
-"""A column of index rows, where a resume cut a chunk: True for rows that were trained before. They are processed with the
-rest of their chunk, which draws the same random numbers only as a whole, and do not leave the task."""
+"""A column of index rows that exists where a resume cuts a chunk: True for rows that were trained before. The task processes them
+with the rest of their chunk, since only a whole chunk draws the same random numbers, but does not return them."""
 
 OnError = Literal["raise", "skip"]
 Kind = Literal["none", "batch", "sample", "image"]
 
-FAILURES = (Exception, SystemExit)  # of the user's code: a process that exits would take other samples with it
+FAILURES = (Exception, SystemExit)  # errors of the user's code: a process that exits would lose other samples too
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything a task needs besides its rows. ``transform`` may be a class: it is then constructed where it runs.
-    ``dataset``: the data set's name, for messages; ``sample_timeout_s``: the longest that a sample may take."""
+    """Everything that a task needs besides its rows.
+
+    ``transform`` may be a class; the process that runs it then constructs it. ``dataset``: the data set's name, for messages.
+    ``sample_timeout_s``: the longest time that a sample may take.
+    """
 
     transform: Any
     kind: Kind
@@ -58,7 +61,7 @@ class Recipe:
     sample_timeout_s: float | None = None
 
     def ready(self) -> Recipe:
-        """This recipe on this process: the transform constructed, its libraries imported and held to one thread.
+        """Prepare this recipe in this process: construct the transform, import its libraries and limit them to one thread.
 
         Raises RunError for a transform class whose constructor raises.
         """
@@ -77,7 +80,7 @@ class Recipe:
 
 
 def pack(recipe: Recipe) -> np.ndarray[Any, Any]:
-    """The recipe as bytes, in an array: tasks see it in shared memory and unpickle it once per process."""
+    """The recipe as bytes, in an array: tasks read it in shared memory and unpickle it once per process."""
     return np.frombuffer(cloudpickle.dumps(recipe), dtype=np.uint8)  # type: ignore[no-untyped-call]
 
 
@@ -85,9 +88,9 @@ _ready: dict[str, Recipe] = {}
 
 
 def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]]) -> Recipe:
-    """The recipe ``key`` of this process, unpickled and made ready at its first use."""
+    """The recipe ``key`` of this process, unpickled and prepared at its first use."""
     if key not in _ready:
-        # Only the newest few runs' recipes are worth their memory: a data set of millions of names may hang on one.
+        # Keep only the recipes of the newest few runs: one may hold a data set of millions of names.
         while len(_ready) >= 8:
             _ready.pop(next(iter(_ready)))
         recipe: Recipe = cloudpickle.loads(packed().tobytes())
@@ -96,8 +99,8 @@ def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]]) -> Recipe:
 
 
 def _import_ahead(transform: Any) -> None:
-    """Import what the transform's code would import when it first runs. A library that is loaded later would be neither seeded nor
-    limited to one core."""
+    """Import the libraries that the transform's code would import at its first run. Libraries loaded later would be neither seeded
+    nor limited to one core."""
     function = transform if hasattr(transform, "__code__") or transform is None else type(transform).__call__
     names = getattr(getattr(function, "__code__", None), "co_names", ())
     for library in ("torch", "cv2"):
@@ -114,7 +117,7 @@ def _hold_to_one_core() -> None:
 
 
 def whole_chunks(positions: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
-    """Every position below ``n`` of the chunks that these ascending positions lie in."""
+    """Every position below ``n`` in the chunks of these ascending positions."""
     chunks = np.unique(positions // CHUNK)
     whole = (chunks[:, None] * CHUNK + np.arange(CHUNK)).reshape(-1)
     return whole[whole < n]
@@ -130,14 +133,14 @@ def untrained(rows: pa.Table) -> np.ndarray[Any, Any]:
 def process(
     recipe: Recipe, rows: pa.Table, *, epoch: int, scratch: Scratch | None = None, watch: Watch | None = None
 ) -> pa.Table:
-    """Return the block of these index rows, which hold ``sample_id``, ``__position__`` and the reader's own columns. Rows
-    that are marked as :data:`TRAINED` are left out of it. With ``scratch`` the block lies in it, and is gone with the next.
-    ``watch`` hears what the process is doing.
+    """Return the block of these index rows, which hold ``sample_id``, ``__position__`` and the reader's own columns.
 
-    The bytes of a sample depend on the recipe's seed, the epoch and the sample, as long as chunks are whole.
+    The block omits rows marked as :data:`TRAINED`. With ``scratch``, the block lies in that memory until the next block. The process
+    tells ``watch`` what it is doing. The bytes of a sample depend on the recipe's seed, the epoch and the sample, as long as chunks
+    are whole.
 
-    Raises RunError that names the sample: for one that cannot be read, or takes too long, under ``on_error="raise"``; for a transform
-    that raises, takes too long, returns another number of rows, or rows that differ in shape.
+    Raises RunError, with the name of the sample, if a sample cannot be read or takes too long under ``on_error="raise"``, or if a
+    transform raises, takes too long, returns another number of rows, or returns rows that differ in shape.
     """
     if recipe.reader is None:
         raise ValueError("process needs a recipe with a reader")
@@ -153,7 +156,7 @@ def process(
         seeded = _generators()
         good, made, errors = _process_chunk(recipe, chunk, epoch, watch)
         if _generators() != seeded:
-            # The chunk itself imported what it draws random numbers from: these were not seeded.
+            # The chunk itself imported the library of its random numbers, which was therefore not seeded.
             _hold_to_one_core()
             good, made, errors = _process_chunk(recipe, chunk, epoch, watch)
         for i, reason in errors.items():
@@ -169,7 +172,7 @@ def process(
 def _process_chunk(
     recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch
 ) -> tuple[np.ndarray[Any, Any], Columns, Mapping[int, str]]:
-    """(rows that could be read, their transformed columns, why the other rows could not be read)."""
+    """Return (the rows that could be read, their transformed columns, the errors of the other rows)."""
     samples = _read(recipe, chunk, epoch, watch)
     good = np.array([i for i in range(chunk.num_rows) if i not in samples.errors], dtype=np.int64)
     if not len(good):
@@ -189,7 +192,7 @@ def _read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
 
 
 class _Place:
-    """Tells the watch which row of a chunk the reader is at."""
+    """The reader's callback, which tells the watch the current row of a chunk."""
 
     def __init__(self, recipe: Recipe, chunk: pa.Table, watch: Watch) -> None:
         self.row: int | None = None
@@ -238,7 +241,7 @@ def _of(recipe: Recipe) -> str:
 
 
 def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, known: Mapping[int, str]) -> Samples:
-    """Read a chunk in which some rows raise or take too long: these become errors, like the ``known`` ones."""
+    """Read a chunk in which some rows raise or take too long; these rows become errors, like the ``known`` ones."""
     reader = recipe.reader
     assert reader is not None
     merged: dict[str, list[Any]] = {}
@@ -275,13 +278,13 @@ def transform(
     epoch: int,
     watch: Watch | None = None,
 ) -> Columns:
-    """The user's transform over a chunk of samples, checked: as many rows out as came in, all of one shape."""
+    """Apply the user's transform to a chunk of samples, and check its result: as many rows as before, all of one shape."""
     if recipe.kind == "none":
         return dict(columns)
     if recipe.kind == "image" and "image" not in columns:
         raise RunError(
-            f"the transform {_transform_name(recipe)} is one of images, and the source has no column 'image': it gives "
-            f"{', '.join(map(str, columns))}. Let the source call its images 'image', or pass a function of a batch that transforms "
+            f"the transform {_transform_name(recipe)} takes images, and the source has no column 'image': it gives "
+            f"{', '.join(map(str, columns))}. Name the images' column 'image' in the source, or pass a function of a batch that transforms "
             "them."
         )
     watch = watch or Watch(Nobody())
@@ -357,13 +360,13 @@ def _check_names(recipe: Recipe, columns: Mapping[Any, Any], reserved: Sequence[
     for name in columns:
         if not isinstance(name, str) or name in reserved:
             problem = (
-                f"is {name!r}, which offload adds itself" if name in reserved else f"is {name!r}, which is no text"
+                f"is {name!r}, which offload adds itself" if name in reserved else f"is {name!r}, which is not text"
             )
             raise RunError(f"the name of a column {_made_by(recipe)} {problem}. Give it another name.")
 
 
 def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
-    """Some rows of every column."""
+    """The selected rows of every column."""
     return {n: c[rows] if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
 
 
@@ -375,8 +378,8 @@ def _assemble(
     recipe: Recipe,
     gather: Gather,
 ) -> pa.Table:
-    """One block of all chunks. Skipped rows stay, as copies of row 0 that carry their error: the number of rows that
-    leaves a task is the number that entered, so that no row is lost without a word."""
+    """Join all chunks in one block. Skipped rows stay, as copies of row 0 that carry their error: a task returns as many rows as it
+    got, so no row is lost silently."""
     names = list(dict.fromkeys(name for part in parts for name in part))
     order = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
     columns: Columns = {}
@@ -384,7 +387,7 @@ def _assemble(
         if (whole := gather.whole(name, len(order))) is not None:
             columns[name] = whole
             continue
-        # A column may be missing from a whole chunk: an optional member of a tar shard.
+        # A whole chunk may lack a column, such as an optional member of a tar shard.
         values = [part.get(name, [None] * len(rows_)) for part, rows_ in zip(parts, kept, strict=True)]
         columns[name] = _stacked(name, values, rows, order, recipe)
     if skipped:
@@ -424,7 +427,7 @@ def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[A
 
 
 def _plain(name: str, column: Any) -> Column:
-    """A column as the user returned it, as an array of numbers or a list of rows."""
+    """The user's column as an array of numbers or a list of rows."""
     if not hasattr(column, "dtype"):
         return list(column)
     try:
@@ -442,7 +445,7 @@ def _unsendable(error: UnsendableError, sample: str, recipe: Recipe) -> RunError
 
 
 def _made_by(recipe: Recipe, before: str = "") -> str:
-    """Whose column it is: the transform's, or the data set's."""
+    """The origin of a column, in words: the transform, or the data set."""
     if recipe.kind != "none":
         return f"{before}returned by the transform {_transform_name(recipe)}"
     return "" if before else "of the data set"
@@ -462,11 +465,11 @@ def _ragged(
 def encode_foreign(
     recipe: Recipe, columns: Columns, *, id_column: str | None, done: Ranges, epoch: int = 0
 ) -> pa.Table:
-    """The block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are ``done``. Without an
-    ``id_column`` the reading side numbers samples.
+    """Return the block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are in ``done``. Without an
+    ``id_column``, the reading side numbers the samples.
 
-    A batch of which some samples are done is transformed whole, as it was before: a part of it would draw other random
-    numbers. Where Ray Data forms other batches, a per-batch transform draws others all the same.
+    The transform processes a partly trained batch as a whole, as before: a part of it would draw other random numbers. If Ray Data
+    forms other batches, the random numbers of a per-batch transform still change.
     """
     ids = np.arange(len(next(iter(columns.values()), ())), dtype=np.int64)
     seeded, fresh = recipe, np.arange(len(ids))
@@ -477,7 +480,7 @@ def encode_foreign(
             columns, ids = take(columns, fresh), ids[fresh]
             fresh = np.arange(len(ids))
     elif len(ids) and recipe.kind != "none":
-        # Rows are numbered per block: what tells blocks apart, so that they draw different random numbers, is content.
+        # Rows are numbered per block, so only content tells blocks apart; it seeds their random numbers.
         first: bytes = cloudpickle.dumps({name: column[0] for name, column in columns.items()})  # type: ignore[no-untyped-call]
         seeded = dataclasses.replace(recipe, seed=mix(recipe.seed, zlib.crc32(first)))
     encoded: Columns = {}
@@ -519,7 +522,7 @@ def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
 
 
 def _seed(seed: int) -> None:
-    """Seed every generator that augmentation draws from. Libraries only where they are loaded: importing torch costs seconds."""
+    """Seed every generator of augmentation, those of libraries only if they are loaded: importing torch costs seconds."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     if (torch := sys.modules.get("torch")) is not None:
@@ -529,12 +532,12 @@ def _seed(seed: int) -> None:
 
 
 def _generators() -> tuple[bool, bool]:
-    """Which libraries that :func:`_seed` seeds are loaded."""
+    """Whether each library that :func:`_seed` seeds is loaded."""
     return "torch" in sys.modules, "cv2" in sys.modules
 
 
 def _find_row(attempt: Callable[[int], object], rows: int) -> int | None:
-    """The first row that fails alone; None if only the whole fails."""
+    """The first row that fails by itself; None if only the whole chunk fails."""
     for i in range(rows):
         try:
             attempt(i)
@@ -567,7 +570,7 @@ def _say(error: BaseException) -> str:
     """``ValueError: text (augment, script.py:12)``: the error, and the user's line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/offload/pipeline/" not in f.filename]
-    # The user's line, not the one deep inside a library that it led to.
+    # The user's line, not the line inside a library that it called.
     own = [f for f in own if not any(part in f.filename for part in _LIBRARIES)] or own
     place = f" ({own[-1].name}, {own[-1].filename}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"

@@ -15,8 +15,8 @@ def epoch_permutation(
 ) -> Ids:
     """The sample ids of one pass in the order of their delivery: a permutation of ``range(n)``.
 
-    ``groups`` names, per sample, the unit that storage reads as one (a row group, a shard). Then the groups come in
-    random order and the samples of a group in random order, so that every group is read once.
+    ``groups`` gives, for each sample, the unit that storage reads at once (a row group, a shard). The groups then come in random
+    order, and the samples within a group too, so that every group is read once.
     """
     if not shuffle:
         return np.arange(n, dtype=np.int64)
@@ -30,7 +30,7 @@ def epoch_permutation(
 
 
 def mix(*parts: int) -> int:
-    """A 63-bit seed out of several integers, each bit of which depends on every part (splitmix64's finaliser)."""
+    """A 63-bit seed from several integers; each bit depends on every part (splitmix64's finaliser)."""
     state = 0
     for part in parts:
         state = (state ^ (part & _MASK)) + 0x9E3779B97F4A7C15 & _MASK

@@ -1,8 +1,8 @@
-"""How many rows each preprocessing task gets. Pure: what is left and what was measured in, row counts out.
+"""The number of rows of each preprocessing task. Pure: remaining rows and measurements in, row counts out.
 
-Three wishes pull apart. The first batch should come soon (small tasks). A task costs a millisecond or two beside its work
-(long tasks, sized in seconds of measured work). Near the end of a pass no core should wait for the last long task of
-another (small tasks again).
+Three goals conflict. The first batch should come soon (small tasks). A task costs a millisecond or two besides its work (long
+tasks, sized in seconds of measured work). Near the end of a pass, no core should wait for the last long task of another (small
+tasks again).
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import math
 from dataclasses import dataclass
 
 TASK_S = 1.0
-LONGEST_TASK_S = 3.0  # to make a local batch whole
+LONGEST_TASK_S = 3.0  # longest task that may grow to hold a whole local batch
 BLOCK_BYTES = 128 << 20
-SAME_SPEED = 0.25  # by which equal cores may differ
+SAME_SPEED = 0.25  # relative difference up to which cores count as equally fast
 PLAN_TASKS_PER_CORE = 8  # tasks in one plan; the next plan uses newer measurements
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What one sample costs, measured: seconds of one core (busy CPU time of the tasks) and bytes as shipped."""
+    """The measured cost of one sample: seconds of one core (busy CPU time of the tasks) and bytes as shipped."""
 
     core_seconds_per_sample: float
     bytes_per_sample: float
 
 
 def block_bytes(store_bytes: float, cores: int) -> int:
-    """The largest block worth making: ``BLOCK_BYTES``, less where a small object store could not hold a dozen a core."""
+    """The largest useful block: ``BLOCK_BYTES``, or less if a small object store could not hold a dozen blocks per core."""
     return int(min(BLOCK_BYTES, max(1 << 20, store_bytes / (12 * cores))))
 
 
@@ -41,9 +41,9 @@ def plan_tasks(
 ) -> list[int]:
     """Row counts of the next tasks, in order; their sum is at most ``remaining``.
 
-    ``first_rows``: rows that make the first global batch. Before anything is measured each task is one core's share of
-    it. Full tasks hold whole local batches where they can, so that most of a worker's batches lie within one block and
-    need no copy. The caller plans again when these are issued.
+    ``first_rows``: the rows of the first global batch. Before the first measurement, each task is one core's share of it. Full
+    tasks hold whole local batches if possible, so that most of a worker's batches lie within one block and need no copy. The caller
+    plans again once it has issued these.
     """
     if remaining <= 0:
         return []
@@ -57,14 +57,14 @@ def plan_tasks(
 
 
 def aligned(size: int, rows: int, local_batch_size: int) -> int:
-    """``size`` less what it takes for a rank that has ``rows`` rows so far to have whole local batches again: the tasks
-    before anything was measured leave it with part of one."""
+    """Trim ``size`` so that a rank with ``rows`` rows so far ends on a batch boundary. The tasks before the first measurement may
+    leave it with part of a batch."""
     return size - rows % local_batch_size if size >= local_batch_size else size
 
 
 def for_speed(size: int, speed: float, local_batch_size: int) -> int:
-    """``size`` for a core that is ``speed`` times as fast as the cluster's fastest. A much slower core gets less, or
-    the blocks behind it would wait; it gets whole local batches where one fits."""
+    """``size`` for a core that is ``speed`` times as fast as the cluster's fastest. A much slower core gets fewer rows, or the
+    blocks behind it would wait; it gets whole local batches if at least one fits."""
     if speed > 1 - SAME_SPEED:
         return size
     rows = max(1, int(size * speed))
@@ -79,7 +79,7 @@ def rows_per_task(rates: Rates, block_bytes: int = BLOCK_BYTES) -> int:
 
 
 def _whole_batches(rates: Rates, block_bytes: int, local_batch_size: int) -> int:
-    """Rows of a full task: as many local batches as fit; part of one where it would take too long or be too large."""
+    """Rows of a full task: as many local batches as fit, or part of one if a whole one would take too long or be too large."""
     rows = rows_per_task(rates, block_bytes)
     if rows >= local_batch_size:
         return rows - rows % local_batch_size
@@ -88,7 +88,7 @@ def _whole_batches(rates: Rates, block_bytes: int, local_batch_size: int) -> int
 
 
 def _tapered(remaining: int, full: int, cores: int) -> list[int]:
-    """Full tasks, then ever smaller ones: each half of an equal share of what is left, down to a quarter task."""
+    """Full tasks, then smaller and smaller ones: each is half of a core's equal share of the rest, but at least a quarter task."""
     sizes: list[int] = []
     least = max(1, full // 4)
     while remaining > 0:

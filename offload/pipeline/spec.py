@@ -1,4 +1,4 @@
-"""What a user says about a data set: where it comes from, how it is transformed, what happens on the device."""
+"""The user's description of a data set, with its source, its transform, and the conversion on the device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OnDevice = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A data set and its preprocessing, as :func:`image_folder` and its siblings return it. Nothing is read yet."""
+    """A data set and its preprocessing, the result of :func:`image_folder` and its siblings. Nothing is read yet."""
 
     name: str
     list: Lister | None = None
@@ -50,10 +50,10 @@ class Pipeline:
     sample_timeout_s: float | None = None
     notes: tuple[str, ...] = ()
     aside: bool = True
-    """Whether ``list`` may be called on another thread: code of the user's may be bound to the one that made it."""
+    """Whether ``list`` may run on another thread: the user's code may be bound to the thread that made it."""
 
     def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> Recipe:
-        """What the tasks of this pipeline run. ``dataset``: its name, for messages."""
+        """The recipe that the tasks of this pipeline run. ``dataset``: its name, for messages."""
         return Recipe(
             transform=self.transform,
             kind=self.kind,
@@ -78,25 +78,25 @@ def image_folder(
 ) -> Pipeline:
     """Images in class folders, ``PATH/<class>/<name>.jpg``.
 
-    Gives ``batch["image"]``, a list of decoded HWC uint8 arrays, and ``batch["label"]``, int64: the number of the class
-    in sorted order.
+    The transform gets ``batch["image"]``, a list of decoded HWC uint8 arrays, and ``batch["label"]``, int64: the number of the
+    class in sorted order.
 
     Args:
         path: a local folder, ``s3://...``, or any path that pyarrow or fsspec opens.
-        transform: a callable from a batch (dict of columns) to a batch with as many rows, per sample with
-            ``per_sample=True``; a class of such a callable, constructed once per preprocessing actor; or a torchvision or
+        transform: a callable from a batch (dict of columns) to a batch with as many rows, or from sample to sample with
+            ``per_sample=True``; a class of such callables, constructed once per preprocessing actor; or a torchvision or
             timm transform of one image, whose converting and normalising tail then runs on the device.
         per_sample: whether ``transform`` takes one sample (a dict of values) instead of a batch.
-        on_device: runs on each batch of tensors on the worker's device, such as :class:`offload.Normalize`.
+        on_device: a callable for each batch of tensors on the worker's device, such as :class:`offload.Normalize`.
         on_error: ``"raise"`` ends the run at a file that cannot be decoded; ``"skip"`` counts it, lists it in the run
             directory and goes on.
         shuffle: whether an epoch's order is random (a function of the seed and the epoch). None: only for ``"train"``.
-        sample_timeout_s: the longest that reading or transforming one sample may take, to about a second. One that takes
-            longer is interrupted and treated as ``on_error`` says. None: training waits for it, and the run names it after a minute.
+        sample_timeout_s: the longest time for reading or transforming one sample, to about a second. The run interrupts a slower
+            sample and treats it as ``on_error`` says. None: training waits for it, and the run names it after a minute.
         filesystem: a pyarrow or fsspec file system to use instead of the path's own.
 
     Raises:
-        ConfigError: for options that contradict each other; for what is wrong with the path, when the run starts.
+        ConfigError: if options contradict each other; and, when the run starts, if the path is unusable.
     """
     check_path("image_folder: path", path, sane="a folder, or a URI such as s3://bucket/train")
     return _pipeline(
@@ -124,8 +124,8 @@ def from_torch(
 ) -> Pipeline:
     """Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` (or ``__getitems__``) runs on every CPU.
 
-    ``columns`` names the parts of the tuple it returns; a dict is taken as it is, with the same keys for every item. Other
-    arguments as in :func:`image_folder`.
+    ``columns`` names the parts of the tuple that it returns. A dict keeps its keys, which must be the same for every item. Other
+    arguments are as in :func:`image_folder`.
     """
     names = check_names("from_torch: columns", columns, sane="such as ('image', 'label')")
     pipeline = _pipeline(
@@ -154,8 +154,11 @@ def parquet(
     sample_timeout_s: float | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
-    """Parquet files: a file, or all below a folder. ``columns`` limits what is read; ``images`` are columns of encoded
-    images to decode. Shuffling reorders row groups, and rows within each. Other arguments as in :func:`image_folder`."""
+    """Parquet files: one file, or all files below a folder.
+
+    ``columns`` limits the columns to read; ``images`` are columns of encoded images to decode. Shuffling reorders row groups, and
+    rows within each. Other arguments are as in :func:`image_folder`.
+    """
     check_path("parquet: path", path, sane="a file or folder, or a URI such as s3://bucket/rows")
     sane = "such as ('image', 'label')"
     names = None if columns is None else check_names("parquet: columns", columns, sane=sane)
@@ -183,8 +186,11 @@ def webdataset(
     sample_timeout_s: float | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
-    """WebDataset tar shards: a folder, a glob, ``name-{000..019}.tar``, or a list. Images become ``image``, ``.cls`` becomes
-    ``label``. Shuffling reorders shards, and samples within each. Other arguments as in :func:`image_folder`."""
+    """WebDataset tar shards: a folder, a glob, ``name-{000..019}.tar``, or a list.
+
+    Images become ``image``, ``.cls`` becomes ``label``. Shuffling reorders shards, and samples within each. Other arguments are as
+    in :func:`image_folder`.
+    """
     sane = "a folder, name-{000..019}.tar, a URI, or a list of these"
     if isinstance(shards, list | tuple):
         shards = [check_path(f"webdataset: shards[{i}]", each, sane=sane) for i, each in enumerate(shards)]
@@ -212,9 +218,9 @@ def from_ray(
 ) -> Pipeline:
     """A ``ray.data.Dataset`` with its own pipeline, in its own order.
 
-    ``id_column`` names an int64 column that tells samples apart, the same in every epoch and run; with it the guarantee
-    that each sample is trained exactly once holds over a resumed run too. Without it samples are numbered as they
-    come: each is delivered once per epoch, but an epoch that was interrupted starts again.
+    ``id_column`` names an int64 column of unique sample ids, the same in every epoch and run. With it, a resumed run too trains
+    each sample exactly once. Without it, offload numbers samples as they come: it delivers each sample once per epoch, but an
+    interrupted epoch starts again.
     """
     if not all(hasattr(type(dataset), name) for name in ("map_batches", "iter_internal_ref_bundles")):
         raise ConfigError(f"from_ray takes a ray.data.Dataset, found {shown(dataset)}.")
@@ -234,7 +240,7 @@ def from_ray(
 
 
 def as_pipeline(name: str, value: object) -> Pipeline:
-    """What ``datasets={name: value}`` means: a Pipeline, a ray.data.Dataset, or a torch data set."""
+    """The pipeline of ``datasets={name: value}``; the value is a Pipeline, a ray.data.Dataset, or a torch data set."""
     if isinstance(value, Pipeline):
         return value
     module = type(value).__module__
@@ -247,8 +253,8 @@ def as_pipeline(name: str, value: object) -> Pipeline:
     ):
         return from_torch(value)
     raise ConfigError(
-        f"datasets[{name!r}] is a {type(value).__name__}. Give what offload.image_folder, from_torch, parquet or webdataset "
-        "return, a ray.data.Dataset, or a map-style torch data set."
+        f"datasets[{name!r}] is a {type(value).__name__}. Give the result of offload.image_folder, from_torch, parquet or "
+        "webdataset, a ray.data.Dataset, or a map-style torch data set."
     )
 
 
@@ -259,14 +265,14 @@ def _replace(pipeline: Pipeline, **changes: Any) -> Pipeline:
 
 
 def _check_transform(transform: Any, given: str) -> None:
-    """Raise ConfigError for what cannot be called with one argument, and for a class that cannot be constructed with none."""
+    """Raise ConfigError if a transform cannot be called with one argument, or its class not constructed without any."""
     check_callable("transform", transform, sane="a function of a batch, or a class of such functions")
     name = getattr(transform, "__qualname__", type(transform).__name__)
     call = transform
     if isinstance(transform, type):
         if (needed := _missing(transform)) is not None:
             raise ConfigError(
-                f"the transform class {name} is constructed without arguments on every node, and it {needed}. Pass "
+                f"every node constructs the transform class {name} without arguments, and it {needed}. Pass "
                 f"an instance ({name}(...)), or give its arguments defaults."
             )
         if not any("__call__" in base.__dict__ for base in transform.__mro__):
@@ -276,13 +282,13 @@ def _check_transform(transform: Any, given: str) -> None:
         call = functools.partial(transform.__call__, None)
     if (needed := _missing(call, object())) is not None:
         raise ConfigError(
-            f"the transform {name} is called with one argument, {given} as a dict of columns, and it {needed}."
+            f"offload calls the transform {name} with one argument, {given} as a dict of columns, and it {needed}."
         )
 
 
 def _missing(call: Any, *arguments: Any) -> str | None:
-    """What keeps ``call`` from being called so: ``misses a required argument: 'size'``. None where nothing does, or it is
-    not known."""
+    """The reason why ``call`` cannot take these arguments: ``misses a required argument: 'size'``. None if it can, or if that is
+    unknown."""
     try:
         inspect.signature(call).bind(*arguments)
     except TypeError as error:
@@ -290,7 +296,7 @@ def _missing(call: Any, *arguments: Any) -> str | None:
         return (
             text.replace("missing a", "misses a", 1) if text.startswith("missing") else f"takes no such call ({text})"
         )
-    except Exception:  # written in C without a signature, or one that lies
+    except Exception:  # a C function without a signature, or with a wrong one
         return None
     return None
 

@@ -1,10 +1,10 @@
-"""Splitting of a torchvision or timm image transform into a part for CPUs that ends in uint8 and a part for the device.
+"""Split a torchvision or timm image transform into a part for CPUs that ends in uint8 and a part for the device.
 
-Shipping uint8 costs a quarter of the network of float32 and was measured at three times the throughput. So the tail of
-a transform that only converts and normalises (ToTensor, ToDtype, Normalize, ...) runs on the worker's device.
+Shipping uint8 takes a quarter of the network traffic of float32, and reached three times its throughput in a measurement. So a
+tail that only converts and normalises (ToTensor, ToDtype, Normalize, ...) runs on the worker's device.
 
-Where it stops: only a tail of known conversions is moved; anything after which pixels mix or randomness enters stays on
-the CPUs, and the transform then ships what it always produced.
+Where it stops: it moves only a tail of known conversions. Steps that mix pixels or are random stay on the CPUs; the transform then
+ships its usual result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _FROM_OR_TO_PIL = {"Lambda", "ToTensor", "PILToTensor", "ToPILImage"}
 
 @dataclass(frozen=True)
 class SplitTransform:
-    """``cpu`` takes HWC uint8 pixels and gives an array; ``on_device`` finishes a batch (None: nothing to do)."""
+    """The two parts of a transform: ``cpu`` takes HWC uint8 pixels and returns an array; ``on_device`` finishes a batch (None:
+    nothing to do)."""
 
     cpu: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
     on_device: Callable[[dict[str, Any]], dict[str, Any]] | None
@@ -33,7 +34,7 @@ class SplitTransform:
 
 
 def is_image_transform(transform: object) -> bool:
-    """Whether it is one of torchvision's or timm's own transforms, which take one image, not a batch."""
+    """Whether this is one of torchvision's or timm's own transforms, which take one image, not a batch."""
     module = type(transform).__module__
     if module.startswith(("torchvision.transforms", "timm.data.transforms", "timm.data.auto_augment")):
         return True
@@ -41,15 +42,15 @@ def is_image_transform(transform: object) -> bool:
 
 
 def split_transform(transform: object) -> SplitTransform:
-    """Split an image transform (see the module). Never changes what the worker receives, beyond rounding to uint8 that
-    the tail's input had anyway."""
+    """Split an image transform (see the module). The worker receives the same values; the tail's input was already rounded to
+    uint8."""
     steps = _steps(transform) or [transform]
     cut = len(steps)
     while cut > 0 and _is_tail(steps[cut - 1]):
         cut -= 1
     head, tail = steps[:cut], steps[cut:]
     if not _converts_uint8(tail) or any(_makes_float(inner) for step in head for inner in _walk(step)):
-        says = f"{_names(steps)} runs on the CPUs and ships what it returns (no conversion at its end to move)"
+        says = f"{_names(steps)} runs on the CPUs and ships its result (it does not end with a conversion to move)"
         if _takes_tensors(steps):
             return SplitTransform(CpuPart(steps, tensors=True), OnUint8(device.ToChannelsFirst()), says)
         return SplitTransform(CpuPart(steps, tensors=False, as_returned=True), None, says)
@@ -63,9 +64,9 @@ def split_transform(transform: object) -> SplitTransform:
 class CpuPart:
     """The steps that run in a preprocessing task on one image.
 
-    What they return as uint8 leaves as HWC, one layout on the wire, unless ``as_returned``. What is not uint8 after
-    ``steps`` (a user's own step among them made floats) gets ``tail`` here, and leaves as the user made it. ``preset``: the
-    transform that the steps were taken from, for floats, which it takes and its steps do not.
+    A uint8 result leaves as HWC, one layout on the wire, unless ``as_returned``. If the result of ``steps`` is not uint8 (a user's
+    own step made floats), ``tail`` runs here too, and its result leaves unchanged. ``preset`` is the transform from which the steps
+    were taken; it handles float input, which its steps do not.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class CpuPart:
         elif not self.steps:
             return _channels_last(pixels)
         elif self.tensors:
-            # A channels-last view of the decoded pixels: resizing uint8 so is 1.9 times as fast as contiguous CHW.
+            # A channels-last view of the decoded pixels: in this layout, resizing uint8 is 1.9 times as fast as in contiguous CHW.
             image = _as_tensor(_channels_last(pixels)).permute(2, 0, 1)
         else:
             import PIL.Image
@@ -113,7 +114,7 @@ class CpuPart:
 
 
 class OnUint8:
-    """A device step for images that travelled as uint8; others were finished on the CPUs."""
+    """A device step for images that travelled as uint8; the CPUs have finished all others."""
 
     def __init__(self, step: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self.step = step
@@ -134,7 +135,7 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _channels_last(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """HWC of uint8 pixels: as decoded, or from a data set that gives HW (greyscale) or CHW (tensors)."""
+    """The uint8 pixels as HWC, whether decoded or from a data set that gives HW (greyscale) or CHW (tensors)."""
     if pixels.ndim == 2:
         return pixels[..., np.newaxis]
     if pixels.shape[0] in (1, 3, 4) and pixels.shape[2] not in (1, 3, 4):
@@ -143,8 +144,8 @@ def _channels_last(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _steps(transform: Any) -> list[Any]:
-    """The steps of a Compose or Sequential, those of nested ones in their places; what a preset of torchvision's models
-    (``weights.transforms()``) does, as steps."""
+    """The steps of a Compose or Sequential, including nested ones, or of a preset of torchvision's models
+    (``weights.transforms()``)."""
     if _name(transform) == "Compose":
         inner = list(transform.transforms)
     elif _is_preset(transform):
@@ -164,7 +165,7 @@ def _is_preset(transform: object) -> TypeGuard[Any]:
 
 
 def _walk(step: Any) -> Iterator[Any]:
-    """A step and what it wraps (RandomApply, RandomChoice, ...)."""
+    """Yield a step and the steps that it wraps (RandomApply, RandomChoice, ...)."""
     yield step
     inner = getattr(step, "transforms", ())
     try:
@@ -176,8 +177,8 @@ def _walk(step: Any) -> Iterator[Any]:
 
 
 def _takes_tensors(steps: Sequence[Any]) -> bool:
-    """Whether all steps do to a uint8 tensor what they do to a PIL image: torchvision v2's own, but for conversions of PIL
-    images, which leave tensors as they are, and a user's functions."""
+    """Whether all steps treat a uint8 tensor like a PIL image. All steps of torchvision v2 do, except conversions of PIL images,
+    which leave tensors unchanged. A user's functions may not."""
     return all(
         type(inner).__module__.startswith("torchvision.transforms.v2") and _name(inner) not in _FROM_OR_TO_PIL
         for step in steps
@@ -202,7 +203,7 @@ def _is_tail(step: Any) -> bool:
 
 
 def _converts_uint8(tail: Sequence[Any]) -> bool:
-    """Whether a tail is one that means something for uint8 images: Normalize comes after what makes them floats."""
+    """Whether a tail makes sense for uint8 images: a step that makes floats precedes Normalize."""
     makers = [_name(step) for step in tail if _makes_float(step)]
     return bool(tail) and (not makers or makers[0] != "Normalize")
 
@@ -223,7 +224,7 @@ def _device_part(tail: Sequence[Any]) -> Callable[[dict[str, Any]], dict[str, An
             if not dtype:
                 scale, dtype = 1 / 255, "float32"
         elif name in _DTYPES:
-            # ToDtype scales only when asked to; ConvertImageDtype always does. From float to float nothing is scaled.
+            # ToDtype scales only on request; ConvertImageDtype always does. Neither scales from float to float.
             if not dtype and getattr(step, "scale", True):
                 scale = 1 / 255
             dtype = str(step.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""What a preprocessing process is doing. It reports a sample that takes long, and gives up one that takes too long.
+"""Watch a preprocessing process, report slow samples, and interrupt those that exceed their deadline.
 
 The process works on its main thread, which a data set may block forever. Another thread watches it. Where it stops: a call that
 neither Python nor a signal can interrupt ends with its process.
@@ -14,24 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-SLOW_S = 60.0  # after which the process reports a sample; again after twice the time, and so on
-GRACE_S = 10.0  # for an interrupted call to end
+SLOW_S = 60.0  # time after which the process reports a sample; again after twice the time, and so on
+GRACE_S = 10.0  # time for an interrupted call to end
 LOOK_S = 0.5
 GIVEN_UP = 71  # exit status of a process that could not be interrupted
 
 
 class SampleTimeoutError(BaseException):
-    """A sample took longer than its deadline. Not an ``Exception``, so that a data set that catches those does not catch it."""
+    """A sample took longer than its deadline. It is not an ``Exception``, so that data sets that catch exceptions do not catch it."""
 
 
 class Board(Protocol):
-    """Receives reports of what takes long."""
+    """The receiver of reports about slow calls."""
 
     def slow(self, what: str, seconds: float) -> None:
-        """``what`` has already taken this many seconds."""
+        """Report that ``what`` has already taken this many seconds."""
 
     def given_up(self, what: str, seconds: float) -> None:
-        """``what`` did not end at its deadline, and cannot be interrupted: the process ends."""
+        """Report that ``what`` missed its deadline and cannot be interrupted: the process ends."""
 
 
 @dataclass(eq=False)
@@ -44,11 +44,11 @@ class _Doing:
 
 
 class Watch:
-    """Watches one process. :meth:`doing` and :meth:`idle` are called by the thread that works, :meth:`look` by another.
+    """The watch of one process. The working thread calls :meth:`doing` and :meth:`idle`, another calls :meth:`look`.
 
     Args:
-        board: receives reports of what takes long.
-        now: the time, in seconds.
+        board: the receiver of reports about slow calls.
+        now: a clock, in seconds.
     """
 
     def __init__(self, board: Board, now: Callable[[], float] = time.monotonic) -> None:
@@ -56,21 +56,21 @@ class Watch:
         self._doing: _Doing | None = None
 
     def start(self) -> None:
-        """Look regularly, from a thread, and let a call of this thread be interrupted, if it is the main one."""
+        """Look regularly, from a new thread. If this is the main thread, allow the watch to interrupt its calls."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGALRM, self._interrupt)
         threading.Thread(target=self._run, args=(threading.get_ident(),), daemon=True, name="watch").start()
 
     def doing(self, what: Callable[[], str], deadline_s: float | None = None) -> None:
-        """The process begins something, which should end within ``deadline_s``. ``what`` describes it."""
+        """Note that the process begins ``what``, which should end within ``deadline_s``."""
         self._doing = _Doing(what, deadline_s, self._now())
 
     def idle(self) -> None:
-        """The process has finished it."""
+        """Note that the process has finished."""
         self._doing = None
 
     def look(self, interrupt: Callable[[], None]) -> None:
-        """Report what takes long, and ``interrupt`` what is over its deadline."""
+        """Report a slow call, and ``interrupt`` a call that is past its deadline."""
         doing = self._doing
         if doing is None:
             return

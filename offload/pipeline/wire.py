@@ -1,11 +1,11 @@
-"""The wire format: how the columns of a block travel from a preprocessing task to a worker.
+"""The wire format of a block's columns on their way from a preprocessing task to a worker.
 
-A block is an Arrow table of one chunk. Tensors are Arrow's own fixed-shape tensors, so that a worker on the task's host
-sees them without a copy and on another host after one transfer. Arrays of types that Arrow lacks (complex numbers, bfloat16,
-records) travel as the bytes of their rows, text and bytes as Arrow's own types, and any other Python object pickled, row by row.
-Three more columns travel with the user's: `sample_id`, the sample's position in its pass, and the reasons for skipped samples.
+A block is an Arrow table of one chunk. Tensors are Arrow's own fixed-shape tensors: a worker on the task's host sees them without a
+copy, a worker on another host after one transfer. Arrays of types that Arrow lacks (complex numbers, bfloat16, records) travel as
+the bytes of their rows. Text and bytes travel as Arrow's own types, any other Python object pickled, row by row. Three more columns
+travel with the user's: `sample_id`, the sample's position in its pass, and the reasons for skipped samples.
 
-Where it stops: bytes in, bytes out; nothing here knows of ranks, devices or transforms.
+Where it stops: bytes in, bytes out; nothing here knows ranks, devices or transforms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Columns = dict[str, Column]
 
 
 class RaggedError(ValueError):
-    """Rows of one column differ in shape: ``shapes`` holds two that do, ``rows`` the first row of each."""
+    """Rows of one column differ in shape: ``shapes`` holds two different shapes, ``rows`` the first row of each."""
 
     def __init__(self, column: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], rows: tuple[int, int]) -> None:
         super().__init__(f"column {column!r} has rows of shapes {shapes[0]} and {shapes[1]}")
@@ -43,26 +43,25 @@ class RaggedError(ValueError):
 
 
 class UnsendableError(TypeError):
-    """``what`` cannot travel in a block; ``instead`` is the remedy. ``column`` and ``row`` name the place once it is known."""
+    """A value, ``what``, cannot travel in a block; ``instead`` is the remedy. ``column`` and ``row`` give its place once known."""
 
     def __init__(self, what: str, instead: str, column: str = "", row: int = 0) -> None:
         super().__init__(f"{what} cannot be sent to a worker: {instead}")
         self.what, self.instead, self.column, self.row = what, instead, column, row
 
 
-# Types of torch that numpy lacks, by their bytes. As an array such a tensor is a record of one field with the type's name.
+# Types of torch that numpy lacks, by their size in bytes. As an array, such a tensor is a record of one field, named after the type.
 _TORCH_ONLY = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1}
 _NUMBERS = "biufc"
 _FIXED = _NUMBERS + "mMV"  # kinds of numpy types whose rows are bytes of one length
-_ARROW = "biuf"  # kinds of those that Arrow has, up to 8 bytes each
+_ARROW = "biuf"  # those kinds that Arrow has, up to 8 bytes each
 _PLAIN = "numbers, arrays, tensors, text, bytes, or lists and dicts of these"
 
 
 def stack(name: str, rows: Sequence[Any]) -> Column:
-    """One array of the rows' arrays or numbers. Anything else (text, bytes, objects, rows of types that have none in common)
-    stays a list.
+    """Stack the rows' arrays or numbers in one array. Other rows (text, bytes, objects, types without a common type) stay a list.
 
-    Raises RaggedError if arrays differ in shape, UnsendableError for a row that is no array in memory.
+    Raises RaggedError if arrays differ in shape, UnsendableError if a row has no array in memory.
     """
     if not len(rows) or any(row is None or isinstance(row, str | bytes | Mapping | set) for row in rows):
         return list(rows)
@@ -98,8 +97,8 @@ def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
 
 
 def stack_lists(name: str, rows: list[Any]) -> Column:
-    """As :func:`stack` for rows that are lists of numbers; lists of different lengths become a list of arrays, which a
-    transform may pad. Other rows stay as they are."""
+    """Stack rows that are lists of numbers, as :func:`stack` does. Lists of different lengths become a list of arrays, which a
+    transform may pad; other rows stay unchanged."""
     if not rows or not all(isinstance(row, list) for row in rows):
         return rows
     try:
@@ -109,7 +108,7 @@ def stack_lists(name: str, rows: list[Any]) -> Column:
 
 
 def join(parts: Sequence[Column]) -> Column:
-    """The parts of one column, one after another; arrays must agree in shape."""
+    """Concatenate the parts of one column; arrays must agree in shape."""
     if len(parts) == 1:
         return parts[0]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
@@ -119,8 +118,8 @@ def join(parts: Sequence[Column]) -> Column:
 
 
 def as_array(value: Any) -> Array:
-    """A PIL image, tensor, array, number or nested list as an array, in its own layout. Raises UnsendableError for one
-    whose values do not lie in memory as an array's do."""
+    """A PIL image, tensor, array, number or nested list as an array, in its own layout. Raises UnsendableError if its values do
+    not lie in memory like those of an array."""
     if type(value) is np.ndarray:
         return value
     if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
@@ -145,7 +144,7 @@ def _of_tensor(tensor: Any) -> Array:
             plain = here.contiguous().view(torch.int16 if size == 2 else torch.uint8).numpy()
             return np.asarray(plain.view(np.dtype([(dtype, plain.dtype)])))
         return np.asarray(here.resolve_conj().resolve_neg().numpy())
-    except (RuntimeError, TypeError, NotImplementedError) as error:  # on the device "meta", say
+    except (RuntimeError, TypeError, NotImplementedError) as error:  # for example on the device "meta"
         why = str(error).strip().split("\n")[0]
         raise UnsendableError(
             f"a {dtype} tensor on {tensor.device} ({why})", "return a dense tensor on the CPU"
@@ -153,7 +152,7 @@ def _of_tensor(tensor: Any) -> Array:
 
 
 def torch_only(dtype: np.dtype[Any]) -> str | None:
-    """The type of torch's that arrays of this type stand for, such as ``bfloat16``."""
+    """The torch type that arrays of this type represent, such as ``bfloat16``."""
     return (
         dtype.names[0] if dtype.names is not None and len(dtype.names) == 1 and dtype.names[0] in _TORCH_ONLY else None
     )
@@ -183,8 +182,8 @@ def _encode(name: str, column: Column) -> pa.Array:
     width = int(np.prod(column.shape[1:]))
     if width == 0:
         raise RunError(
-            f"column {name!r} has rows of shape {column.shape[1:]}, without an element: leave the column away, or correct "
-            "what crops it to nothing."
+            f"column {name!r} has rows of shape {column.shape[1:]}, without an element: drop the column, or correct the "
+            "step that crops it to nothing."
         )
     if of_arrow:
         kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(column.dtype), column.shape[1:])
@@ -205,7 +204,7 @@ def _encode_rows(name: str, rows: list[Any]) -> pa.Array:
     for i, row in enumerate(rows):
         try:
             pickled.append(cloudpickle.dumps(row, protocol=5))  # type: ignore[no-untyped-call]
-        except Exception as error:  # whatever a user's class raises
+        except Exception as error:  # a user's class may raise anything
             what = f"an object of type {type(row).__name__} ({_first_line(error)})"
             raise UnsendableError(what, f"return {_PLAIN}", name, i) from None
     return pa.ExtensionArray.from_storage(ObjectType(), pa.array(pickled, pa.large_binary()))
@@ -214,7 +213,8 @@ def _encode_rows(name: str, rows: list[Any]) -> pa.Array:
 def decode(block: pa.Table, *, foreign: bool = False) -> Columns:
     """The columns of a block: views of its memory, read-only, for numbers and tensors; lists for anything else.
 
-    ``foreign``: it comes from outside, a user's file, say. Nothing in it is unpickled, which could run code.
+    ``foreign``: the block comes from outside, for example from a user's file. Nothing in it is unpickled, since that could run
+    code.
     """
     return {name: _decode(name, block.column(name), foreign) for name in block.column_names}
 
@@ -224,7 +224,7 @@ def _decode(name: str, column: pa.ChunkedArray, foreign: bool) -> Column:
     if foreign and isinstance(array.type, ObjectType):
         array = array.storage
     if isinstance(array, pa.FixedShapeTensorArray):
-        if pa.types.is_boolean(array.type.value_type):  # Arrow packs them into bits and makes no tensor of them
+        if pa.types.is_boolean(array.type.value_type):  # Arrow packs them into bits and makes no tensors of them
             return np.reshape(array.storage.flatten().to_numpy(zero_copy_only=False), (-1, *array.type.shape))
         return np.asarray(array.to_numpy_ndarray())
     if isinstance(array.type, RowsType):
@@ -249,7 +249,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class RowsType(pa.ExtensionType):  # type: ignore[misc]
-    """Arrays of a numpy type that Arrow lacks: per row its bytes."""
+    """Arrays of a numpy type that Arrow lacks, as the bytes of each row."""
 
     def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.dtype, self.shape = dtype, shape
@@ -260,7 +260,7 @@ class RowsType(pa.ExtensionType):  # type: ignore[misc]
 
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> RowsType:
-        # A user's Parquet file may name this type, too: nothing of what it says may run.
+        # A user's Parquet file may name this type, too: none of its content may run.
         descr, shape = ast.literal_eval(serialized.decode())
         return cls(np.lib.format.descr_to_dtype(descr), tuple(shape))
 

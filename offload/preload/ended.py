@@ -1,4 +1,4 @@
-"""How processes that were forked by a server of this machine ended (:mod:`offload.preload.server` writes it down)."""
+"""The exit statuses of processes that a server of this machine forked, as recorded by :mod:`offload.preload.server`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from offload.preload.launch import socket_folder
 
 ENDED = "*.ended"
-RECENT_S = 120.0  # process numbers come again
+RECENT_S = 120.0  # older records may belong to another process: the kernel reuses process ids
 
 
 def exit_status(pid: int, within_s: float = 0.0) -> int | None:
-    """The exit status of a process that has just ended, negative where a signal ended it; None if it is not known within the
-    time."""
+    """The exit status of a process that has just ended, negative if a signal ended it; None if it is still unknown after
+    ``within_s``."""
     until = time.monotonic() + within_s
     while (status := _written(pid)) is None and time.monotonic() < until:
         time.sleep(0.05)

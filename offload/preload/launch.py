@@ -1,13 +1,13 @@
-"""Stands in for ``python`` where Ray starts a process: has it forked from one that imported its modules already.
+"""The stand-in for ``python`` when Ray starts a process: fork it from a process that has already imported its modules.
 
     python -S launch.py KEY MODULE[,MODULE…] SCRIPT [ARGUMENT…]
 
-Ray runs this as the ``py_executable`` of a runtime environment; SCRIPT and its arguments are Ray's. It asks the node's
-server (:mod:`offload.preload.server`) for a copy of itself that takes over this process's arguments, environment, folder
-and standard files, and ends. The first to come starts the server, and waits with the others: one import for all of them.
-Whatever goes wrong, it becomes the plain ``python SCRIPT`` that it stands for.
+Ray runs this as the ``py_executable`` of a runtime environment; SCRIPT and its arguments are Ray's. It asks the node's server
+(:mod:`offload.preload.server`) for a fork that takes over this process's arguments, environment, folder and standard files, and ends.
+The first such process starts the server and waits with the others: one import serves all of them. On any error, it becomes the plain
+``python SCRIPT``.
 
-Only the standard library is imported, and little of it: this is what every process start still waits for.
+It imports little, and only from the standard library: every process start still waits for these imports.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-RAYLET = "RAY_RAYLET_PID"  # Ray tells it to every process that it starts; once it has ended, the parent is another
+RAYLET = "RAY_RAYLET_PID"  # Ray sets it for every process that it starts; after the raylet's end, the parent differs
 WAIT_S = 40.0  # Ray gives a new process 60 s to report
 POLL_S = 0.02
 ANSWER_S = 10.0
@@ -38,26 +38,27 @@ def main(argv: list[str]) -> None:
 
 
 def socket_path(key: str, raylet: int) -> str:
-    """Where the server for this key listens that belongs to this raylet. Raises PermissionError if another user made the
-    folder: whoever listens there is handed this process's environment."""
+    """The socket of the server with this key that belongs to this raylet. Raises PermissionError if another user made the folder:
+    the listener there gets this process's environment."""
     folder = socket_folder()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.stat(folder, follow_symlinks=False)
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(folder)
-    # Hosts that share a folder may have raylets of the same number, in PID namespaces of their own.
+    # Hosts that share a folder may have raylets with the same process id, in different PID namespaces.
     namespace = os.readlink("/proc/self/ns/pid")
     text = "\0".join((key, namespace, str(raylet), sys.executable, os.environ.get("PYTHONPATH", "")))
     return os.path.join(folder, hashlib.sha256(text.encode()).hexdigest()[:24])
 
 
 def socket_folder() -> str:
-    """Where the servers of this user listen."""
+    """The folder with the sockets of this user's servers."""
     return os.path.join(os.environ.get("TMPDIR", "/tmp"), f"offload-{os.getuid()}")
 
 
 def hand_over(path: str, modules: str, command: list[str], raylet: int) -> bool:
-    """Whether a server took this process over. Starts one where none is. Without its raylet nobody needs this process."""
+    """Hand this process over to a server, and return whether one took it. Starts a server if there is none. Without its raylet,
+    nobody needs this process."""
     deadline = time.monotonic() + WAIT_S
     server: subprocess.Popen[bytes] | None = None
     while time.monotonic() < deadline and os.getppid() == raylet:
@@ -83,14 +84,14 @@ def _connect(path: str) -> socket.socket | None:
 
 
 def _start_server(path: str, modules: str, raylet: int) -> "subprocess.Popen[bytes] | None":
-    """Start the server, unless another process is about to. It keeps the lock for as long as it lives."""
+    """Start the server, unless another process is about to start it. The server keeps the lock as long as it lives."""
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
         return subprocess.Popen(
             [sys.executable, server, path, modules, str(raylet), str(lock)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,  # it outlives this process's
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,  # it outlives this process
             pass_fds=[lock], start_new_session=True,
         )  # fmt: skip
     except BlockingIOError:

@@ -1,8 +1,8 @@
-"""Forks of a process that has imported Ray must not give their objects the same ids: what is private to Ray about that.
+"""Keep forks of a process that has imported Ray from drawing the same ids. This is private to Ray.
 
-Ray draws ids from a generator that it seeds when it is first used. A module that decorates a class with ``ray.remote`` uses
-it, so that a process forked after importing such a module would go on with the same numbers as its siblings; Ray then
-takes the call of one for that of another, and the actor that both call dies.
+Ray draws ids from a generator that it seeds at first use. A module that decorates a class with ``ray.remote`` uses it. Processes
+forked after the import of such a module would therefore draw the same numbers. Ray then confuses the call of one with that of
+another, and the actor that both call dies.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def drawn_elsewhere() -> Iterator[None]:
-    """Within, classes that are decorated with ``ray.remote`` get their ids from the operating system."""
+    """A context in which classes decorated with ``ray.remote`` get their ids from the operating system."""
     import ray.actor
 
     real: Any = ray.actor.ActorClassID  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
-"""Imports modules once, and forks itself for every process that :mod:`offload.preload.launch` hands over.
+"""The server that imports modules once, and forks itself for every process that :mod:`offload.preload.launch` hands over.
 
     python server.py SOCKET MODULE[,MODULE…] RAYLET LOCK
 
 The server ends with the raylet whose processes it starts, and kills those that do not end by themselves. It also ends once it has
-had no process for a while. It writes down beside its socket how each of them ended, since nobody else learns it: Ray only sees a
-broken connection. The server has one thread and no connection but its socket, so that a fork of it is as good as a new process.
-Forks end as those of :mod:`multiprocessing` do: they run what Python has registered for its exit, but not what C++ libraries have.
+had no process for a while. It records next to its socket how each of them ended, since nobody else learns it: Ray only sees a broken
+connection. The server has one thread and no connection except its socket, so that a fork of it is as good as a new process. Forks end
+as those of :mod:`multiprocessing` do: they run Python's exit handlers, but not those of C++ libraries.
 """
 
 import atexit
@@ -26,22 +26,22 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 if __name__ == "__main__":
-    # As a script its folder comes first, where modules lie that are nobody's to import by their short names.
+    # A script's own folder comes first on the path, but nobody should import the modules there by their short names.
     sys.path.pop(0)
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
 from offload.preload import ray_ids
 
-IDLE_S = 30.0  # without a process of ours alive
-ORPHANS_S = 3.0  # for processes to end after their raylet; one that is just starting would look for it for a minute
+IDLE_S = 30.0  # time without a living process of ours after which the server ends
+ORPHANS_S = 3.0  # time for processes to end after their raylet; a starting one would look for it for a minute
 LOOK_S = 0.5
 ENDED = ".ended"  # the file with lines of PID, STATUS (negative for a signal) and seconds since 1970
 REQUEST_S = 5.0
 LARGEST = 16 << 20
-RAY = ("ray", "offload")  # what imports Ray
+RAY = ("ray", "offload")  # modules that import Ray
 OF_WORKERS = "torch._dynamo"  # an optimizer's first step imports it, which takes as long as importing torch does
-WORKER = b"ray::RayTrainWorker"  # how the command line of one that trains begins
-QUIET_S = 2.0  # without a request before what later workers need is imported: nobody is served meanwhile
+WORKER = b"ray::RayTrainWorker"  # the beginning of a training worker's command line
+QUIET_S = 2.0  # time without a request before the imports for later workers, which block requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
         os.set_inheritable(int(lock), True)
         os.execv(sys.executable, [sys.executable, __file__, path, without, raylet, lock])
     gc.collect()
-    gc.freeze()  # a collection in a fork would write to, and so copy, all of this
+    gc.freeze()  # a collection in a fork would write to, and so copy, all these objects
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
 
 @contextlib.contextmanager
 def _ending_with(raylet_ended: int) -> Iterator[None]:
-    """Within, which may take long, this process ends if the raylet does. Afterwards there is one thread again."""
+    """A context, for long work, in which this process ends if the raylet does. Afterwards, there is one thread again."""
     done = threading.Event()
 
     def watch() -> None:
@@ -103,19 +103,19 @@ def _ending_with(raylet_ended: int) -> Iterator[None]:
 
 
 def _imported(modules: list[str], raylet_ended: int) -> bool:
-    """Import them. False where forks of this process would then not be told apart by Ray."""
+    """Import the modules. Return False if Ray could not tell forks of this process apart."""
     with_ray = any(name.split(".")[0] in RAY for name in modules)
     with ray_ids.drawn_elsewhere() if with_ray else contextlib.nullcontext(), _ending_with(raylet_ended):
         for module in modules:
-            # A node that lacks one of them lacks it for the processes too, and they say so.
+            # If a node lacks a module, its processes lack it, too, and report that.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
     return not (with_ray and ray_ids.repeat_in_forks())
 
 
 def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | None:
-    """Fork for every request. Returns in each fork with what it is to be, and None in the server when it is to end. How forks
-    end is written to ``ended``."""
+    """Fork for every request. Return the wanted process in each fork, and None in the server once it should end. The exit statuses
+    of forks are written to ``ended``."""
     alive: set[int] = set()
     prepared = "torch" not in sys.modules
     woken, wake = os.pipe()
@@ -158,7 +158,7 @@ def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | N
 
 
 def _prepared_for_workers(alive: set[int], raylet_ended: int) -> bool:
-    """Import what the next worker on this node would, once one trains here. Returns whether there is nothing more to import."""
+    """Import the modules of the next worker, once a worker trains on this node. Return whether nothing is left to import."""
     if not any(_command_line(child).startswith(WORKER) for child in alive):
         return False
     _imported([OF_WORKERS], raylet_ended)
@@ -176,7 +176,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def _ended(alive: set[int], ended: str) -> set[int]:
-    """Those that have ended."""
+    """Record the processes that have ended, and return them."""
     found = set()
     for child in alive:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -188,7 +188,7 @@ def _ended(alive: set[int], ended: str) -> set[int]:
 
 
 def _end(alive: set[int], ended: str) -> None:
-    """Wait for them to end, and kill those that do not."""
+    """Wait for the processes to end, and kill those that do not."""
     until = time.monotonic() + ORPHANS_S
     while (alive := alive - _ended(alive, ended)) and time.monotonic() < until:
         time.sleep(LOOK_S / 10)
@@ -197,7 +197,7 @@ def _end(alive: set[int], ended: str) -> None:
 
 
 def _read(connection: socket.socket) -> Wanted | None:
-    """What the other end asks for; None if it breaks off."""
+    """The process that the other end asks for; None if the connection breaks."""
     connection.settimeout(REQUEST_S)
     files: list[int] = []
     try:
@@ -219,11 +219,11 @@ def _read(connection: socket.socket) -> Wanted | None:
 
 
 def _live(wanted: Wanted) -> NoReturn:
-    """Be the process that was asked for, to its end.
+    """Become the wanted process, and run it to its end.
 
-    What C++ would do at exit is left out: Ray 2.60 sometimes waits there for ever for a lock that it holds itself (a message
-    to a subscriber that is still queued when its queue is taken apart), and the process outlives its cluster. So is taking
-    apart all that was imported, which took most of the time of an end.
+    This skips the exit handlers of C++: Ray 2.60 sometimes waits there forever for a lock that it holds itself (a message to a
+    subscriber is still queued when its queue is destroyed), and the process outlives its cluster. It also skips the teardown of
+    imported modules, which took most of the time of an exit.
     """
     status = 1
     try:
@@ -237,7 +237,7 @@ def _live(wanted: Wanted) -> NoReturn:
 
 
 def _status(wanted: Wanted) -> int:
-    """Run the script to its end. Returns its exit status, once Python's own message about it is printed."""
+    """Run the script to its end. Return its exit status, after Python's own message about it is printed."""
     try:
         _become(wanted)
     except SystemExit as end:
@@ -252,7 +252,7 @@ def _status(wanted: Wanted) -> int:
 
 
 def _become(wanted: Wanted) -> None:
-    """Take over what the launcher handed over, and run its script."""
+    """Take over the launcher's arguments, environment, folder and files, and run its script."""
     os.setsid()
     for number, file in enumerate(wanted.files):
         os.dup2(file, number)
@@ -262,7 +262,7 @@ def _become(wanted: Wanted) -> None:
     os.environ.clear()
     os.environ.update(wanted.env)
     os.chdir(wanted.folder)
-    if "numpy" in sys.modules:  # as every new process has its own
+    if "numpy" in sys.modules:  # every new process has its own seed
         sys.modules["numpy"].random.seed()
     script = wanted.command[0]
     sys.argv = wanted.command

@@ -1,9 +1,9 @@
-"""Stands in for Ray's own ``setup_worker.py`` on a Ray of this machine alone: becomes the worker process without importing Ray.
+"""The stand-in for Ray's ``setup_worker.py`` on a local Ray: become the worker process without importing Ray.
 
     python setup_worker.py WORKER [ARGUMENT…] --language=PYTHON --serialized-runtime-env-context=JSON
 
-The raylet starts every worker process by this. Ray's own imports Ray, only to read the JSON, which takes a quarter of a second of CPU
-time. Where it stops: Ray's own handles whatever this script does not know. It needs only the standard library.
+The raylet starts every worker process with this script. Ray's own script imports Ray only to read the JSON, which takes a quarter of a
+second of CPU time. Where it stops: Ray's own script handles everything that this one does not know. It needs only the standard library.
 """
 
 import importlib.util
@@ -14,11 +14,11 @@ import sys
 
 CONTEXT, LANGUAGE = "--serialized-runtime-env-context=", "--language="
 FIELDS = {"command_prefix", "env_vars", "py_executable", "override_worker_entrypoint", "java_jars"}
-"""Of Ray's context. This script knows what the first three mean."""
+"""The fields of Ray's context. This script knows the meaning of the first three."""
 
 
 def main(argv: list[str]) -> None:
-    """Become the worker, by the shell as Ray does."""
+    """Become the worker, through the shell as Ray does."""
     found = worker_of(argv)
     if found is None:
         os.execv(sys.executable, [sys.executable, rays_own(), *argv])
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
 
 
 def worker_of(argv: list[str]) -> tuple[str, dict[str, str]] | None:
-    """The shell command of the worker, and what its environment gets; None if Ray's own script must find them."""
+    """The shell command of the worker, and its additional environment; None if Ray's own script must find them."""
     contexts = [text[len(CONTEXT) :] for text in argv if text.startswith(CONTEXT)]
     languages = [text[len(LANGUAGE) :] for text in argv if text.startswith(LANGUAGE)]
     if languages != ["PYTHON"] or len(contexts) > 1:
@@ -37,7 +37,7 @@ def worker_of(argv: list[str]) -> tuple[str, dict[str, str]] | None:
     if context.keys() - FIELDS or context.get("override_worker_entrypoint") or context.get("java_jars"):
         return None
     environment = context.get("env_vars") or {}
-    if any("$" in value for value in environment.values()):  # which Ray expands
+    if any("$" in value for value in environment.values()):  # Ray expands variables
         return None
     arguments = [text for text in argv if not text.startswith((CONTEXT, LANGUAGE))]
     executable = context.get("py_executable") or sys.executable
@@ -46,8 +46,8 @@ def worker_of(argv: list[str]) -> tuple[str, dict[str, str]] | None:
 
 
 def rays_own() -> str:
-    """The path of Ray's script."""
-    found = importlib.util.find_spec("ray")  # which imports nothing
+    """The path of Ray's own script."""
+    found = importlib.util.find_spec("ray")  # this imports nothing
     assert found is not None
     assert found.origin is not None
     return os.path.join(os.path.dirname(found.origin), "_private", "workers", "setup_worker.py")

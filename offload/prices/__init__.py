@@ -1,4 +1,4 @@
-"""Catalogs of node types as files, and today's prices from AWS. The catalog itself is :mod:`offload.model.catalog`'s."""
+"""Catalogs of node types as files, and current prices from AWS. :mod:`offload.model.catalog` defines the catalog itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offload.files import read_text
 from offload.model.catalog import Catalog
 
 BUILT_IN = "sagemaker.toml"
-PRICE_API_REGION = "us-east-1"  # the price list is served from few regions, for all of them
+PRICE_API_REGION = "us-east-1"  # few regions serve the price list, each for all regions
 
 
 def built_in() -> Catalog:
@@ -22,9 +22,9 @@ def built_in() -> Catalog:
 
 
 def load_catalog(path: Path | None) -> Catalog:
-    """The built-in catalog, extended (and where a name stands in both, replaced) by a file's types.
+    """The built-in catalog, extended by a file's types, which replace built-in types of the same name.
 
-    Raises ConfigError for a file that cannot be read or does not hold a catalog.
+    Raises ConfigError if the file cannot be read or does not hold a catalog.
     """
     if path is None:
         return built_in()
@@ -32,7 +32,7 @@ def load_catalog(path: Path | None) -> Catalog:
 
 
 def refreshed(catalog: Catalog, region: str, *, names: list[str], client: Any = None) -> Catalog:
-    """The catalog with AWS's on-demand training prices of ``region`` for these types, as the price list has them now.
+    """The catalog with AWS's current on-demand training prices in ``region`` for these types.
 
     ``client`` is a boto3 client of the service "pricing"; one is made from the environment's credentials by default.
     Raises ConfigError if boto3 or credentials are missing, or a type is not offered there.
@@ -55,9 +55,9 @@ def _training_price(client: Any, region: str, name: str) -> float:
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     try:
         listed = client.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
-    except Exception as error:  # botocore makes its classes at run time, and without credentials others come
+    except Exception as error:  # botocore makes its classes at run time, and raises others without credentials
         raise ConfigError(
-            f"AWS's price list cannot be asked ({type(error).__name__}: {error}). Set credentials that allow "
+            f"AWS's price list cannot be queried ({type(error).__name__}: {error}). Set credentials that allow "
             "pricing:GetProducts, or plan with the catalog's prices."
         ) from None
     for product in listed:

@@ -1,1 +1,1 @@
-"""Measures a script in a minute: what its input and its accelerator can do, each without the other."""
+"""Measure a script in a minute: the rates of its input and of its accelerator, each without the other."""

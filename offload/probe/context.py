@@ -1,6 +1,6 @@
 """The context of a probed script's function: it replays batches from memory and measures steps.
 
-The loop runs as written, and never waits for data. Where it stops: :mod:`offload.measure.findings` draws the conclusions.
+The loop runs unchanged, and never waits for data. Where it stops: :mod:`offload.measure.findings` draws the conclusions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from offload.train.worker.stepping import step_all
 
 NOISE_GROUPS = 4
 FEW_GROUPS = 2
-NOISE_GRADIENTS = 4  # compared within a group, at equal parameters
+NOISE_GRADIENTS = 4  # gradients compared within a group, at equal parameters
 
 
 class ProbeContext(Context):
-    """Replays ``cached`` rows at several local batch sizes, then as small batches whose gradients are compared.
+    """A context that replays ``cached`` rows at several local batch sizes, then as small batches, to compare their gradients.
 
-    ``budget_s`` is what the sizes may take together; ``told`` hears the share of the work that is done.
+    ``budget_s`` is the time for all sizes together; ``told`` receives the completed share of the work.
     """
 
     def __init__(self, loop: TrainingLoop) -> None:
@@ -41,7 +41,7 @@ class ProbeContext(Context):
         self.budget_s = 20.0
         self.told: Callable[[float], None] = lambda share: None
         self.measured: list[Measured] = []
-        self.gradients: list[tuple[float, float]] = []  # per group: mean of squared norms, squared norm of the mean
+        self.gradients: list[tuple[float, float]] = []  # by group: mean of squared norms, squared norm of the mean
         self.samples_each = 0
         self._comparing = self._syncing = False
         self._group: list[float] = []
@@ -50,15 +50,15 @@ class ProbeContext(Context):
         self._open = False
 
     def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
-        """As in training; on a CPU a deep model may be measured at a smaller depth."""
+        """Prepare as in training; on a CPU, the probe may measure a deep model at a smaller depth."""
         self.depth = None
-        # DDP expects gradients of all parameters that it was built with.
+        # DDP expects gradients of all the parameters that it was built with.
         if self.device.type == "cpu" and self.may_cut and self.world_size == 1:
             self.depth = repeated_blocks(getattr(model, "_orig_mod", model))
         return super().prepare(model, *others)
 
     def begin_anew(self) -> None:
-        """Forget all measurements: the script's function runs once more, on the whole model."""
+        """Forget all measurements: the script's function runs again, on the whole model."""
         self.may_cut = False
         self._loop.state.model = None
         self.measured.clear()
@@ -66,7 +66,7 @@ class ProbeContext(Context):
         self._group, self._sum, self._comparing = [], None, False
 
     def epochs(self, n: int) -> Iterator[int]:
-        """One epoch, in which everything is measured."""
+        """Yield one epoch, in which the probe measures everything."""
         super().epochs(n)  # checks the number
         return self._one_epoch()
 
@@ -75,7 +75,7 @@ class ProbeContext(Context):
         raise StopRun
 
     def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
-        """Replayed batches of the training data; none of others."""
+        """Yield replayed batches of the training data, and none of other data sets."""
         if name != TRAIN:
             return
         for batch in self._replayed():
@@ -132,7 +132,7 @@ class ProbeContext(Context):
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         seconds: list[float] = []
-        # Alone first, then with the other workers: the difference is what synchronisation costs.
+        # First alone, then with the other workers: the difference is the cost of synchronisation.
         for syncing in (False, True)[: min(self.world_size, 2)]:
             self._syncing = syncing
             times: list[float] = []
@@ -165,7 +165,7 @@ class ProbeContext(Context):
         return value if self._loop.talk is None else self._loop.talk.broadcast(value, 0)
 
     def _rows(self, size: int, first: int) -> dict[str, Any]:
-        """``size`` of the cached rows from ``first`` on, from the beginning again where they end."""
+        """``size`` of the cached rows from ``first`` on, wrapping around at their end."""
         rows = len(next(iter(self.cached.values())))
         chosen = [(first + i) % rows for i in range(size)]
         index = torch.tensor(chosen, device=self.device)
@@ -175,7 +175,7 @@ class ProbeContext(Context):
         }
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradient of the loss; where gradients are compared, note its norm."""
+        """Compute the gradient of the loss; record its norm if gradients are compared."""
         scaler = self._loop.state.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
         joined = self._loop.stepper.model
@@ -189,7 +189,7 @@ class ProbeContext(Context):
         """Step the optimizers."""
         self._open = False
         if self._comparing and self._group:
-            return False  # the next gradient is taken at equal parameters
+            return False  # the next gradient must be at equal parameters
         scaler = self._loop.state.scaler
         for optimizer in self._loop.state.optimizers:
             if scaler is not None:
@@ -217,17 +217,17 @@ class ProbeContext(Context):
             mean = [total / NOISE_GRADIENTS for total in self._sum]
             square = float(sum(m.double().square().sum() for m in mean))
             self.gradients.append((float(np.mean(self._group)), square))
-            # One optimizer step between groups: the noise is that of a short run, not of the first weights alone.
+            # One optimizer step between groups: the noise is that of a short run, not only of the first weights.
             for parameter, value in zip(reached, mean, strict=True):
                 parameter.grad = value * scale
             self._group, self._sum = [], None
 
     def sum(self, value: Any) -> float:
-        """The value of this worker: nothing is reported."""
+        """Return the value of this worker: a probe reports nothing."""
         return float(value.item() if isinstance(value, torch.Tensor) else value)
 
     def report(self, **metrics: Any) -> None:
-        """Nothing is recorded."""
+        """Ignore the metrics: a probe records nothing."""
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -235,7 +235,7 @@ class ProbeContext(Context):
             torch.cuda.synchronize(self.device)
 
     def device_memory(self) -> float | None:
-        """Bytes of the GPU that this process could use; None without one."""
+        """The GPU memory that this process could use, in bytes; None without a GPU."""
         if self.device.type != "cuda":
             return None
         gc.collect()
@@ -245,15 +245,15 @@ class ProbeContext(Context):
 
 
 class Kept:
-    """Copies of the first ``most`` rows of batches. They are joined at the end: what is copied meanwhile takes time from the
-    cores that are being measured."""
+    """Copies of the first ``most`` rows of batches. They are joined only at the end, since copying takes time from the cores under
+    measurement."""
 
     def __init__(self, most: int) -> None:
         self._left = most
         self._parts: dict[str, list[Any]] = {}
 
     def add(self, batch: Mapping[str, Any]) -> None:
-        """Keep the rows of this batch that are still missing."""
+        """Keep as many rows of this batch as are still missing."""
         if not self._left:
             return
         for name, column in batch.items():

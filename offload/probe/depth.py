@@ -1,4 +1,4 @@
-"""A smaller depth of the same model, for machines on which a whole step takes too long to measure often.
+"""A smaller depth of the same model, for machines where a whole step takes too long for repeated measurement.
 
 Models of repeated blocks (transformers, residual stages) take ``T(1) + (D − 1)·(T(2) − T(1))`` seconds a step at depth D.
 Where it stops: :mod:`offload.measure.sizes` combines the measurements at depths 1 and 2.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 LEAST_BLOCKS = 4
-LEAST_PARAMETERS = 5_000_000  # below, a step is soon measured whole
-SHARE = 0.5  # of the model's parameters that the blocks must hold for depth to matter
+LEAST_PARAMETERS = 5_000_000  # for fewer, a whole step is quick to measure
+SHARE = 0.5  # least share of the parameters in the blocks for depth to matter
 
 
 class Depth:
-    """The longest row of equal blocks of a model, which can be shortened and restored."""
+    """The longest sequence of equal blocks of a model, which can be shortened and restored."""
 
     def __init__(self, blocks: torch.nn.Module) -> None:
         self._blocks = blocks
@@ -24,7 +24,7 @@ class Depth:
         return len(self._all)
 
     def cut(self, depth: int) -> None:
-        """Keep the first ``depth`` blocks only."""
+        """Keep only the first ``depth`` blocks."""
         self._blocks._modules = dict(list(self._all.items())[:depth])
 
     def whole(self) -> None:
@@ -33,7 +33,7 @@ class Depth:
 
 
 def repeated_blocks(model: torch.nn.Module) -> Depth | None:
-    """The blocks of a model whose step is long because it is deep; None for any other."""
+    """The blocks of a model whose step is long because it is deep; None for any other model."""
     total = sum(p.numel() for p in model.parameters())
     if total < LEAST_PARAMETERS:
         return None

@@ -1,4 +1,4 @@
-"""The driver's side of a probe: a run of one or two workers that measure, do not train, and leave nothing behind."""
+"""The driver's side of a probe: a run of one or two workers that measure without training, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
     """
     began = time.monotonic()
     address = check_address(address)
-    single = copy.copy(trainer)  # on the training data alone
+    single = copy.copy(trainer)  # only with the training data
     single.datasets = {TRAIN: trainer.datasets[TRAIN]}
     with tempfile.TemporaryDirectory(prefix="offload-probe-") as folder, LiveLine(quiet=True) as silent:
         directory = RunDirectory(Path(folder) / "probe")
@@ -77,7 +77,7 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
 
 
 class ProbeRun(Run):
-    """A run whose worker measures. ``found``: what the worker sent at the end."""
+    """A run whose worker measures. ``found``: the worker's measurements, sent at the end."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -94,7 +94,7 @@ class ProbeRun(Run):
         self._progress, self._task = progress, progress.add_task("starting", total=1.0)
 
     def _worker_resources(self) -> WorkerResources:
-        # The pool and the worker are measured one after the other, each with the whole machine.
+        # Measure the pool and the worker one after the other, each with the whole machine.
         return replace(super()._worker_resources(), cpus=TOKEN_CPUS)
 
     def worker_main(self, user_function: Any, setup: Any) -> Any:
@@ -110,7 +110,7 @@ class ProbeRun(Run):
 
     def _read(self, hub: HubClient) -> None:
         news = hub.read(self.log.news.cursor)
-        self.log.news = replace(news, totals={})  # nothing is trained that would have to be committed
+        self.log.news = replace(news, totals={})  # nothing is trained, so there is nothing to commit
         for event in news.events:
             if event["event"] == "probing":
                 self._progress.update(self._task, description=event["phase"], completed=event["share"])
@@ -128,7 +128,8 @@ class _NoLog(EventLog):
 
 
 def _workers(trainer: Trainer, cluster: Cluster) -> int:
-    """Two if the script asks for several and two fit, so that the probe sees their synchronisation; else one."""
+    """The number of workers: two if the script asks for several and two fit, so that the probe sees their synchronisation; else
+    one."""
     gpus = sum(node.gpus for node in cluster.whole)
     config = trainer.scaling_config
     on_gpus = bool(config.use_gpu) if config is not None else gpus >= 1
@@ -137,7 +138,7 @@ def _workers(trainer: Trainer, cluster: Cluster) -> int:
 
 
 def _reserved(trainer: Trainer) -> float:
-    """Cores that each worker of the script keeps for itself."""
+    """The cores that each worker of the script keeps for itself."""
     config = trainer.scaling_config
     per_worker: Any = config.resources_per_worker if config is not None else None
     return float((per_worker or {}).get("CPU", 1))

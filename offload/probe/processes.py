@@ -1,7 +1,7 @@
-"""CPU time of the processes beside this worker on its host: the raylet, preprocessing, and the rest of the run.
+"""The CPU time of the processes beside this worker on its host: the raylet, preprocessing, and the rest of the run.
 
-The raylet's share belongs to every sample, wherever it is preprocessed. The worker and the run's actors leave that much less of
-the host's cores to preprocessing.
+The raylet's time counts for every sample, wherever it is preprocessed. The time of the worker and the run's actors reduces the
+host's cores for preprocessing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CpuSeconds:
 
 
 def cpu_seconds() -> CpuSeconds:
-    """CPU seconds of the raylet that started this process, and of its processes that do not preprocess, this one included."""
+    """CPU seconds of the raylet that started this process, and of its processes that do not preprocess, including this one."""
     try:
         raylet = psutil.Process().parent()
         if raylet is None or "raylet" not in raylet.name():
@@ -47,6 +47,6 @@ def _title(process: psutil.Process) -> str:
 def _spent(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()
-    except psutil.Error:  # it has ended
+    except psutil.Error:  # the process has ended
         return 0.0
     return float(times.user + times.system)

@@ -1,7 +1,7 @@
-"""Costs of each stage of preprocessing: runs the data set and the transform on one core and times their steps.
+"""Measure the cost of each stage of preprocessing: run the data set and the transform on one core and time their steps.
 
-Steps are those of a Compose (torchvision's and timm's) that is the transform itself or an attribute of the data set;
-anything else is one stage.
+The steps come from a Compose (torchvision's or timm's) that is the transform itself or an attribute of the data set; anything else
+is one stage.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from offload.pipeline.sources.base import At, nowhere
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 PACK = "pack"
-LEAST_RAW_BYTES = 256  # below this the time of reading the counters dominates
-ROWS = 4  # at a time: some samples take seconds
+LEAST_RAW_BYTES = 256  # below this, reading the counters dominates
+ROWS = 4  # rows at a time: some samples take seconds
 
 
 @dataclass
 class Spent:
-    """CPU seconds of one thread and output bytes, over ``calls`` calls of a step."""
+    """The CPU seconds of one thread and the output bytes, over ``calls`` calls of a step."""
 
     cpu_s: float = 0.0
     bytes_out: float = 0.0
@@ -36,7 +36,7 @@ class Spent:
 
 @dataclass
 class StageCosts:
-    """Costs of ``samples`` samples by stage. ``raw_bytes``: read from files meanwhile."""
+    """The costs of ``samples`` samples by stage. ``raw_bytes``: the bytes read from files meanwhile."""
 
     samples: int = 0
     cpu_s: float = 0.0
@@ -45,8 +45,8 @@ class StageCosts:
 
     @contextmanager
     def timing(self, name: str) -> Iterator[list[Any]]:
-        """Count the time inside as one call of step ``name``, less the time that other steps counted. The caller appends the output, and
-        then the bytes of a row if these differ."""
+        """A context that counts its time as one call of step ``name``, minus the time that other steps counted. The caller appends the
+        output, and then the bytes of a row if these differ."""
         inside, began = self._counted(), time.thread_time()
         out: list[Any] = []
         yield out
@@ -59,7 +59,7 @@ class StageCosts:
         return sum(each.cpu_s for each in self.spent.values())
 
     def shares(self) -> Iterator[tuple[str, float, float | None]]:
-        """(name, share of the CPU time, output bytes of a sample) for each stage; the rest is called ``pack``."""
+        """Yield (name, share of the CPU time, output bytes of a sample) for each stage; the rest is called ``pack``."""
         known = sum(each.cpu_s for each in self.spent.values())
         for name, each in self.spent.items():
             yield name, each.cpu_s / self.cpu_s, each.bytes_out / each.calls if each.calls and each.bytes_out else None
@@ -67,7 +67,7 @@ class StageCosts:
 
 
 def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCosts:
-    """Run ``recipe`` over index rows repeatedly for about ``seconds`` and time its steps. This changes ``recipe``: do not use it
+    """Run ``recipe`` repeatedly over index rows for about ``seconds``, and time its steps. This changes ``recipe``: do not use it
     again."""
     costs = StageCosts()
     reader: Any = recipe.reader
@@ -158,7 +158,7 @@ def _per_row(columns: Any, batched: bool) -> float:
 
 
 def _size(value: Any) -> float:
-    """Bytes of an array, a tensor, an image, or what holds some."""
+    """The bytes of an array, a tensor, an image, or a container of these."""
     if isinstance(value, int | float):
         return float(value)
     if isinstance(value, dict):
@@ -173,7 +173,7 @@ def _size(value: Any) -> float:
 
 
 def _bytes_read() -> float:
-    """Bytes that this process has read from files."""
+    """The bytes that this process has read from files."""
     try:
         with open("/proc/self/io", encoding="ascii") as file:
             return float(next(line.split()[1] for line in file if line.startswith("rchar")))

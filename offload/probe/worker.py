@@ -1,6 +1,6 @@
-"""A probe's worker: it drains the input alone, then runs the script's loop on replayed batches.
+"""A probe's worker: it first drains the input alone, then runs the script's loop on replayed batches.
 
-On a small machine each would slow the other down.
+On a small machine, the two would slow each other down.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from offload.train.worker.process import place_of, run_user_function
 from offload.train.worker.reporter import Forward
 from offload.train.worker.setup import WorkerSetup
 
-KEPT_BLOCKS = 4  # replayed to see how fast a worker takes batches in
+KEPT_BLOCKS = 4  # blocks replayed to measure how fast a worker takes in batches
 KEPT_BYTES = 128 << 20
 MOST_KEPT = 1024  # rows
 TELL_S = 1.0
@@ -41,7 +41,7 @@ TELL_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Seconds for each part, and the recipe to measure step by step (None: a ``ray.data.Dataset``)."""
+    """The seconds for each part, and the recipe to measure step by step (None: a ``ray.data.Dataset``)."""
 
     drain_s: float = 20.0
     ingest_s: float = 2.0
@@ -68,7 +68,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
         context.budget_s = budget.replay_s
         context.told = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
         if not context.cached:
-            raise RunError("the training data set delivered no batch to replay. Are there samples in it?")
+            raise RunError("the training data set delivered no batch to replay. Does it have samples?")
         with contextlib.redirect_stdout(Forward(loop.reporter, sys.stdout)):
             _replay(user_function, context)
         if not context.measured:
@@ -113,7 +113,7 @@ def _replay(user_function: Any, context: ProbeContext) -> None:
 
 
 class _Teller:
-    """Sends the probe's progress at once."""
+    """A sender of the probe's progress, without delay."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self._reporter, self._silent = loop.reporter, loop.rank > 0
@@ -135,7 +135,7 @@ def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Tel
     began, before, told, samples = time.monotonic(), cpu_seconds(), 0.0, 0
     kept: Kept | None = None
     while (batch := batches.get()) is not None:
-        if kept is None:  # what came before the first batch is start-up
+        if kept is None:  # the time before the first batch is start-up
             row_bytes = sum(t[:1].nbytes for t in batch.tensors.values() if isinstance(t, torch.Tensor)) or 1
             kept = Kept(max(setup.split.local_batch_size, min(MOST_KEPT, KEPT_BYTES // row_bytes)))
             kept.add(batch.tensors)
@@ -178,7 +178,7 @@ def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey)
 
 
 def _ingest(context: ProbeContext, setup: WorkerSetup, kept: list[Slice], seconds: float) -> float:
-    """Samples/s that this worker takes in, cuts, joins and copies to its device from blocks that are ready."""
+    """The rate, in samples/s, at which this worker fetches ready blocks, cuts and joins them, and copies them to its device."""
     feed = _Replaying(kept)
     batches = _batches(context, setup, feed, PassKey(attempt=0, name=TRAIN, number=0))
     batches.get()
@@ -195,7 +195,7 @@ def _stages(budget: Budget) -> dict[str, Any] | None:
     if budget.recipe is None or budget.rows is None:
         return None
     threads = torch.get_num_threads()
-    recipe = budget.recipe.ready()  # holds this process to one thread, as it does each preprocessing process
+    recipe = budget.recipe.ready()  # limits this process to one thread, like each preprocessing process
     try:
         costs = measure_stages(recipe, budget.rows, seconds=budget.stages_s)
     finally:
@@ -208,7 +208,7 @@ def _stages(budget: Budget) -> dict[str, Any] | None:
 
 
 class _Recording(HubFeed):
-    """The feed, with its first blocks kept."""
+    """A feed that keeps its first blocks."""
 
     def __init__(self, hub: HubClient) -> None:
         super().__init__(hub)

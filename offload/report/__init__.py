@@ -1,4 +1,4 @@
-"""What a person sees of a run: the live line, the summary, the run directory and its report.
+"""The output of a run for people: the live line, the summary, the run directory and its report.
 
-Works on plain data that the layers above hand down; knows neither torch nor ray.
+It works on plain data from the layers above, and knows neither torch nor ray.
 """

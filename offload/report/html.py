@@ -1,4 +1,4 @@
-"""``report.html``: the run on one page, without scripts and without anything to download."""
+"""``report.html``, which shows the run on one page, without scripts or downloads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _event_row(event: dict[str, Any]) -> dict[str, str]:
 
 
 def _chart(lines: list[dict[str, Any]]) -> str:
-    """Throughput with both ceilings, and where a step's time goes, over the run: an SVG."""
+    """An SVG of the throughput with both ceilings, and of the parts of a step's time, over the run."""
     if len(lines) < 2:
         return ""
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""A cloud job in words: the request before it is sent, and its state afterwards."""
+"""Text for a cloud job: the request before it is sent, and its state afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def format_request(request: Mapping[str, Any], *, usd_per_hour: float | None, bundle_bytes: int, others: int) -> str:
-    """A CreateTrainingJob document under a summary of its main points. ``others``: the number of jobs to try after it."""
+    """A CreateTrainingJob document below a summary of its main points. ``others``: the number of jobs to try after it."""
     seconds = request["StoppingCondition"]["MaxRuntimeInSeconds"]
     groups = request["ResourceConfig"]["InstanceGroups"]
     cost = (
@@ -32,7 +32,7 @@ def format_request(request: Mapping[str, Any], *, usd_per_hour: float | None, bu
     return f"{_table(rows)}\n\n{json.dumps(request, indent=2)}"
 
 
-_VOLUMES = "encrypted by their hardware: an instance type has disks of its own, for which --kms-key is not taken"
+_VOLUMES = "encrypted by their hardware: an instance type has local disks, for which the service accepts no --kms-key"
 
 
 def _output_key_alone(request: Mapping[str, Any]) -> bool:
@@ -40,7 +40,7 @@ def _output_key_alone(request: Mapping[str, Any]) -> bool:
 
 
 def format_job(state: Mapping[str, Any]) -> str:
-    """A job's state (``offload.sagemaker-job/1``)."""
+    """A job's state (``offload.sagemaker-job/1``) as text."""
     metrics = state["metrics"]
     rows = [
         ("job", state["name"]),
@@ -69,7 +69,7 @@ def format_job(state: Mapping[str, Any]) -> str:
 
 
 def format_ray_job(state: Mapping[str, Any]) -> str:
-    """The state of a job on a Ray cluster (``offload.ray-job/1``)."""
+    """The state of a job on a Ray cluster (``offload.ray-job/1``) as text."""
     rows = [
         ("job", state["job"]),
         ("cluster", state["address"]),
@@ -85,7 +85,7 @@ def format_ray_job(state: Mapping[str, Any]) -> str:
 
 
 def format_ray_request(request: Mapping[str, Any], *, bundle_bytes: int) -> str:
-    """A request to a Ray cluster under a summary of its main points."""
+    """A request to a Ray cluster below a summary of its main points."""
     rows = [
         ("job", str(request["submission_id"])),
         ("command", str(request["entrypoint"])),

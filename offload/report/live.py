@@ -1,4 +1,4 @@
-"""The live line of a run: one line that changes on a terminal, a line every few seconds elsewhere."""
+"""The live line of a run: one changing line on a terminal, a new line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 PLAIN_INTERVAL_S = 10.0
 WAITING_INTERVAL_S = 30.0
-WORTH_SHOWING = 0.999  # of samples/s: a goodput above it is the same number again
+WORTH_SHOWING = 0.999  # share of samples/s above which a goodput would show the same number again
 
 
 def format_line(values: dict[str, Any]) -> str:
@@ -42,7 +42,7 @@ def format_line(values: dict[str, Any]) -> str:
 
 
 class LiveLine:
-    """Shows lines and notes on standard error. ``with`` it."""
+    """A context manager that shows lines and notes on standard error."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
@@ -72,7 +72,7 @@ class LiveLine:
             self._console.print(line, soft_wrap=True, markup=False)
 
     def status(self, text: str) -> None:
-        """Show what happens before the first measurement."""
+        """Show the run's progress before the first measurement."""
         self._waited_at = time.monotonic()
         if self._live is not None:
             self._live.update(Text(text, style="dim"))
@@ -80,7 +80,7 @@ class LiveLine:
             self._console.print(text, soft_wrap=True, markup=False)
 
     def waiting(self, text: str) -> None:
-        """Show what the run waits for, and its progress: a line that changes on a terminal, elsewhere one every half minute."""
+        """Show what the run waits for, and its progress: one changing line on a terminal, a line every half minute elsewhere."""
         if self._live is not None:
             self._live.update(Text(text, style="dim"))
         elif time.monotonic() - self._waited_at >= WAITING_INTERVAL_S:
@@ -88,7 +88,7 @@ class LiveLine:
             self._console.print(text, soft_wrap=True, markup=False)
 
     def printed(self, text: str, *, rank: int) -> None:
-        """Show what the user's function printed on a worker."""
+        """Show output of the user's function on a worker."""
         prefix = f"[rank {rank}] " if rank else ""
         for line in text.splitlines():
             self._console.print(prefix + line, soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""The chart of a plan: what each further CPU node brings, and what a sample then costs."""
+"""The chart of a plan: the gain from each further CPU node, and the cost of a sample."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 RATE, COST = "#2e86ab", "#d1495b"
-KNEE = 0.95  # of the most that more nodes could bring
+KNEE = 0.95  # share of the highest rate that more nodes could reach
 
 
 def knee(cpu_nodes: list[int], samples_per_s: list[float]) -> int:
@@ -18,9 +18,9 @@ def knee(cpu_nodes: list[int], samples_per_s: list[float]) -> int:
 
 def draw_plan(document: dict[str, Any], path: Path) -> None:
     """Draw samples/s (with its 95 % band) and dollars per million samples against CPU nodes, for the recommended GPU nodes
-    and each CPU type beside them. The format follows the file's ending.
+    and each CPU type with them. The file's suffix sets the format.
 
-    Raises ValueError for a format that cannot be written, OSError for a file that cannot.
+    Raises ValueError for an unsupported format, OSError if the file cannot be written.
     """
     from matplotlib.figure import Figure
 

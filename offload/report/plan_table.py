@@ -1,4 +1,4 @@
-"""A plan as people read it: the candidates worth a look, with the recommended one and the single instance marked."""
+"""The table of a plan: the most relevant candidates, with the recommended one and the single instance marked."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MARKS = {"recommended": "→", "baseline": "="}
 
 
 def format_plan(document: dict[str, Any], *, shown: int = SHOWN, width: int = 120) -> str:
-    """The table, the explanation and the warnings as text. At most ``shown`` rows and the two that are marked; columns
-    that add nothing (goodput equal to samples/s, hours without an amount of work) are omitted."""
+    """The table, the explanation and the warnings as text. The table has at most ``shown`` rows and the two marked ones. It omits
+    columns that add nothing (goodput equal to samples/s, hours without an amount of work)."""
     candidates = document["candidates"]
     marked = {document["baseline"]: MARKS["baseline"], document["recommended"]: MARKS["recommended"]}
     rows = sorted({*range(min(shown, len(candidates))), *marked})
@@ -65,7 +65,7 @@ def _usd(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class _Column:
-    """What a column shows of a candidate, and whether that is news where ``best`` is the recommended one."""
+    """A column of the table: its text for a candidate, and whether it adds information if ``best`` is the recommended one."""
 
     cell: Callable[[dict[str, Any]], str]
     says_something: Callable[[dict[str, Any]], bool] = lambda best: True

@@ -1,4 +1,4 @@
-"""A profile as people read it: the verdict, and what each stage of preprocessing costs."""
+"""The text of a profile: the verdict, and the cost of each stage of preprocessing."""
 
 from __future__ import annotations
 

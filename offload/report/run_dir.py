@@ -1,7 +1,7 @@
-"""The run directory: everything a run leaves behind, in files that other programs can read.
+"""The run directory, which holds everything that a run leaves behind, in files that other programs can read.
 
-``events.jsonl`` begins with ``run_started`` and ends with ``run_finished``; ``metrics.jsonl`` has a line per interval;
-``summary.json`` is written at the end. An unfinished run in the directory is resumed, a finished one refused.
+``events.jsonl`` begins with ``run_started`` and ends with ``run_finished``; ``metrics.jsonl`` has a line per interval; the run writes
+``summary.json`` at its end. A new run resumes an unfinished run in the directory, and refuses a finished one.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _finite(value: Any) -> Any:
 
 
 class RunDirectory:
-    """One run's directory. Nothing that is in it changes before :meth:`begin`.
+    """One run's directory. Its content does not change before :meth:`begin`.
 
-    Raises ConfigError if it cannot be written, or holds a finished run and ``overwrite`` is not set.
+    Raises ConfigError if it cannot be written, or holds a finished run without ``overwrite``.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
@@ -70,9 +70,9 @@ class RunDirectory:
         self.resuming = not overwrite and (self.path / EVENTS).exists()
 
     def begin(self) -> None:
-        """The run starts: remove an old run that the user overwrites, and end lines that a crash cut off.
+        """Begin the run: remove an old run that the user overwrites, and end lines that a crash cut off.
 
-        Raises ConfigError if that is not allowed."""
+        Raises ConfigError if the files cannot be written."""
         try:
             if self._overwrite:
                 self._clear()
@@ -84,7 +84,7 @@ class RunDirectory:
     def committed_step(self) -> int | None:
         """The step of the newest checkpoint that the directory's run certainly stored; None if it stored none.
 
-        A checkpoint that training did not wait for is certain once the next one began, or a run resumed.
+        If training did not wait for a checkpoint, it is certain once the next one has begun, or a run has resumed.
         """
         certain: int | None = None
         under_way: int | None = None
@@ -107,7 +107,7 @@ class RunDirectory:
         self._append(METRICS, values)
 
     def skipped(self, values: dict[str, Any]) -> None:
-        """Append to ``skipped.jsonl``, the list of samples that were left out."""
+        """Append to ``skipped.jsonl``, the list of skipped samples."""
         self._append(SKIPPED, values)
 
     def summary(self, document: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class RunDirectory:
             raise self._failed(error) from None
 
     def _end_last_line(self, name: str) -> None:
-        """After a crash the last line may be cut off: what is appended must not continue it."""
+        """End a last line that a crash cut off, so that appended text does not continue it."""
         try:
             with open(self.path / name, "rb+") as file:
                 if file.seek(0, os.SEEK_END) == 0:
@@ -162,7 +162,7 @@ class RunDirectory:
         return isinstance(document, dict) and document.get("status") == "finished"
 
     def _clear(self) -> None:
-        # Remove only a run's own files, and only if one ran here: a user may keep others beside them.
+        # Remove only a run's own files, and only if one ran here: a user may keep other files beside them.
         if not (self.path / EVENTS).exists():
             return
         for name in _OWN:
@@ -174,7 +174,7 @@ class RunDirectory:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The documents of a ``.jsonl`` file; none if it is missing. A last line cut off by a crash is left out."""
+    """The documents of a ``.jsonl`` file; none if it is missing. The list omits a last line that a crash cut off."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The summary of a run as people read it."""
+"""The text of a run's summary."""
 
 from __future__ import annotations
 

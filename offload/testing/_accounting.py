@@ -1,15 +1,15 @@
 """CPU time and CPU quota of an emulated host.
 
-Two methods, chosen by what the machine permits:
+There are two methods; the machine's permissions decide between them:
 
-* `cgroup`: every process of the host lives in one cgroup (version 2, or version 1 with `cpuacct`), whose counter
-  the kernel keeps to the microsecond, dead processes included. Nothing is missed.
-* `proc`: where no cgroup can be made, the sum over the host's live processes in /proc of their own time and that of
-  their reaped children, plus what the host's top-level processes had used when they ended. It has a resolution of
-  one clock tick (10 ms) per process and misses children whose parent ignores SIGCHLD.
+* `cgroup`: every process of the host lives in one cgroup (version 2, or version 1 with `cpuacct`). The kernel keeps its counter to
+  the microsecond, including dead processes. Nothing is missed.
+* `proc`: if no cgroup can be made, the sum over the host's live processes in /proc of their own time and that of their reaped
+  children, plus the time of the host's top-level processes that have ended. It has a resolution of one clock tick (10 ms) per
+  process and misses children whose parent ignores SIGCHLD.
 
-In both, the part of Ray's daemons is the own time of each process recognised by its command line, as last seen;
-all the rest is work. A daemon that ends between two looks has its last few milliseconds counted as work.
+In both, the share of Ray's daemons is the own time of each process recognised by its command line, as last seen; all the rest is
+work. If a daemon ends between two looks, its last few milliseconds count as work.
 """
 
 import os
@@ -24,7 +24,7 @@ CGROUP_PREFIX = "offload-hosts-"
 QUOTA_PERIOD_US = 100_000  # the kernel's own default
 
 # raylet and gcs_server are binaries; the agents, the log monitor and the autoscaler's monitor are Python scripts of
-# Ray's, some of which rename themselves. A client-mode or dashboard process counts too. Workers ("ray::…") do not.
+# Ray, some of which rename themselves. Client-mode and dashboard processes count, too. Workers ("ray::…") do not.
 _DAEMON = re.compile(
     r"^\S*/(raylet|gcs_server)\s"
     r"|^ray::(DashboardAgent|RuntimeEnvAgent|DashboardHead)"
@@ -37,12 +37,12 @@ _DAEMON = re.compile(
 
 
 class QuotaUnavailable(Exception):
-    """A CPU quota was asked for on a machine that does not permit one."""
+    """The machine does not permit the requested CPU quota."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSeconds:
-    """User and system CPU time of one host since it started; subtract two of them to measure an interval."""
+    """The user and system CPU time of one host since it started. Subtract two of them to measure an interval."""
 
     work_s: float
     """Everything that is not one of Ray's daemons: drivers, workers, preprocessing tasks, plain programs."""
@@ -92,11 +92,11 @@ def _hierarchies() -> list[_Hierarchy]:
 
 
 class Accounting:
-    """CPU time of one host, and its quota if it has one. `close` when the host's processes are gone."""
+    """The CPU time of one host, and its quota if it has one. Call `close` when the host's processes are gone."""
 
     def __init__(self, run: str, host: str, *, quota_cpus: float | None = None, method: str | None = None) -> None:
-        """Args: run and host name the cgroup. quota_cpus: CPUs the host may use, a fraction allowed.
-        method: "cgroup" or "proc" to insist on one; None takes the better one that works.
+        """Args: run and host name the cgroup. quota_cpus: the CPUs that the host may use, possibly a fraction.
+        method: "cgroup" or "proc" to insist on one; None uses the better one that works.
 
         Raises: QuotaUnavailable."""
         self._folders: list[Path] = []
@@ -122,7 +122,7 @@ class Accounting:
             Path(file).write_text(str(pid))
 
     def cpu_seconds(self, pid_namespace: str) -> CpuSeconds:
-        """CPU time since the host was made; `pid_namespace` tells which processes are the host's."""
+        """The CPU time since the host was made; `pid_namespace` identifies the host's processes."""
         processes = _procfs.in_pid_namespace(pid_namespace)
         total_s = self._ended_s + sum(process.own_s + process.reaped_s for process in processes)
         if self._counter is not None:
@@ -135,7 +135,7 @@ class Accounting:
         return CpuSeconds(work_s=max(total_s - daemons_s, 0.0), daemons_s=daemons_s)
 
     def top_level_process_ended(self, cpu_s: float) -> None:
-        """Tell the time used by a process entered from outside, which no process of the host has reaped."""
+        """Add the time of a process that entered from outside, which no process of the host has reaped."""
         self._ended_s += cpu_s
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Accounting:
 
     def _make_counter(self) -> Path | None:
         hierarchies = _hierarchies()
-        # Version 2 keeps the counter without any controller, so it serves beside version 1 hierarchies too.
+        # Version 2 keeps the counter without any controller, so it also works beside version 1 hierarchies.
         for hierarchy in sorted(hierarchies, key=lambda h: -h.version):
             if hierarchy.version == 2 or "cpuacct" in hierarchy.controllers:
                 folder = hierarchy.path / self._name
@@ -206,7 +206,7 @@ def remove_cgroups(folders: list[Path], deadline_s: float = 5.0) -> None:
             try:
                 os.rmdir(folder)
             except OSError:
-                # Busy until the last killed process has been buried.
+                # The folder is busy until the last killed process is gone.
                 if time.monotonic() > until:
                     break
                 time.sleep(0.01)

@@ -1,8 +1,8 @@
-"""Process 1 of an emulated host: mounts what is private to the host, then reaps until its owner is gone.
+"""Process 1 of an emulated host: mount the host's private folders, then reap processes until its owner is gone.
 
-Runs as a script with the standard library only, already inside the host's new namespaces. It stops when its
-standard input ends, which happens when the owning process closes it or dies in whatever way; the kernel then
-kills every other process of the host, and with them go its namespaces, mounts and network devices.
+It runs as a script with the standard library only, already inside the host's new namespaces. It stops when its standard input ends,
+because the owning process closes it or dies. The kernel then kills every other process of the host, and removes its namespaces, mounts
+and network devices.
 """
 
 import json
@@ -23,7 +23,7 @@ def _reap(*_: object) -> None:
 
 def main() -> None:
     config = json.loads(sys.argv[1])
-    # /proc is still the outer one here, so this is the number by which the owner knows us.
+    # /proc is still the outer one here, so this is our process id as the owner sees it.
     outer_pid = os.readlink("/proc/self")
     socket.sethostname(config["name"])
     for arguments in config["mounts"]:

@@ -1,4 +1,4 @@
-"""What /proc says about processes: identity, CPU time, command line. Reads only, knows nothing of hosts."""
+"""Processes in /proc: identity, CPU time, command line. It only reads, and knows nothing of hosts."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Process:
     own_s: float
     """User and system CPU time of all its threads."""
     reaped_s: float
-    """The same for its children that have ended and been reaped, and for theirs."""
+    """The CPU time of its reaped children, and of theirs."""
     command: str
 
 
@@ -44,14 +44,14 @@ def read(pid: int) -> Process | None:
 
 
 def every() -> Iterator[Process]:
-    """All processes visible here; those that end while we read are left out."""
+    """Yield all processes visible here, except those that end meanwhile."""
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (process := read(int(entry))) is not None:
             yield process
 
 
 def pid_namespace(pid: int) -> str | None:
-    """Identity of the PID namespace a process lives in; None if it is gone, or not for us to look at."""
+    """The identity of a process's PID namespace; None if the process is gone or not readable."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:

@@ -1,7 +1,7 @@
-"""One run of emulated hosts on this machine: its folder, its name, its subnet, and what dead runs left.
+"""One run of emulated hosts on this machine: its folder, its name, its subnet, and the removal of dead runs.
 
-A run is named `<pid>-<n>` after its owner. The owner holds a POSIX lock on a file in the run's folder for as long as
-it lives: a folder whose lock is free belongs to a dead run, whatever process has its pid today.
+A run is named `<pid>-<n>` after its owner. The owner holds a POSIX lock on a file in the run's folder as long as it lives: a folder
+whose lock is free belongs to a dead run, whatever process has its pid today.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import TextIO
 
 from offload.testing import _accounting, _procfs
 
-# /24 networks to try in turn. 10.213 is as private as any, and seldom a default of routers, VPNs or Docker.
+# /24 networks to try in turn. 10.213 is private, and rarely a default of routers, VPNs or Docker.
 _SUBNETS = [ipaddress.IPv4Network(f"10.213.{third}.0/24") for third in range(256)]
 
 
@@ -29,7 +29,7 @@ def runs_folder() -> Path:
 
 
 class Run:
-    """Folder, name and subnet of one run. Making one removes what dead runs left; `close` removes its own."""
+    """The folder, name and subnet of one run. Its construction removes the remains of dead runs; `close` removes its own."""
 
     def __init__(self) -> None:
         with _machine_lock():
@@ -45,11 +45,11 @@ class Run:
 
     @property
     def interface(self) -> str:
-        """Name of the owner's end of the network. The kernel allows 15 characters."""
+        """The name of the owner's end of the network. The kernel allows 15 characters."""
         return f"ofl{self.name}"
 
     def record(self, pid: int) -> None:
-        """Remember a process whose death takes a part of the run with it, for those who clean up after us."""
+        """Record a process whose death ends a part of the run, for a later clean-up."""
         process = _procfs.read(pid)
         if process is not None:
             self._processes.append((process.pid, process.started))
@@ -63,7 +63,7 @@ class Run:
 
 
 def remove_dead_runs() -> list[str]:
-    """Kill and remove whatever is left of runs whose owner is dead; returns their names."""
+    """Kill and remove the remains of runs whose owner is dead; return their names."""
     removed = []
     with contextlib.suppress(FileNotFoundError):
         for folder in sorted(runs_folder().iterdir()):
@@ -82,7 +82,7 @@ def remove_dead_runs() -> list[str]:
 def _remove_run(folder: Path) -> None:
     recorded = folder / "processes.json"
     if recorded.exists():
-        with contextlib.suppress(json.JSONDecodeError):  # cut short by its writer's death
+        with contextlib.suppress(json.JSONDecodeError):  # its writer died before the end
             for pid, started in json.loads(recorded.read_text()):
                 process = _procfs.read(pid)
                 if process is not None and process.started == started:
@@ -96,7 +96,7 @@ def _remove_run(folder: Path) -> None:
 def _remove_folder(folder: Path, deadline_s: float = 5.0) -> None:
     until = time.monotonic() + deadline_s
     while folder.exists():
-        # A process that is being killed may still write; the last attempt tells what is wrong.
+        # A process may still write while it dies; the last attempt raises the error.
         last = time.monotonic() > until
         shutil.rmtree(folder, ignore_errors=not last)
         if folder.exists():
@@ -105,7 +105,7 @@ def _remove_folder(folder: Path, deadline_s: float = 5.0) -> None:
 
 @contextlib.contextmanager
 def _machine_lock() -> Iterator[None]:
-    """One run at a time looks for a name and a subnet, or cleans up."""
+    """A lock that lets one run at a time look for a name and a subnet, or clean up."""
     runs_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(runs_folder() / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -113,7 +113,7 @@ def _machine_lock() -> Iterator[None]:
 
 
 def _claim(folder: Path) -> TextIO | None:
-    """The folder's lock if nobody holds it. Not inherited by forks, so a forgotten child does not keep it."""
+    """The folder's lock if nobody holds it. Forks do not inherit it, so a forgotten child does not keep it."""
     file = (folder / "lock").open("w")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,7 +124,7 @@ def _claim(folder: Path) -> TextIO | None:
 
 
 def _free_subnet() -> ipaddress.IPv4Network:
-    """A subnet that no route of this machine touches and no other run has been given."""
+    """A subnet that no route of this machine touches and no other run uses."""
     routes = subprocess.run(
         ["ip", "-4", "-json", "route", "show", "table", "all"],
         check=True,
@@ -138,5 +138,5 @@ def _free_subnet() -> ipaddress.IPv4Network:
 
 def _networks(texts: Iterable[str]) -> Iterator[ipaddress.IPv4Network]:
     for text in texts:
-        with contextlib.suppress(ValueError):  # "default" is no network, and overlaps all
+        with contextlib.suppress(ValueError):  # "default" is not a network, and overlaps all
             yield ipaddress.IPv4Network(text)

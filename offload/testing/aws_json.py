@@ -1,4 +1,4 @@
-"""A server on loopback that answers as an AWS service of the JSON protocol does, SageMaker for one."""
+"""A server on loopback that answers like an AWS service with the JSON protocol, such as SageMaker."""
 
 import json
 import threading
@@ -12,10 +12,10 @@ Answer = Callable[[str, dict[str, Any]], tuple[int, dict[str, Any]]]
 
 @contextmanager
 def aws_json_server(answer: Answer) -> Iterator[str]:
-    """Serve inside the ``with`` block; gives the endpoint's URL.
+    """Serve inside the ``with`` block; yield the endpoint's URL.
 
-    ``answer`` is given an action (``CreateTrainingJob``) and its document, and returns a status and the document to answer with:
-    for a refusal 400 and ``{"__type": "ResourceLimitExceeded", "message": …}``. It is called on several threads.
+    ``answer`` takes an action (``CreateTrainingJob``) and its document, and returns a status and the answer's document. A refusal is
+    400 and ``{"__type": "ResourceLimitExceeded", "message": …}``. Several threads call it.
     """
 
     class Handler(BaseHTTPRequestHandler):

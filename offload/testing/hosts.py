@@ -5,8 +5,8 @@
         print(hosts["gpu-1"].run([sys.executable, "train.py"], timeout=60, check=True).stdout)
 
 Each host has its own address, host name, processes, /proc, /etc/hosts, /dev/shm, /tmp/ray, /opt/ml and HOME, and its
-core or CPU quota; it shares the rest of the file system with the machine. Hosts reach each other and the process
-that made them (at `hosts.gateway`), and nothing else: there is no route out.
+core or CPU quota; it shares the rest of the file system with the machine. Hosts reach only each other and the process
+that made them (at `hosts.gateway`): there is no route out.
 
 Whatever ends the owner (context exit, an exception, a signal, SIGKILL), the kernel ends the hosts with it. Only after
 a violent death do an empty cgroup and a folder under the temporary directory stay, and the next run removes them.
@@ -44,11 +44,11 @@ from offload.testing.netns import (
 RAY_PORT = 6379
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
 _RAY_STOP_DEADLINE_S = 60.0
-_JOIN_GRACE_S = 30.0  # for a driver to import Ray and to connect, beyond the deadline of the start itself
+_JOIN_GRACE_S = 30.0  # time for a driver to import Ray and connect, beyond the deadline of the start itself
 _HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
-# Runs on the head: waits until raylets at all the addresses given are alive, or the time is up, and prints which are.
-# It joins as a driver, which is itself a proof that the token is accepted.
+# A program for the head: it waits until raylets at all given addresses are alive, or the time is up, and prints the live ones. It
+# joins as a driver, which also proves that Ray accepts the token.
 _WAIT_FOR_NODES = """
 import json, sys, time
 import ray
@@ -66,7 +66,7 @@ print(json.dumps(sorted(alive)))
 
 @dataclass(frozen=True, kw_only=True)
 class _RayStart:
-    """What `ray start` is given beside its place in the cluster; see :meth:`Hosts.start_ray`."""
+    """The arguments of `ray start` besides the host's place in the cluster; see :meth:`Hosts.start_ray`."""
 
     num_cpus: Mapping[str, float] = field(default_factory=dict)
     num_gpus: Mapping[str, float] = field(default_factory=dict)
@@ -80,14 +80,14 @@ class Hosts(Mapping[str, Host]):
     """Emulated hosts by name. A context manager: they exist inside the `with` block.
 
     Args:
-        specs: what each host is given, by host name (a DNS label: lower case, digits, hyphens).
-        accounting: "cgroup" or "proc" to insist on one way of counting CPU time; None takes the better that works.
+        specs: the resources of each host, by host name (a DNS label: lower case, digits, hyphens).
+        accounting: "cgroup" or "proc" to insist on one way of counting CPU time; None uses the better one that works.
     """
 
     def __init__(self, specs: Mapping[str, HostSpec], *, accounting: str | None = None) -> None:
         for name in specs:
             if not _HOST_NAME.fullmatch(name):
-                raise ValueError(f"a host name is made of a-z, 0-9 and inner hyphens, found {name!r}")
+                raise ValueError(f"a host name must consist of a-z, 0-9 and inner hyphens, found {name!r}")
         self._specs = dict(specs)
         self._method = accounting
         self._hosts: dict[str, Host] = {}
@@ -167,7 +167,7 @@ class Hosts(Mapping[str, Host]):
         return self._run.folder
 
     def cpu_seconds(self) -> CpuSeconds:
-        """CPU time used by all hosts so far, Ray's daemons apart."""
+        """The CPU time of all hosts so far, with Ray's daemons apart."""
         return sum((host.cpu_seconds() for host in self.values()), CpuSeconds(work_s=0.0, daemons_s=0.0))
 
     def start_ray(
@@ -185,24 +185,24 @@ class Hosts(Mapping[str, Host]):
     ) -> str:
         """Start a real Ray cluster on the hosts and wait until every node is alive.
 
-        Token authentication is on, with a token of this cluster alone; every process started on these hosts from
+        Token authentication is on, with a token for this cluster alone. Every process started on these hosts from
         then on finds the cluster and the token in its environment, so that `ray.init()` just works.
 
         Args:
             head: the host of the head node.
             workers: the other hosts to join; None: all of them.
-            num_cpus: CPUs to announce, by host; by default what the host is pinned or limited to.
+            num_cpus: CPUs to announce, by host; by default the host's cores or quota.
             num_gpus: GPUs to announce, by host; by default none. They need not exist.
             object_store_memory: bytes of each host's object store; by default 80 % of its /dev/shm.
             env: environment of the raylets and hence of the workers they start.
             extra_args: more arguments of `ray start`, by host.
             dashboard: start Ray's dashboard on the head, with its agents on all hosts. Ray's state API needs it; without it Ray Train
                 logs warnings. Otherwise the hosts are as if ``ray[default]`` were not installed.
-            deadline_s: how long the whole may take.
+            deadline_s: the time limit for the whole start.
 
         Returns: the cluster's address, `host:port`.
 
-        Raises: HostsError naming the hosts that are missing at the deadline, or with what `ray start` said.
+        Raises: HostsError with the hosts that are missing at the deadline, or with the output of `ray start`.
         """
         if self.ray_address is not None:
             raise HostsError(f"Ray is already up at {self.ray_address}; call stop_ray() first")
@@ -211,7 +211,7 @@ class Hosts(Mapping[str, Host]):
         address = f"{self[head].address}:{RAY_PORT}"
         cluster_env = {
             "RAY_ADDRESS": address,
-            # Set in every process: where it is left to a file in HOME, hosts with different files refuse each other.
+            # Set in every process: with files in HOME instead, hosts with different files would refuse each other.
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -232,7 +232,7 @@ class Hosts(Mapping[str, Host]):
 
         try:
             starts = {head: start(head)}
-            # `ray start --address` waits for a missing head without an end: ask for the port ourselves.
+            # `ray start --address` waits forever for a missing head: probe the port ourselves.
             self._wait_for_port(head, starts[head], until)
             starts |= {name: start(name) for name in members[1:]}
             self._finish_ray_start(starts, until)
@@ -243,9 +243,9 @@ class Hosts(Mapping[str, Host]):
         return address
 
     def join_ray(self, name: str, *, env: Mapping[str, str] | None = None, deadline_s: float = 90.0) -> None:
-        """Start Ray on one more host, and wait until `ray start` has joined it to the cluster that is up.
+        """Start Ray on one more host, and wait until `ray start` has joined it to the running cluster.
 
-        Raises: HostsError with what `ray start` said.
+        Raises: HostsError with the output of `ray start`.
         """
         if self.ray_address is None:
             raise HostsError("no Ray cluster is up to be joined; call start_ray() first")
@@ -271,18 +271,18 @@ class Hosts(Mapping[str, Host]):
                 f"--num-gpus={given.num_gpus.get(name, 0)}",
                 f"--object-store-memory={memory}",
                 "--disable-usage-stats",
-                # The logs stay where they are: forwarding them to drivers takes 0.6 % of a core, always.
+                # Do not forward logs to drivers: that always takes 0.6 % of a core.
                 "--include-log-monitor=false",
                 *given.extra_args.get(name, ()),
             ],
-            # `ray start` must not take the address of the cluster to be for an existing one's.
+            # `ray start` must not mistake the address of the future cluster for that of an existing one.
             env={**given.env, "RAY_ADDRESS": ""},
             stdout=self._ray_log(name),
             stderr=subprocess.STDOUT,
         )
 
     def stop_ray(self) -> None:
-        """Stop Ray on every host it was started on; the hosts live on."""
+        """Stop Ray on every host where it was started; the hosts live on."""
         try:
             stops = {
                 name: self[name].popen(
@@ -307,7 +307,7 @@ class Hosts(Mapping[str, Host]):
         self.ray_address = None
 
     def _ray_log(self, name: str) -> TextIO:
-        # A file and not a pipe: the daemons inherit it, and would keep a pipe open after `ray start` has ended.
+        # A file, not a pipe: the daemons inherit it, and would keep a pipe open after `ray start` has ended.
         log = (self[name].folder / "ray.log").open("a")
         self._cleanup.callback(log.close)
         return log

@@ -31,7 +31,7 @@ CORE_SECONDS = 0.2  # the reported cost of a sample: it makes small tasks and ma
 TASK_S = 0.0005
 
 
-class Died(Exception):  # no error: what a process goes through that is killed
+class Died(Exception):  # not an error: it stands for the death of a killed process
     """This rank's process was killed."""
 
 
@@ -39,7 +39,7 @@ class Died(Exception):  # no error: what a process goes through that is killed
 
 
 class _Ref:
-    """A block's name."""
+    """The stand-in for a block's reference: its name."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -49,7 +49,7 @@ class _Ref:
 
 
 class Nodes:
-    """A pool of threads, one core each, on nodes that hold the blocks made there. Stands for :class:`offload.pipeline.pool.Pool`."""
+    """A pool of threads, one core each, on nodes that hold their own blocks. It stands in for :class:`offload.pipeline.pool.Pool`."""
 
     def __init__(self, nodes: Sequence[str], task_cpus: float, work: Any, runtime_env: Any) -> None:
         self._work = work
@@ -84,7 +84,7 @@ class Nodes:
         return done
 
     def kill(self, node: str) -> None:
-        """A node dies, with the blocks that it holds and the task that it works on."""
+        """Kill a node, with its blocks and its current task."""
         with self._changed:
             self._alive[node] = 0
             self._blocks = {name: block for name, block in self._blocks.items() if block[0] != node}
@@ -108,7 +108,7 @@ class Nodes:
                 if not self._alive[node]:
                     return
                 given = self._again.popleft() if self._again else None
-            given = given or self._work.next_task(node)  # without the lock: the feed calls look() with its own
+            given = given or self._work.next_task(node)  # without the lock: the feed calls look() with its own held
             if given is None:
                 with self._changed:
                     self._changed.wait(0.05)
@@ -125,7 +125,7 @@ class Nodes:
                 self._blocks[ref.hex()] = node, block
             rows = block.num_rows
             cost = Cost(rows=rows, size_bytes=8 * rows, cpu_s=CORE_SECONDS * rows, wall_s=0.01)
-            with self._one_at_a_time:  # as the pool, whose one thread reports all blocks
+            with self._one_at_a_time:  # like the pool, whose one thread reports all blocks
                 done(Block(ref=ref, cost=cost))  # type: ignore[arg-type]
 
 
@@ -133,7 +133,7 @@ class Nodes:
 
 
 class LocalHub(Hub):
-    """The hub, in this process, with :class:`Nodes` for a pool."""
+    """The hub, in this process, with :class:`Nodes` as its pool."""
 
     def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
         made: list[Nodes] = []
@@ -148,7 +148,7 @@ class LocalHub(Hub):
 
 
 class LocalClient(HubClient):
-    """Calls a :class:`LocalHub` for one process. Once that was killed nothing it says arrives any more."""
+    """The client of a :class:`LocalHub` for one process. Once the process is killed, its calls no longer arrive."""
 
     def __init__(self, hub: LocalHub, killed: Callable[[], bool] = lambda: False) -> None:
         super().__init__(hub)
@@ -172,7 +172,7 @@ class LocalClient(HubClient):
 
 
 class _Later:
-    """An answer that is computed when it is wanted."""
+    """An answer that is computed on demand."""
 
     def __init__(self, answer: Callable[[], Any]) -> None:
         self._answer = answer
@@ -185,7 +185,7 @@ class _Later:
 
 
 class LocalFeed(HubFeed):
-    """Reads blocks that :class:`Nodes` hold."""
+    """A feed that reads blocks of :class:`Nodes`."""
 
     def __init__(self, hub: HubClient) -> None:
         super().__init__(hub)
@@ -210,7 +210,7 @@ class Ranks:
         self.world_size = world_size
 
     def gather(self, rank: int, mine: Any) -> list[Any]:
-        """Every rank's object. Raises threading.BrokenBarrierError."""
+        """Return every rank's object. Raises threading.BrokenBarrierError."""
         self._told[rank] = mine
         self._barrier.wait()
         told = list(self._told)
@@ -218,12 +218,12 @@ class Ranks:
         return told
 
     def abort(self) -> None:
-        """A rank has died."""
+        """Break all operations: a rank has died."""
         self._barrier.abort()
 
 
 class Peer:
-    """One rank's end: :class:`offload.train.worker.batches.Peers` and :class:`offload.train.worker.peers.Talk`."""
+    """One rank's end of the operations: :class:`offload.train.worker.batches.Peers` and :class:`offload.train.worker.peers.Talk`."""
 
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self._ranks, self.rank, self.world_size = ranks, rank, ranks.world_size
@@ -289,25 +289,25 @@ class LocalCheckpointer:
         self._ranks.gather(self._rank, None)
 
 
-# -- what is learned ---------------------------------------------------------------------------------------------------
+# -- learned samples ---------------------------------------------------------------------------------------------------
 
 
 class Book:
-    """What the optimizers of all ranks have learned from: (pass, sample id) of each sample, as often as it was stepped on."""
+    """The samples from which the optimizers of all ranks have learned: (pass, sample id), once for each step on it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.learned: list[tuple[int, int]] = []
 
     def add(self, more: Sequence[tuple[int, int]]) -> None:
-        """These were stepped on."""
+        """Add samples of a step."""
         with self._lock:
             self.learned += more
 
 
 class Bookkeeper(torch.optim.SGD):
-    """An optimizer that notes the samples of each step. Its state holds all that was noted by any rank, so that a checkpoint takes it
-    back to what the model has learned. ``pending``: the samples since the last step."""
+    """An optimizer that records the samples of each step. Its state holds the records of all ranks, so that a checkpoint restores
+    them along with the model. ``pending``: the samples since the last step."""
 
     def __init__(self, parameters: Any, book: Book) -> None:
         super().__init__(parameters, lr=0.0)

@@ -1,11 +1,11 @@
-"""An AWS instance's metadata service (IMDSv2), as far as spot notices go: what a run on spare capacity is tested with.
+"""An emulation of an AWS instance's metadata service (IMDSv2) for spot notices, to test runs on spot capacity.
 
     with MetadataService() as service:
         os.environ["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = service.url  # where Ray is started on the node
         ...
         service.give_notice(in_s=120)
 
-Where it stops: it knows nothing else of the instance, and takes nothing back.
+Where it stops: it knows nothing else of the instance, and reclaims nothing.
 """
 
 import json
@@ -23,17 +23,17 @@ LONGEST_TTL_S = 21_600
 
 
 class MetadataService:
-    """The service of one instance. A context manager: it listens inside the ``with`` block. ``address``: to listen at, with a free port."""
+    """The service of one instance. A context manager: it listens inside the ``with`` block, at ``address`` on a free port."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self._documents: dict[str, str] = {}
         self._tokens: set[str] = set()
         self.asked: list[str] = []
-        """Methods and paths of all requests."""
+        """The methods and paths of all requests."""
         self._server = ThreadingHTTPServer((address, 0), _handler(self))
         self._serving = threading.Thread(target=self._server.serve_forever, daemon=True)
         self.url = f"http://{address}:{self._server.server_port}"
-        """What AWS_EC2_METADATA_SERVICE_ENDPOINT must be."""
+        """The value for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
 
     def __enter__(self) -> "MetadataService":
         self._serving.start()
@@ -47,24 +47,24 @@ class MetadataService:
         self._server.server_close()
 
     def give_notice(self, *, in_s: float = 120.0, action: str = "terminate") -> None:
-        """Give notice that AWS takes the instance back."""
+        """Give notice that AWS will reclaim the instance."""
         at = datetime.now(UTC) + timedelta(seconds=in_s)
         self.answer(INSTANCE_ACTION, json.dumps({"action": action, "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"}))
 
     def recommend_rebalance(self) -> None:
-        """The instance is more likely than usual to be taken back."""
+        """Report that an interruption of the instance is more likely than usual."""
         self.answer(REBALANCE, json.dumps({"noticeTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}))
 
     def answer(self, path: str, text: str) -> None:
-        """From now on this lies at a path."""
+        """Serve this text at a path from now on."""
         self._documents[path] = text
 
     def expire_tokens(self) -> None:
-        """The tokens given so far are good for nothing any more."""
+        """Invalidate all tokens given so far."""
         self._tokens.clear()
 
     def reply_to(self, method: str, path: str, headers: Any) -> tuple[int, str]:
-        """Status and text of the answer to a request."""
+        """The status and text of the answer to a request."""
         self.asked.append(f"{method} {path}")
         if method == "PUT":
             ttl = headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")

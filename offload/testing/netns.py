@@ -1,8 +1,8 @@
-"""One emulated host: namespaces of its own on a network that it shares with the others. Knows nothing of Ray.
+"""One emulated host: its own namespaces on a network that it shares with the others. It knows nothing of Ray.
 
-Everything hangs on process 1 of the host (see `_init`): its death is the host's death, and it dies with its owner.
-The bridge that joins the hosts lives in a network namespace of its own, the *switch*, so that no firewall rule of
-the machine (Docker's, say) applies between hosts and that no bridge can be left behind.
+Everything depends on process 1 of the host (see `_init`): its death is the host's death, and it dies with its owner. The bridge that
+joins the hosts lives in a network namespace of its own, the *switch*. So no firewall rule of the machine (such as Docker's) applies
+between hosts, and no bridge can be left behind.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ _UNSHARE = ("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork")
 _START_DEADLINE_S = 10.0
 _KILL_DEADLINE_S = 10.0
 
-# Joins the host's cgroups (arguments before "--"), then becomes the command after it.
+# A script that joins the host's cgroups (arguments before "--"), then becomes the command after it.
 _JOIN = 'until [ "$1" = -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
 
 
 class HostsError(Exception):
-    """Emulated hosts could not be made, or did not do what was asked of them in time."""
+    """Emulated hosts could not be made, or an operation on them failed or timed out."""
 
 
 @functools.cache
 def unavailable() -> str | None:
-    """Why hosts cannot be emulated on this machine, in words; None if they can."""
+    """The reason why hosts cannot be emulated on this machine, in words; None if they can."""
     if sys.platform != "linux":
         return f"emulated hosts need Linux namespaces, and this is {sys.platform}"
     if os.geteuid() != 0:
@@ -60,14 +60,14 @@ def unavailable() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class HostSpec:
-    """What an emulated host is given."""
+    """The resources of an emulated host."""
 
     core: int | tuple[int, ...] | None = None
-    """Core or cores of the machine that the host's processes are pinned to; None: all of them."""
+    """The core or cores of the machine to which the host's processes are pinned; None: all of them."""
     cpus: float | None = None
-    """CPU quota in cores, for more hosts than cores; None: no limit. Needs a writable cgroup."""
+    """The CPU quota in cores, for more hosts than cores; None: no limit. It needs a writable cgroup."""
     shm_bytes: int = 2 << 30
-    """Size of the host's own /dev/shm. Memory is taken only as it is filled."""
+    """The size of the host's own /dev/shm, in bytes. It takes memory only as it fills."""
 
     def __post_init__(self) -> None:
         known = os.sched_getaffinity(0)
@@ -87,7 +87,7 @@ class HostSpec:
 
     @property
     def num_cpus(self) -> int:
-        """Cores this host should announce to Ray: those it is pinned to, at most its quota, at least one."""
+        """The cores that this host should announce to Ray: its pinned cores, at most its quota, at least one."""
         count = len(self.cores) or len(os.sched_getaffinity(0))
         return count if self.cpus is None else max(1, min(count, int(self.cpus)))
 
@@ -95,7 +95,7 @@ class HostSpec:
 class HostProcess(subprocess.Popen[str]):
     """A process inside a host. Signals reach the process itself, not the helper that entered the host.
 
-    Its `pid` is the helper's; the helper ends as the process ends, with the same status."""
+    Its `pid` is the helper's; the helper ends when the process ends, with the same status."""
 
     def __init__(self, host: "Host", argv: Sequence[str], **options: Any) -> None:
         self._host = host
@@ -119,7 +119,7 @@ class HostProcess(subprocess.Popen[str]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(inner, sig)
         if sig == signal.SIGCONT or inner is None:
-            super().send_signal(sig)  # the helper stops along with its child
+            super().send_signal(sig)  # the helper stops with its child
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -142,7 +142,7 @@ class HostProcess(subprocess.Popen[str]):
         return super().wait()
 
     def _note_cpu_time(self, flags: int) -> bool:
-        """Read the process's CPU time while it can still be read: after its end, before it is reaped."""
+        """Read the process's CPU time while that is possible: after its end, before it is reaped."""
         try:
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags) is None:
                 return False
@@ -155,17 +155,17 @@ class HostProcess(subprocess.Popen[str]):
 
 
 class Host:
-    """A host while it lives. Made by `Hosts`, which also says what is private to it."""
+    """A living host. `Hosts` makes it, and documents its private parts."""
 
     def __init__(self, name: str, spec: HostSpec, address: str, run: Run, accounting: Accounting) -> None:
         self.name = name
         self.spec = spec
         self.address = address
         self.folder = run.folder / name
-        """What lies on disk under the host's private paths: home, opt_ml, tmp_ray."""
+        """The folder on disk behind the host's private paths: home, opt_ml, tmp_ray."""
         self.accounting = accounting
         self.env: dict[str, str] = {}
-        """Environment of every process started here, over the owner's own."""
+        """The environment of every process started here, on top of the owner's own."""
         self._processes: list[HostProcess] = []
         self._init = self._start_init()
         try:
@@ -177,7 +177,7 @@ class Host:
             self._namespace = namespace
             accounting.join(self._pid)
         except BaseException:
-            self._close_streams()  # which ends it
+            self._close_streams()  # this ends it
             raise
 
     def _start_init(self) -> subprocess.Popen[str]:
@@ -202,7 +202,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is the owner's: the hosts are torn down in order
+            start_new_session=True,  # Ctrl-C goes to the owner, which ends the hosts in order
         )
 
     def _read_pid(self) -> int:
@@ -216,7 +216,7 @@ class Host:
 
     @property
     def init_pid(self) -> int:
-        """Process 1 of the host, by its pid outside."""
+        """The pid of the host's process 1, as seen from outside."""
         return self._pid
 
     @property
@@ -224,11 +224,11 @@ class Host:
         return self._init.poll() is None
 
     def pids(self) -> list[int]:
-        """All processes of the host, by their pids outside."""
+        """The pids of all the host's processes, as seen from outside."""
         return [process.pid for process in _procfs.in_pid_namespace(self._namespace)]
 
     def cpu_seconds(self) -> CpuSeconds:
-        """CPU time used by everything in this host so far, Ray's daemons apart. See `_accounting` for the method."""
+        """The CPU time of everything in this host so far, with Ray's daemons apart. See `_accounting` for the method."""
         return self.accounting.cpu_seconds(self._namespace)
 
     def popen(
@@ -241,14 +241,14 @@ class Host:
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
     ) -> HostProcess:
-        """Start a process in the host, text streams. `env` is added to the host's environment, not instead of it."""
+        """Start a process in the host, with text streams. `env` is added to the host's environment."""
         if not self.alive:
             raise HostsError(f"host {self.name} is dead")
         command = [
             *("sh", "-c", _JOIN, "sh", *self.accounting.join_files, "--"),
             *(self._pinning()),
             *("nsenter", "--target", str(self._pid), "--net", "--uts", "--ipc", "--mount", "--pid"),
-            # If the helper that entered is killed, what it brought in must not stay.
+            # If the helper is killed, its process in the host must not stay.
             *("--", "setpriv", "--pdeathsig", "KILL"),
             *("env", f"--chdir={os.fspath(cwd) if cwd is not None else os.getcwd()}", *argv),
         ]
@@ -277,8 +277,8 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the host to its end and return its output.
 
-        Raises: subprocess.TimeoutExpired, the command being killed; HostsError with its output if `check`
-        and it fails."""
+        Raises: subprocess.TimeoutExpired, after killing the command; HostsError with its output if it fails
+        and `check` is set."""
         process = self.popen(argv, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             stdout, stderr = process.communicate(timeout=timeout)
@@ -314,7 +314,7 @@ class Host:
         with contextlib.suppress(ProcessLookupError):
             if self.alive:
                 os.kill(self._pid, signal.SIGKILL)
-        # `unshare` ends when process 1 has, which is when the kernel has buried all others.
+        # `unshare` ends after process 1, once the kernel has removed all other processes.
         self._init.wait(_KILL_DEADLINE_S)
         self._close_streams()
         for process in self._processes:
@@ -341,11 +341,11 @@ class Switch:
     def __init__(self, run: Run) -> None:
         addresses = run.subnet.hosts()
         self.gateway = str(next(addresses))
-        """The owner's address: hosts reach what it serves there, and it reaches them."""
+        """The owner's address: hosts reach its servers there, and it reaches them."""
         self._addresses = addresses
         self._interface = run.interface
         self._prefix = run.subnet.prefixlen
-        # `cat` ends when its input does: when we close it, or die.
+        # `cat` ends when its input does: when we close it or die.
         self._process = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo && exec cat"],
             stdin=subprocess.PIPE,
@@ -379,7 +379,7 @@ class Switch:
         )
 
     def close(self) -> None:
-        """Remove the network. The kernel would remove its devices with the namespace, but only by and by."""
+        """Remove the network. The kernel would remove its devices with the namespace, but only after a while."""
         subprocess.run(["ip", "link", "delete", self._interface], capture_output=True)
         self._process.kill()
         self._process.wait(_KILL_DEADLINE_S)
@@ -406,7 +406,7 @@ def _ip(*commands: str, namespace_of: int | None = None) -> None:
 
 
 def hosts_file(addresses: Mapping[str, str]) -> str:
-    """Contents of /etc/hosts that lets every host be found by its name."""
+    """The contents of an /etc/hosts with the names of all hosts."""
     for address in addresses.values():
         ipaddress.IPv4Address(address)
     names = "".join(f"{address}\t{name}\n" for name, address in addresses.items())

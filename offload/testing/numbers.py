@@ -1,4 +1,4 @@
-"""Data sets of numbers: small, and each sample tells which one it is."""
+"""Small data sets of numbers, in which each sample identifies itself."""
 
 import time
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 
 class Numbers(torch.utils.data.Dataset[Any]):
-    """Sample i has ``x``: the number ``i / samples``, ``width`` times. Making it takes ``seconds``."""
+    """A data set whose sample i has ``x``: the number ``i / samples``, ``width`` times. Each sample takes ``seconds`` to make."""
 
     def __init__(self, samples: int, *, width: int = 2, seconds: float = 0.0) -> None:
         self.samples, self.width, self.seconds = samples, width, seconds
@@ -23,7 +23,7 @@ class Numbers(torch.utils.data.Dataset[Any]):
 
 
 class Line(torch.utils.data.Dataset[Any]):
-    """Sample i has ``x``: (i, 1) scaled down, and ``y``: 3·x + 1, with normal ``noise`` that is the same each time."""
+    """A data set whose sample i has ``x``: (i, 1) scaled down, and ``y``: 3·x + 1, with normal ``noise`` that is always the same."""
 
     def __init__(self, samples: int, *, noise: float = 0.0) -> None:
         self.samples, self.noise = samples, noise

@@ -1,16 +1,16 @@
-"""The paced accelerator: a stand-in for a GPU in places that have none. Takes time, computes nothing."""
+"""The paced accelerator, a stand-in for a GPU on machines without one. It takes time and computes nothing."""
 
 import time
 from collections.abc import Callable
 
 
 class PacedAccelerator:
-    """Occupies its caller for `alpha_s + beta_s * m` seconds per step of local batch size `m`, without burning CPU.
+    """An accelerator that occupies its caller for `alpha_s + beta_s * m` seconds per step of local batch size `m`, without CPU use.
 
-    It sleeps towards a deadline on the monotonic clock. A sleep always ends a little late; the excess is taken off
-    the next step, so that many steps in a row take exactly their nominal time on average. The excess is dropped when
-    the caller had been away for longer than it (waiting for data, say): time spent elsewhere buys no faster step.
-    Report what it measures under its name, never as a GPU.
+    It sleeps towards a deadline on the monotonic clock. A sleep always ends a little late; the next step is shorter by the excess, so
+    that consecutive steps take exactly their nominal time on average. The excess is dropped if the caller was away for longer (for
+    example, waiting for data): time spent elsewhere does not make a step faster. Report its measurements under its name, never as a
+    GPU's.
     """
 
     name = "paced accelerator"
@@ -23,14 +23,14 @@ class PacedAccelerator:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Args: alpha_s: seconds per step whatever its size. beta_s: seconds per sample."""
+        """Args: alpha_s: seconds per step, whatever its size. beta_s: seconds per sample."""
         for parameter, value in (("alpha_s", alpha_s), ("beta_s", beta_s)):
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{parameter} must be a number of seconds ≥ 0, found {value}")
         self.alpha_s = alpha_s
         self.beta_s = beta_s
         self.busy_s = 0.0
-        """Nominal time of all steps so far: what the accelerator was kept busy for."""
+        """The nominal time of all steps so far: the busy time of the accelerator."""
         self.steps = 0
         self._clock = clock
         self._sleep = sleep
@@ -38,7 +38,7 @@ class PacedAccelerator:
         self._returned_at: float | None = None
 
     def step_time_s(self, local_batch_size: int) -> float:
-        """Nominal duration of one step."""
+        """The nominal duration of one step."""
         return self.alpha_s + self.beta_s * local_batch_size
 
     def step(self, local_batch_size: int) -> None:
@@ -47,8 +47,7 @@ class PacedAccelerator:
             raise ValueError(f"local batch size must be ≥ 1, found {local_batch_size}")
         now = self._clock()
         duration_s = self.step_time_s(local_batch_size)
-        # A step can start at the earliest when it is asked for, but one that follows at once starts where the
-        # last should have ended.
+        # A step starts no earlier than its call, but one that follows at once starts where the last should have ended.
         idle_s = 0.0 if self._returned_at is None else now - self._returned_at
         start = now - max(self._excess_s - idle_s, 0.0)
         deadline = start + duration_s

@@ -1,10 +1,11 @@
-"""A run rehearsed in threads, with nodes and workers that die, leave and come at the turn of a seeded random generator.
+"""A rehearsal of a run in threads, with nodes and workers that die, leave and join as a seeded random generator decides.
 
-All that decides and counts is real: the driver's state machine and its conductor, the hub's board and feed, the workers' loop with its
-stepper, agreement, state and checkpoint files. Only processes, Ray and its transport are stand-ins (:mod:`offload.testing.in_threads`), so
-that a schedule takes about a second and many can be tried. What real processes add is for tests on a real cluster.
+Everything that decides and counts is real: the driver's state machine and its conductor, the hub's board and feed, the workers' loop
+with its stepper, agreement, state and checkpoint files. Only processes, Ray and its transport are stand-ins
+(:mod:`offload.testing.in_threads`), so that a schedule takes about a second and tests can try many. Tests on a real cluster cover the
+effects of real processes.
 
-The optimizer notes which samples it steps on, and checkpoints keep the notes. What the last checkpoint holds is the history to judge.
+The optimizer records the samples of its steps, and checkpoints keep the records. The last checkpoint holds the history to judge.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from offload.train.worker.context import Context
 from offload.train.worker.loop import Place, StopRun, TrainingLoop
 from offload.train.worker.setup import WorkerSetup
 
-DEADLINE_S = 60.0  # of one job: past it something hangs
+DEADLINE_S = 60.0  # deadline of one job: after it, something hangs
 STORE_BYTES = 1e6
 LOOK_S = 0.01
 MOST_WORKERS = 4
@@ -65,8 +66,8 @@ End = Literal["finished", "stopped", "killed", "hung"]
 
 @dataclass
 class Outcome:
-    """What became of a schedule. ``passes``: by pass, how often the last checkpoint's state learned from each id; ``happened`` counts what
-    happened meanwhile."""
+    """The outcome of a schedule. ``passes``: by pass, how often the last checkpoint's state learned from each id; ``happened`` counts
+    the disturbances meanwhile."""
 
     samples: int
     passes: dict[int, Counter[int]]
@@ -75,17 +76,17 @@ class Outcome:
 
     @property
     def lost(self) -> int:
-        """Samples missing from a pass."""
+        """The number of samples that a pass lacks."""
         return sum(self.samples - len(seen) for seen in self.passes.values())
 
     @property
     def repeated(self) -> int:
-        """Samples that came again within a pass."""
+        """The number of samples that came again within a pass."""
         return sum(sum(seen.values()) - len(seen) for seen in self.passes.values())
 
 
 class Rehearsal:
-    """One seeded schedule. ``go()`` plays it to its end."""
+    """One seeded schedule, which ``go()`` plays to its end."""
 
     def __init__(self, seed: int, *, samples: int = 240, passes: int = 3, disturbances: int = 6) -> None:
         self.random = random.Random(seed)
@@ -111,7 +112,7 @@ class Rehearsal:
         return Outcome(self.samples, passes, self.happened, end == "hung")
 
     def befalls(self) -> str | None:
-        """What happens before a step, if anything does."""
+        """The disturbance before a step, if any."""
         with self._lock:
             if self._left <= 0 or self.random.random() > 0.06:
                 return None
@@ -134,7 +135,7 @@ class _Job:
 
     def __init__(self, rehearsal: Rehearsal, shelf: Shelf) -> None:
         self.rehearsal, self.shelf = rehearsal, shelf
-        self.lives = dict.fromkeys(NODES, 0)  # how often each node has started
+        self.lives = dict.fromkeys(NODES, 0)  # the number of starts of each node
         self.leaving: set[str] = set()
         self.ended: End | None = None
         self.lock = threading.RLock()
@@ -170,14 +171,14 @@ class _Job:
         )
 
     def nodes(self) -> tuple[NodeResources, ...]:
-        """Those that are alive."""
+        """The nodes that are alive."""
         return tuple(
             NodeResources(name=name, node_id=f"{name}.{life}", cpus=3, store_bytes=STORE_BYTES / len(NODES))
             for name, life in self.lives.items()
         )
 
     def run(self) -> End:
-        """Be the driver and Ray Train's controller until the job ends."""
+        """Act as the driver and Ray Train's controller until the job ends."""
         driver = threading.Thread(target=self._drive, daemon=True)
         driver.start()
         group: _Group | None = None
@@ -215,12 +216,12 @@ class _Job:
                 time.sleep(LOOK_S)
 
     def disturb(self, what: str, group: _Group, rank: int) -> None:
-        """Something happens to the run while this rank is between two steps. Raises Died for what kills the rank."""
+        """Disturb the run while this rank is between two steps. Raises Died if that kills the rank."""
         name = self.rehearsal.random.choice(NODES)
         if what in ("kill", "job"):
             group.dead.append(rank)
             self.ended = "killed" if what == "job" else self.ended
-            group.kill()  # at once: a process that is killed closes nothing in order
+            group.kill()  # at once: a killed process closes nothing in order
             raise Died
         if what == "stop":
             self.conductor.handle(StopAsked())
@@ -240,7 +241,7 @@ class _Job:
         return self.rehearsal.random.randint(1, MOST_WORKERS)
 
     def _lose(self, name: str) -> None:
-        """A node dies with all that it holds, and comes back as another."""
+        """Kill a node with everything that it holds; it comes back as another node."""
         with self.lock:
             node_id = f"{name}.{self.lives[name]}"
             self.lives[name] += 1
@@ -260,14 +261,14 @@ class _Group:
         self._book = Book()
         self._ranks = [
             Ranks(workers) for _ in range(3)
-        ]  # of training threads, of those that cut batches, of checkpoints
+        ]  # ranks of training threads, of batch-cutting threads, of checkpoints
         self._threads = [threading.Thread(target=self._work, args=(rank,), daemon=True) for rank in range(workers)]
         for thread in self._threads:
             thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether all ranks have ended. Threads of killed ranks may linger: nothing they do reaches anybody."""
+        """Whether all ranks have ended. Threads of killed ranks may linger, without effect on others."""
         return self._killed or not any(thread.is_alive() for thread in self._threads)
 
     def kill(self) -> None:
@@ -311,7 +312,7 @@ class _Group:
         self.end = end
 
     def _user_function(self, ctx: Context, rank: int) -> None:
-        """As a user writes it."""
+        """The training function, as a user writes it."""
         model = torch.nn.Linear(1, 1)
         model, optimizer = ctx.prepare(model, Bookkeeper(model.parameters(), self._book))
         for epoch in ctx.epochs(self.job.rehearsal.passes):

@@ -1,12 +1,12 @@
-"""A SageMaker training job on emulated hosts: the containers, as the service sets them up, with the training toolkit's own command.
+"""An emulated SageMaker training job: the containers as the service sets them up, with the training toolkit's own command.
 
     job = TrainingJob(hosts, request, {"cpu": ["algo-1", "algo-3"], "gpu": ["algo-2"]}, environment)
     job.start()
     assert job.wait(120) == {"algo-1": 0, "algo-2": 0, "algo-3": 0}
 
 The request is the document of a CreateTrainingJob call. Each host gets its files below ``/opt/ml`` and runs the request's entrypoint, or
-``train`` where it has none. ``train`` fetches the bundle from S3 and starts the entry. Where it stops: no image is pulled (all hosts
-have this Python), inputs are not downloaded, and checkpoints are copied in before the start and out on request, not while it runs.
+``train`` if it has none. ``train`` fetches the bundle from S3 and starts the entry. Where it stops: it pulls no image (all hosts have
+this Python), downloads no inputs, and copies checkpoints in before the start and out on request, not while the job runs.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ TRAIN = Path(sys.executable).with_name("train")
 
 
 class TrainingJob:
-    """One job.
+    """One emulated job.
 
     Args:
-        hosts: named as the service names them: ``algo-1``, ``algo-2``, …
+        hosts: the hosts, with the service's names: ``algo-1``, ``algo-2``, …
         request: the document of a CreateTrainingJob call.
-        groups: which hosts each of its instance groups gets.
-        environment: of the containers, beside the request's own: the way to S3, and credentials.
-        checkpoints: of an earlier run of the job, to go on from.
+        groups: the hosts of each of its instance groups.
+        environment: the environment of the containers, besides the request's own: access to S3, and credentials.
+        checkpoints: the checkpoints of an earlier run of the job, from which to resume.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class TrainingJob:
         }
         self._running: dict[str, HostProcess] = {}
         self.ended_at: dict[str, float] = {}
-        """When each host's command ended, by the monotonic clock."""
+        """The time at which each host's command ended, by the monotonic clock."""
         self.started_at = 0.0
-        """When the last host was started, in seconds since the epoch."""
+        """The time at which the last host was started, in seconds since the epoch."""
         for name in self.names:
             hosts[name].hide(DASHBOARD_ONLY)  # offload's requirements for images bring Ray without ray[default]
             self._set_up(name, checkpoints)
@@ -71,11 +71,11 @@ class TrainingJob:
         return sorted(name for group in self._groups.values() for name in group)
 
     def folder(self, name: str) -> Path:
-        """What the host sees as ``/opt/ml``."""
+        """The folder that the host sees as ``/opt/ml``."""
         return self._hosts[name].folder / "opt_ml"
 
     def start(self, *names: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start the containers of these hosts; of all that do not run yet without names."""
+        """Start the containers of these hosts; without names, of all hosts that do not run yet."""
         for name in names or [name for name in self.names if name not in self._running]:
             with self._log_path(name).open("a") as log:
                 self._running[name] = self._hosts[name].popen(
@@ -90,7 +90,7 @@ class TrainingJob:
     def stop(self) -> None:
         """Ask the containers to end, as the service does before it kills them: SIGTERM to process 1 of each.
 
-        The kernel gives a process 1 those signals alone that it handles.
+        The kernel delivers to a process 1 only the signals that it handles.
         """
         for process in self._running.values():
             pid = process.inner_pid()
@@ -107,7 +107,7 @@ class TrainingJob:
                             os.kill(pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> dict[str, int]:
-        """The exit code of every started host. Raises TimeoutError that names those that still run."""
+        """Return the exit code of every started host. Raises TimeoutError, with their names, if some still run."""
         until = time.monotonic() + timeout_s
         while True:
             for name, process in self._running.items():
@@ -120,13 +120,13 @@ class TrainingJob:
             time.sleep(0.05)
 
     def log(self, name: str) -> str:
-        """What the host's container printed so far."""
+        """The output of the host's container so far."""
         with contextlib.suppress(FileNotFoundError):
             return self._log_path(name).read_text(errors="replace")
         return ""
 
     def failure(self, name: str) -> str | None:
-        """What the service would show as the reason of a failure; None without one."""
+        """The reason that the service would show for a failure; None without a failure."""
         try:
             return (self.folder(name) / "output" / "failure").read_text()
         except FileNotFoundError:
@@ -142,7 +142,7 @@ class TrainingJob:
 
     def _set_up(self, name: str, checkpoints: Path | None) -> None:
         folder = self.folder(name)
-        for old in folder.iterdir():  # of an earlier job on this host
+        for old in folder.iterdir():  # files of an earlier job on this host
             shutil.rmtree(old)
         self._log_path(name).unlink(missing_ok=True)
         config = folder / "input" / "config"
@@ -180,7 +180,7 @@ class TrainingJob:
 
 
 def _handles(pid: int, sig: signal.Signals) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Whether a process handles a signal itself."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -1,12 +1,12 @@
-"""SageMaker's side of a training job, emulated: takes requests over HTTP as the service does, and runs them on emulated hosts.
+"""An emulation of SageMaker's training service: it takes requests over HTTP, and runs them on emulated hosts.
 
     with Hosts({"algo-1": HostSpec(core=0), "algo-2": HostSpec(core=1)}) as hosts:
         with TrainingService(hosts, environment) as service:
             os.environ["AWS_ENDPOINT_URL_SAGEMAKER"] = service.url  # and S3 and CloudWatch elsewhere, such as on a moto server
 
-One job at a time, each with the training toolkit's real ``train`` command on every host (:mod:`offload.testing.training_job`). What
-hosts print goes to CloudWatch Logs as the service's does. A job's checkpoints come from S3 at its start, and what changed goes there
-at its end. Where it stops: as the training job's emulation does; nothing is refused, and nothing is copied while a job runs.
+It runs one job at a time, with the training toolkit's real ``train`` command on every host (:mod:`offload.testing.training_job`). As
+with the service, the hosts' output goes to CloudWatch Logs. A job's checkpoints come from S3 at its start, and changed ones go there at
+its end. Where it stops: it has the limits of the emulated job, refuses nothing, and copies nothing while a job runs.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from offload.testing.training_job import TrainingJob
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LOG_EVERY_S = 1.0
 JOB_DEADLINE_S = 1800.0
-STOPPING_S = 120.0  # between SIGTERM and SIGKILL
+STOPPING_S = 120.0  # time between SIGTERM and SIGKILL
 
 
 class TrainingService:
-    """One account's. A context manager: it listens on loopback inside the ``with`` block.
+    """The training service of one account. A context manager: it listens on loopback inside the ``with`` block.
 
     Args:
-        hosts: whose names are the service's: ``algo-1``, ``algo-2``, … They are given to the groups from the last one on, so that a
-            CPU host comes first, as it may on SageMaker.
-        environment: of the containers: the way to S3, and credentials. Its ``AWS_ENDPOINT_URL`` takes the logs too.
+        hosts: hosts with the service's names: ``algo-1``, ``algo-2``, … The groups get them from the last group on, so that a CPU host
+            comes first, as it may on SageMaker.
+        environment: the environment of the containers: access to S3, and credentials. Its ``AWS_ENDPOINT_URL`` takes the logs, too.
     """
 
     def __init__(self, hosts: Hosts, environment: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class TrainingService:
         self._known: dict[str, dict[Path, float]] = {}
         self._server = contextlib.ExitStack()
         self.url = ""
-        """What AWS_ENDPOINT_URL_SAGEMAKER must be."""
+        """The value for AWS_ENDPOINT_URL_SAGEMAKER."""
 
     def __enter__(self) -> "TrainingService":
         self.url = self._server.enter_context(aws_json_server(self._answer_to))
@@ -115,7 +115,7 @@ class TrainingService:
             "TrainingStartTime": began,
             "TrainingEndTime": time.time(),
             "TrainingTimeInSeconds": round(time.time() - began),
-            "BillableTimeInSeconds": 0,  # as it was seen for heterogeneous jobs
+            "BillableTimeInSeconds": 0,  # as observed for heterogeneous jobs
             **({"FailureReason": f"AlgorithmError: {reasons[0][:1024]}"} if failed and reasons and not stopped else {}),
         }
 
@@ -183,5 +183,5 @@ class TrainingService:
 
 
 def _files(folder: Path) -> dict[Path, float]:
-    """All files below a folder, and when each was changed."""
+    """All files below a folder, with their times of change."""
     return {path: path.stat().st_mtime for path in folder.rglob("*") if path.is_file()}

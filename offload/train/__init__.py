@@ -1,1 +1,1 @@
-"""Training on Ray Train: the driver's Trainer, the worker's Context, and what passes between them."""
+"""Training on Ray Train: the driver's Trainer, the worker's Context, and the messages between them."""

@@ -1,4 +1,4 @@
-"""What a user sets on a Trainer: frozen, keyword-only, checked where it is made."""
+"""The configuration of a Trainer: frozen, keyword-only, checked where it is made."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize:
-    """Batch sizes in samples. ``initial`` is the global batch M to begin with, ``max`` the largest that adaptation may
-    choose, ``local`` the least and largest local batch m of one worker: a larger share is accumulated."""
+    """Batch sizes, in samples.
+
+    Args:
+        initial: the initial global batch M.
+        max: the largest global batch that adaptation may choose.
+        local: the smallest and largest local batch m of one worker. A worker accumulates a larger share.
+    """
 
     initial: int
     max: int | None = None
@@ -45,7 +50,7 @@ class BatchSize:
             _set(self, local=check_range("BatchSize: local", self.local, sane="such as local=(1, 256)"))
         if self.local is not None and self.initial < self.local[0]:
             raise ConfigError(
-                f"the initial batch size {self.initial} is below the least local batch of one worker, {self.local[0]}: pass "
+                f"the initial batch size {self.initial} is below the smallest local batch of one worker, {self.local[0]}: pass "
                 f"initial={self.local[0]} or more, or local=({self.initial}, {self.local[1]})."
             )
 
@@ -55,14 +60,14 @@ class BatchSize:
         return self.max is not None and self.max > self.initial
 
     def split(self, workers: int, global_batch_size: int | None = None) -> BatchSplit:
-        """How a global batch, the initial one by default, is cut for ``workers`` workers: ``M = K·m·(s + 1)``, rounded up to whole
+        """Split a global batch, by default the initial one, over ``workers`` workers: ``M = K·m·(s + 1)``, rounded up to whole
         local batches."""
         return BatchSplit.of(
             global_batch_size or self.initial, workers, self.local[1] if self.local is not None else None
         )
 
     def carried_over(self, before: BatchSplit, workers: int) -> BatchSplit:
-        """How the batch that was trained at last is cut for another number of workers: the adapted one, where batches adapt."""
+        """Split the last trained batch over another number of workers: the adapted batch, if batches adapt."""
         if workers == before.workers:
             return before
         if not self.adaptive:
@@ -72,11 +77,19 @@ class BatchSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """When checkpoints are committed and how many stay. One is always committed at the end of an epoch (every
-    ``every_epochs``), at the end of the run, and on Ctrl-C; ``every_s`` adds one, between two
-    global batches, once this many seconds have passed since the last. ``"auto"`` derives the interval from what a commit
-    costs and how often nodes fail, so that commits take at most 1 % of the time. Training goes on while they are written.
-    ``keep``: how many stay, the newest ones; with ``best`` (a reported metric) the best by ``mode``, and the newest."""
+    """The schedule of checkpoints, and how many to keep.
+
+    A run always commits at the end of an epoch (every ``every_epochs``), at the end of the run, and on Ctrl-C. Training goes on while
+    a checkpoint is being written.
+
+    Args:
+        every_epochs: epochs between two commits at the end of an epoch.
+        every_s: adds a commit, between two global batches, once this many seconds have passed since the last. ``"auto"`` derives the
+            interval from the cost of a commit and the rate of node failures, so that commits take at most 1 % of the time.
+        keep: the number of checkpoints to keep: the newest; with ``best``, the best and the newest.
+        best: the name of a reported metric.
+        mode: whether the best metric is the largest or the smallest.
+    """
 
     every_epochs: int = 1
     every_s: float | Literal["auto"] | None = "auto"
@@ -98,18 +111,18 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """How training with a range of batch sizes or of workers adapts while it runs.
+    """The adaptation of a running training with a range of batch sizes or workers.
 
     Args:
         learning_rate: the rule by which learning rates follow the batch: ``"adascale"``, ``"adascale-sqrt"`` (its square root),
             ``"linear"``, ``"sqrt"``, ``"legw"`` or ``"none"``. ``"auto"``: adascale-sqrt for optimizers of the Adam family,
             adascale for others.
-        warmup_epochs: of LEGW, at the initial batch.
+        warmup_epochs: warm-up epochs of LEGW at the initial batch.
         interval_s: seconds between two decisions.
-        schedule: worker counts in place of decisions, by the epoch from which on they hold (``{0: 2, 30: 4}``) or by the share of
-            the training that is done (``{0.0: 2, 0.5: 4}``). Training waits there until the workers have changed.
-        objective: ``"time"``: the most progress per second; ``"cost"``: the most per dollar. A node without workers that is
-            there for workers costs nothing then: it can be given back.
+        schedule: worker counts instead of decisions, by the epoch at which they begin (``{0: 2, 30: 4}``) or by the completed share
+            of the training (``{0.0: 2, 0.5: 4}``). Training waits there until the workers have changed.
+        objective: ``"time"``: the most progress per second; ``"cost"``: the most per dollar. With ``"cost"``, idle worker nodes are
+            not charged to the objective, since they can be released.
     """
 
     learning_rate: Rule | Literal["auto"] = "auto"
@@ -135,38 +148,38 @@ class Adaptation:
 
     @property
     def by_progress(self) -> bool:
-        """Whether the schedule goes by shares of the training, not by epochs."""
+        """Whether the schedule uses shares of the training, not epochs."""
         return any(isinstance(at, float) for at in self.schedule or {})
 
     def scheduled(self, epoch: int, progress: float) -> int | None:
-        """The worker count in an epoch, and at that share of the training; None if decisions are free."""
+        """The scheduled worker count in this epoch, at this share of the training; None without a schedule."""
         entries = sorted((self.schedule or {}).items())
         begun = self.entries_begun(epoch, progress)
         return entries[begun - 1][1] if begun else None
 
     def entries_begun(self, epoch: int, progress: float) -> int:
-        """How many entries of the schedule have begun in an epoch, at that share of the training. The last one holds."""
+        """The number of entries of the schedule that have begun in this epoch, at this share of the training. The last one applies."""
         return sum(at <= (progress if self.by_progress else epoch) for at in self.schedule or {})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a run may ask of its cluster, and how it uses the nodes.
+    """The capacity that a run may request from its cluster, and its use of the nodes.
 
     Args:
-        preprocessing_cores: least and most, on a cluster that adds nodes on request and removes idle ones (Ray's autoscaler). The
-            driver asks for as many cores as keep the accelerators busy, and releases whole nodes that it does not need. None: every
-            core of the cluster preprocesses, and the driver asks for none.
-        autoscale_workers: whether the driver also asks for nodes for workers. Worker counts that do not fit yet then count as possible,
-            and the driver releases a node for workers that holds none. At the start it waits for the least number.
-        nodes_deadline_s: how long it waits for nodes at the start.
-        mixed_gpus: whether workers may train on several kinds of GPU at once. Otherwise all train on the kind that holds the most of
-            them, and nodes with other GPUs preprocess.
-        usd_per_hour: prices of instance types, in place of the catalog's. Nodes carry their type in the label ``instance-type`` (``ray
+        preprocessing_cores: the least and the most cores, on a cluster that adds nodes on request and removes idle ones (Ray's
+            autoscaler). The driver asks for as many cores as keep the accelerators busy, and releases whole nodes that it does not
+            need. None: every core of the cluster preprocesses, and the driver asks for none.
+        autoscale_workers: whether the driver also asks for worker nodes. Worker counts that do not fit yet then count as possible, and
+            idle worker nodes are released. At the start, the driver waits for the least number.
+        nodes_deadline_s: how long the driver waits for nodes at the start.
+        mixed_gpus: whether workers may train on several kinds of GPU at once. Otherwise, all workers train on the kind that holds the
+            most of them, and nodes with other GPUs preprocess.
+        usd_per_hour: prices of instance types, instead of the catalog's. Nodes carry their type in the label ``instance-type`` (``ray
             start --labels instance-type=ml.g5.xlarge``).
 
     Raises:
-        ConfigError: for values that cannot be.
+        ConfigError: for invalid values.
     """
 
     preprocessing_cores: tuple[int, int] | None = None
@@ -233,14 +246,14 @@ def _set(config: Any, **values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOverrides:
-    """Settings of the workers that replace the script's, such as those of the command line; None: as the script says.
+    """Settings of the workers that replace the script's, such as those of the command line; None keeps the script's setting.
 
     Args:
         max_workers: the most workers.
-        cpus_per_worker, gpus_per_worker: what each reserves.
+        cpus_per_worker, gpus_per_worker: CPUs and GPUs that each worker reserves.
 
     Raises:
-        ConfigError: for numbers that Ray does not know.
+        ConfigError: for numbers that Ray does not accept.
     """
 
     max_workers: int | None = None
@@ -265,8 +278,8 @@ class WorkerOverrides:
             _set(self, gpus_per_worker=gpus)
 
     def bounds(self, workers: tuple[int, int] | None) -> tuple[int, int] | None:
-        """(least, most) in place of the script's. The least number stays if it is not above ``max_workers``; without a range in the
-        script it is 1."""
+        """The (least, most) workers instead of the script's. The least number stays if it is not above ``max_workers``; if the script
+        has no range, it is 1."""
         if self.max_workers is None:
             return workers
         return min(workers[0] if workers is not None else 1, self.max_workers), self.max_workers

@@ -1,6 +1,6 @@
-"""What travels between the processes of a run: the driver, the run's actor and the workers.
+"""The messages between the processes of a run: the driver, the run's actor and the workers.
 
-Imports neither torch nor Ray: the run's actor starts beside the workers and must start fast.
+It imports neither torch nor Ray: the run's actor starts beside the workers and must start fast.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 
 TRAIN = "train"
-"""The name of the data set that is trained on."""
+"""The name of the training data set."""
 
 
 End = Literal["", "resize", "stop"]
-"""How a worker group ends: not at all, to make way for another group, or for good."""
+"""The end of a worker group: none, to make way for another group, or for good."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What the run wants. The driver's state machine makes all orders (:func:`offload.train.driver.fleet.state.orders_of`); the hub
+    """The driver's orders. Its state machine makes all of them (:func:`offload.train.driver.fleet.state.orders_of`); the hub
     passes them on, and nobody changes them.
 
     Args:
-        serial: rises with every change. The hub ignores orders that arrive behind newer ones.
-        workers: of the next worker group; 0: no group may start at present.
+        serial: a number that rises with every change. The hub ignores orders that arrive after newer ones.
+        workers: the size of the next worker group; 0: no group may start at present.
         avoid: ids of nodes on which no worker may start.
         ends_group: the last worker group (its attempt) that must make way for another.
-        without_commit: whether that group is ended as it is: it could not commit any more.
+        without_commit: whether that group ends without a commit, since it can no longer commit.
         stop: whether training ends for good.
-        split: how global batches are cut; None: as they are. A group of another size carries it over.
-        learned: what adaptation has learned. Checkpoints keep it.
-        entries_followed: the entries of the schedule of worker counts up to which the driver has done what it can.
-        failures_seen: the worker failures after which the driver has looked at the cluster.
+        split: the split of global batches; None: no change. A group of another size carries it over.
+        learned: the knowledge of adaptation. Checkpoints keep it.
+        entries_followed: the number of entries of the worker schedule that the driver has followed, as far as it can.
+        failures_seen: the number of worker failures after which the driver has looked at the cluster.
     """
 
     serial: int = 0
@@ -50,7 +50,7 @@ class Orders:
     failures_seen: int = 0
 
     def end_of(self, attempt: int) -> End:
-        """How the worker group of this attempt is to end."""
+        """How the worker group of this attempt must end."""
         if self.stop:
             return "stop"
         return "resize" if attempt <= self.ends_group else ""
@@ -58,13 +58,13 @@ class Orders:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupStart:
-    """What a worker group learns from the hub when it starts.
+    """The hub's answer to a worker group that starts.
 
     Args:
-        attempt: its number, from 1.
-        orders: the newest.
-        failures_per_s: how often this run is interrupted, as far as is known.
-        most_local: the largest local batch that the devices' memory may hold; None: no bound is known.
+        attempt: the number of the group, from 1.
+        orders: the newest orders.
+        failures_per_s: the estimated rate of this run's interruptions.
+        most_local: the largest local batch that may fit into the devices' memory; None: no known bound.
     """
 
     attempt: int
@@ -75,17 +75,17 @@ class GroupStart:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupStatus:
-    """How far a worker group is, as its rank 0 reports it.
+    """The progress of a worker group, as its rank 0 reports it.
 
     Args:
-        workers: that train; 0 before the first report.
-        split: of the newest step's global batch.
-        changes: how often that changed since the group started: totals between two of them belong to no one batch.
+        workers: the number of workers that train; 0 before the first report.
+        split: the split of the newest step's global batch.
+        changes: the number of changes of ``split`` since the group started: totals across a change belong to no single batch.
         useful: progress in samples as useful as those of initial batches.
         noise: ``(sqr, var)`` of all parameters at the initial batch; None before the first estimate.
-        goal: of ``useful``; None if it is not known.
-        learned: :attr:`Orders.learned` as the checkpoint held it from which training resumed.
-        most_local: the largest local batch that fits into the device's memory, as far as that is known.
+        goal: the value of ``useful`` at the end of training; None if unknown.
+        learned: :attr:`Orders.learned` from the checkpoint from which training resumed.
+        most_local: the largest local batch that fits into the device's memory, as far as known.
     """
 
     workers: int = 0
@@ -100,7 +100,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """What one rank reports: where it runs, its totals since it started, how far the run is (steps and samples of all ranks), and
+    """The report of one rank: its node, its totals since it started, the progress of the run (steps and samples of all ranks), and
     events since its last push."""
 
     rank: int
@@ -116,26 +116,26 @@ class Push:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What the driver reads from the hub.
+    """The hub's news for the driver.
 
     Args:
-        cursor: where the next read of ``events`` begins.
-        totals: each rank's newest, of the worker group that runs.
-        epoch, step, samples, metrics: how far training is.
-        events: all since the cursor that was read with.
-        past: the groups before: their number of workers, and all ranks' totals.
+        cursor: the start of the next read of ``events``.
+        totals: each rank's newest totals, of the running worker group.
+        epoch, step, samples, metrics: the progress of training.
+        events: all events since the cursor of this read.
+        past: the earlier groups: their numbers of workers, and the totals of all ranks.
         group: the last report of rank 0.
-        attempts: worker groups started so far.
-        rates: what each data set's preprocessing was measured at.
-        cores: how many cores are to preprocess, and how many of them have no process yet.
+        attempts: the number of worker groups started so far.
+        rates: the measured rates of each data set's preprocessing.
+        cores: the number of cores that should preprocess, and the number of those without a process yet.
         running: whether a group trains.
-        failures: of worker groups so far.
+        failures: the number of failures of worker groups so far.
         suspects: nodes of the workers that died last.
         most_local: see :class:`GroupStart`.
         failing: nodes on which workers failed repeatedly.
         worker_nodes: nodes that hold workers.
-        speeds: how fast each node's cores are, by data set.
-        process_bytes: the most memory that a preprocessing process was seen to hold.
+        speeds: the relative speed of each node's cores, by data set.
+        process_bytes: the largest memory measured in a preprocessing process.
     """
 
     cursor: int

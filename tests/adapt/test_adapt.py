@@ -423,7 +423,7 @@ def test_settings_that_contradict_are_refused_with_what_to_pass() -> None:
             offload.Adaptation(schedule=schedule)
     with pytest.raises(ConfigError, match=r"epochs and shares of the training"):
         offload.Adaptation(schedule={0: 1, 0.5: 2, 3: 4})
-    with pytest.raises(ConfigError, match=r"initial batch size 4 is below the least local batch of one worker, 8"):
+    with pytest.raises(ConfigError, match=r"initial batch size 4 is below the smallest local batch of one worker, 8"):
         offload.BatchSize(initial=4, local=(8, 16))
 
 

@@ -172,7 +172,7 @@ def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated
             run.kill()
     assert run.returncode == INTERRUPTED, said
     assert "Traceback" not in said
-    assert "a checkpoint is committed" in said
+    assert "committing a checkpoint" in said
     document = json.loads((run_dir / SUMMARY).read_text())
     assert document["status"] == "interrupted"
     assert 0 < document["steps"] < 800
@@ -371,7 +371,7 @@ def test_a_listener_that_is_not_ray(answer: bytes) -> None:
     """Ray itself tries such an address for a quarter of an hour."""
     with (
         answering(answer) as address,
-        pytest.raises(ConfigError, match=f"{address}' is no Ray cluster, or one that hangs"),
+        pytest.raises(ConfigError, match=f"{address}' is not a Ray cluster, or it hangs"),
     ):
         check_reachable(address)
 
@@ -413,11 +413,11 @@ def answering(answer: bytes | None) -> Iterator[str]:
     ("command", "teaches"),
     [
         ([], ["offload doctor", "offload demo", "offload run SCRIPT", "build() -> offload.Trainer", "--version"]),
-        (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "is resumed", "Ctrl-C commits"]),
+        (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "resumes an unfinished run", "Ctrl-C commits"]),
         (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]"]),
         (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
         (["launch", "ray"], ["http://head:8265", "leaves the job running", "resumes a run", "[env var: OFFLOAD_RAY_ADDRESS"]),
-        (["plan"], ["before paying", "offload probe train.py", "Least dollars per useful sample"]),
+        (["plan"], ["before you pay", "offload probe train.py", "Fewest dollars per useful sample"]),
     ],
     ids=["offload", "run", "demo", "doctor", "launch ray", "plan"],
 )  # fmt: skip

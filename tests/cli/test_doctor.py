@@ -50,7 +50,7 @@ def test_json_is_one_document() -> None:
     assert document["ok"] is (result.exit_code == 0)
     assert all(set(check) == {"name", "status", "found", "remedy"} for check in document["checks"])
     assert all(check["status"] == "ok" or check["remedy"] for check in document["checks"])
-    assert by_name(document)["cluster"]["found"] == "no address given: a local Ray is started"
+    assert by_name(document)["cluster"]["found"] == "no address given: a run starts a local Ray"
 
 
 @pytest.mark.usefixtures("quick")

@@ -69,13 +69,13 @@ def build():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--epochs", "3"], "build() in SCRIPT called sys.exit(3) (line 8). Let build() return an offload.Trainer"),
+        (["--epochs", "3"], "build() in SCRIPT called sys.exit(3) (line 8). Return an offload.Trainer from build()"),
         (["--epochs", "0"], "build() in SCRIPT called sys.exit(0)"),
         (["--epochs", "1"], "build() in SCRIPT called sys.exit() (line 8)"),
         (["--epochs", "2"], "build() in SCRIPT called sys.exit('no data today')"),
         (
             ["--epocs", "3"],
-            "build() in SCRIPT refused its arguments (line 7), as it says above. It got --epocs 3; they follow --",
+            "build() in SCRIPT refused its arguments (line 7), see its message above. It got --epocs 3; they follow --",
         ),
     ],
 )

@@ -60,14 +60,14 @@ def test_each_type_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (OWN + OWN, r"not valid TOML: .*my.box.*a type must stand there once"),
+        (OWN + OWN, r"not valid TOML: .*my.box.*each type may appear only once"),
         (OWN.replace("usd_per_hour = 0.5", ""), r"my.box has no usd_per_hour \(US dollars per hour"),
         (OWN.replace("0.5", "0"), r"usd_per_hour of my.box must be greater than 0"),
         (OWN.replace("0.5", "nan"), r"usd_per_hour of my.box must be a number .*found NaN"),
         (OWN.replace("0.5", '"cheap"'), r"usd_per_hour of my.box must be a number .*found 'cheap'"),
         (OWN.replace("vcpus = 8", "vcpus = 0"), r"vcpus of my.box must be at least 1"),
         (OWN + "burst = 1\n", r"burst of my.box must be true or false"),
-        (OWN + "usd_per_hours = 1\n", r"unknown field 'usd_per_hours'. Is usd_per_hour meant"),
+        (OWN + "usd_per_hours = 1\n", r"unknown field 'usd_per_hours'. Did you mean usd_per_hour"),
         (OWN + "color = 1\n", r"unknown field 'color'. Known are vcpus"),
         ("x = [", r"not valid TOML"),
         ("", r"holds no nodes"),
@@ -129,5 +129,5 @@ def test_prices_without_credentials_are_a_matter_of_one_sentence(monkeypatch: py
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    with pytest.raises(ConfigError, match=r"price list cannot be asked \(NoCredentialsError.*pricing:GetProducts"):
+    with pytest.raises(ConfigError, match=r"price list cannot be queried \(NoCredentialsError.*pricing:GetProducts"):
         refreshed(built_in(), "us-east-1", names=["ml.c5.4xlarge"])

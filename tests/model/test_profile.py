@@ -120,7 +120,7 @@ def test_fields_of_others_are_let_be() -> None:
         (
             "input.core_second_per_sample",
             0.1,
-            r"unknown field input.core_second_per_sample. Is input.core_seconds_per_sample meant",
+            r"unknown field input.core_second_per_sample. Did you mean input.core_seconds_per_sample",
         ),
         ("input.stages", {}, r"input.stages must be a list"),
         ("input.stages.0.core_seconds_per_sample", -1, r"input.stages\[0\].core_seconds_per_sample must be at least 0"),
@@ -144,7 +144,7 @@ def test_fields_of_others_are_let_be() -> None:
         ("step", [], r"step must be an object of fields"),
         ("schema", "offload.profile/9", r"has the schema 'offload.profile/9', expected 'offload.profile/1'"),
         ("schema", ..., r"has the schema None"),
-        ("nois", {}, r"unknown field nois. Is noise meant"),
+        ("nois", {}, r"unknown field nois. Did you mean noise"),
     ],
 )
 def test_a_mistake_is_named_with_what_is_sane(path: str, value: Any, said: str) -> None:

@@ -250,7 +250,7 @@ def failure(dataset: Any) -> str:
         (lambda self, i: (x for x in [i]), "__getitem__ returned a generator"),
         (lambda self, i: {"x": 0, **({"y": 1} if i == 3 else {})},
          "item 0 of Junk has the columns x, and item 3 has x, y.*a value may be None"),
-        (lambda self, i: {0: i}, "the name of a column of the data set is 0, which is no text"),
+        (lambda self, i: {0: i}, "the name of a column of the data set is 0, which is not text"),
         (lambda self, i: exit(3), r"reading sample 0 \(item 0 of Junk\) raised SystemExit: 3"),
     ],
 )  # fmt: skip
@@ -268,7 +268,9 @@ def test_getitems_that_return_junk(returned: Any) -> None:
 @pytest.mark.parametrize("length", [-1, 2.5, None, "5", 10**30, 2**40])
 def test_a_len_that_is_none(length: Any) -> None:
     junk = type("Junk", (Items,), {"__len__": lambda self: length})
-    with pytest.raises(offload.ConfigError, match=r"from_torch\(Junk\) (cannot be had|says).*Correct its __len__"):
+    with pytest.raises(
+        offload.ConfigError, match=r"from_torch\(Junk\) (cannot be determined|says).*Correct its __len__"
+    ):
         list_torch_dataset(junk(int))
 
 

@@ -223,7 +223,7 @@ def test_files_that_cannot_be_decoded_are_errors_of_their_own_samples(animals: P
 
 def test_folders_that_are_not_as_expected(animals: Path, tmp_path: Path) -> None:
     assert "does not exist" in refusal(list_image_folder, tmp_path / "nowhere")
-    assert "is a file, and a folder was expected" in refusal(list_image_folder, animals / "classes.json")
+    assert "is a file, not a folder" in refusal(list_image_folder, animals / "classes.json")
     empty = tmp_path / "empty"
     empty.mkdir()
     assert f"no images under '{empty}' (0 other files)" in refusal(list_image_folder, empty)
@@ -236,7 +236,7 @@ def test_folders_that_are_not_as_expected(animals: Path, tmp_path: Path) -> None
 def test_images_outside_class_folders(tmp_path: Path) -> None:
     flat = make_folder(tmp_path, {"a/1.jpg": encoded(), "2.jpg": encoded()})
     text = refusal(list_image_folder, flat)
-    assert "2.jpg' lies in no class folder" in text
+    assert "2.jpg' is not in a class folder" in text
     assert "<class>/<name>" in text
 
 

@@ -202,7 +202,7 @@ def test_it_says_what_it_does() -> None:
         == "CPUs: RandomResizedCrop, RandomHorizontalFlip, shipping uint8; device: ToTensor, Normalize"
     )
     assert split_transform(v1.ToTensor()).says == "CPUs: decode only, shipping uint8; device: ToTensor"
-    assert "ships what it returns" in split_transform(v1.Resize(32)).says
+    assert "ships its result" in split_transform(v1.Resize(32)).says
 
 
 # --- a user's own steps ------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ WHOLE: dict[str, Any] = {
 def test_what_cannot_be_split_arrives_as_the_user_made_it(name: str) -> None:
     transform = WHOLE[name]
     split = split_transform(transform)
-    assert "ships what it returns" in split.says
+    assert "ships its result" in split.says
     got, want = delivered(split, PHOTO), original(transform, pil())
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5)

@@ -241,7 +241,7 @@ def test_an_interrupted_probe_writes_nothing(script: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, error
-    assert "the probe was interrupted; nothing is written" in error
+    assert "the probe was interrupted; it has written nothing" in error
     assert out == ""
     assert [path.name for path in script.parent.iterdir() if path.suffix] == ["noise.py"]
 

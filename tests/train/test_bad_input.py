@@ -136,7 +136,7 @@ def test_state_that_could_not_be_loaded_again_is_refused_before_training(tmp_pat
 
     with pytest.raises(
         offload.ConfigError,
-        match=r"state_dict\(\)\['_extra_state'\]\['hooks'\]\[0\] is of type type, .* Let its state_dict",
+        match=r"state_dict\(\)\['_extra_state'\]\['hooks'\]\[0\] is of type type, .* Make its state_dict",
     ):
         fit(tmp_path, offload.image_folder(jpeg_folder), train)
 
@@ -299,7 +299,9 @@ def test_a_data_set_that_cannot_travel(tmp_path: Path) -> None:
         def __getitem__(self, i: int) -> dict[str, Any]:
             return {"x": np.float32(i)}
 
-    with pytest.raises(offload.ConfigError, match=r"datasets\['train'\] cannot be sent .*lock.*open it in __getitem__"):
+    with pytest.raises(
+        offload.ConfigError, match=r"datasets\['train'\] cannot be sent .*lock.*open them in __getitem__"
+    ):
         fit(tmp_path, offload.from_torch(Locked()))
 
 

@@ -199,13 +199,13 @@ class Good:
 @pytest.mark.parametrize(
     ("transform", "says"),
     [
-        (NeedsSize, r"class NeedsSize is constructed without arguments .* misses a required argument: 'size'.*NeedsSize\(\.\.\.\)"),
+        (NeedsSize, r"class NeedsSize without arguments, .* misses a required argument: 'size'.*NeedsSize\(\.\.\.\)"),
         (NotCallable, r"instances of the transform class NotCallable cannot be called: define __call__"),
         (dict, "instances of the transform class dict cannot be called"),
         (NotCallable(), r"transform must be callable .*found <"),
-        (OfTwo, r"the transform OfTwo is called with one argument.* misses a required argument: 'label'"),
-        (OfTwo(), r"the transform OfTwo is called with one argument.* misses a required argument: 'label'"),
-        (lambda: None, r"is called with one argument, a batch as a dict of columns, and it .*too many positional"),
+        (OfTwo, r"the transform OfTwo with one argument.* misses a required argument: 'label'"),
+        (OfTwo(), r"the transform OfTwo with one argument.* misses a required argument: 'label'"),
+        (lambda: None, r"with one argument, a batch as a dict of columns, and it .*too many positional"),
     ],
 )  # fmt: skip
 def test_transforms_that_cannot_be_called_are_refused_where_they_are_given(transform: Any, says: str) -> None:

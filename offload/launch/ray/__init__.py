@@ -1,1 +1,1 @@
-"""Training as a job on any Ray cluster that serves Ray's job API."""
+"""Launch training as a job on any Ray cluster that serves Ray's job API."""

@@ -1,8 +1,8 @@
-"""The archive that travels to a cluster: the user's folder and this version of offload.
+"""The archive that is uploaded to a cluster: the user's folder and the installed offload.
 
-Ray unpacks it on each node that runs a part of the job, makes it the working directory and puts it first on Python's path. So the
-version that launched is the version that runs, whatever the nodes have installed. The archive is the same, byte for byte, for the
-same files: Ray names it by its content, and does not send again what a cluster has.
+Ray unpacks it on each node that runs a part of the job, makes it the working directory and puts it first on Python's path. The job
+therefore runs the version of offload that launched it, whatever the nodes have installed. The same files give the same bytes: Ray
+names an archive by its content, and does not upload it twice.
 
 Where it stops: :mod:`offload.launch.ray.client` uploads it.
 """
@@ -21,7 +21,7 @@ from offload.launch.files import check_size, files_of, largest, links_left
 READ_BYTES = 200 << 20
 """The most bytes of files: the launcher packs them in memory."""
 PACKED_BYTES = 100 << 20
-"""Ray's dashboard takes requests below this (``DASHBOARD_CLIENT_MAX_SIZE``)."""
+"""The size limit of requests to Ray's dashboard (``DASHBOARD_CLIENT_MAX_SIZE``)."""
 _WHERE_DATA_BELONG = (
     "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own"
 )
@@ -31,7 +31,7 @@ _OF_VERSION_CONTROL = re.compile(r"(git|hg|svn|bzr)\+(?!file:)[a-z+]+://")
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """``script``: the name of the user's script within the archive. ``links_left``: links in the folder that stay at home."""
+    """An archive. ``script``: the name of the user's script within it; ``links_left``: the folder's links that it lacks."""
 
     archive: bytes
     script: str
@@ -39,7 +39,7 @@ class Bundle:
 
 
 def pack(script: Path, working_dir: Path | None = None) -> Bundle:
-    """The archive (zip) for a script. ``working_dir``: the folder that travels, by default the script's.
+    """Pack the archive (zip) for a script. ``working_dir``: the folder to upload, by default the script's.
 
     Raises ConfigError for a script that is not below that folder, files that look like keys, or too many bytes.
     """
@@ -48,18 +48,18 @@ def pack(script: Path, working_dir: Path | None = None) -> Bundle:
         raise ConfigError(f"{argument('working_dir')} {working_dir} is not a folder.")
     if not script.resolve().is_relative_to(folder):
         raise ConfigError(
-            f"{script} is not below {argument('working_dir')} {working_dir}, and so would not travel: pass a folder that both lie in."
+            f"{script} is not below {argument('working_dir')} {working_dir}, and would not be uploaded: pass a folder with both."
         )
     name = script.resolve().relative_to(folder).as_posix()
     files = files_of(
         folder,
-        instead_of_keys="let the script fetch what it needs from where the cluster's nodes may read it (a secret store, or a "
+        instead_of_keys="let the script fetch secrets from a place that the cluster's nodes may read (a secret store, or a "
         "file on the nodes)",
     )
     if name not in files:
         raise ConfigError(
-            f"{script} would not travel: hidden files, links out of the folder, folders called runs, checkpoints, build, dist, "
-            f"node_modules or *.egg-info, and virtual environments, stay here. Move it elsewhere below {argument('working_dir')}."
+            f"{script} would not be uploaded: hidden files, links out of the folder, folders called runs, checkpoints, build, dist, "
+            f"node_modules or *.egg-info, and virtual environments are left out. Move it elsewhere below {argument('working_dir')}."
         )
     check_size(folder, files, READ_BYTES, _WHERE_DATA_BELONG)
     packed = zipped(files)
@@ -79,8 +79,8 @@ def read_requirements(path: Path) -> list[str]:
     for line in filter(None, lines):
         if _leads_here(line):
             raise ConfigError(
-                f"{argument('requirements')} {path} has the line {line!r}, which leads to files of this machine, and pip runs on "
-                "the cluster's nodes: write the packages into the one file."
+                f"{argument('requirements')} {path} has the line {line!r}, which refers to files of this machine, but pip runs on "
+                "the cluster's nodes: write all packages into this one file."
             )
     return [line for line in lines if line]
 

@@ -1,6 +1,6 @@
-"""A cluster's job API, through Ray's own client, with deadlines and with errors that a user can act on.
+"""A cluster's job API, through Ray's own client, with deadlines and actionable errors.
 
-Only this module touches what is private in Ray's client: by itself the client waits forever for an answer, and prefers an address
+Only this module touches the private parts of Ray's client: by itself, the client waits forever for an answer, and prefers an address
 from the environment to its argument. Where it stops: :mod:`offload.launch.ray.job` makes the request.
 """
 
@@ -23,7 +23,7 @@ from offload.launch.ray.job import RUN_DIR, Job
 REACH_S = 5.0
 ANSWER_S = 60.0
 SEND_S = 900.0
-"""For a request to be sent, once the cluster was reached: the archive may be large and the link slow."""
+"""The time to send a request to a cluster that was reached: the archive may be large and the link slow."""
 NEEDS = (
     "The head needs ray[default] (pip install 'ray[default]'), and its dashboard must be reachable: through ssh (ssh -L "
     f"8265:127.0.0.1:8265 head, and {argument('address', 'http://127.0.0.1:8265')}), or RAY_AUTH_MODE=token ray start "
@@ -41,11 +41,11 @@ class Cluster:
     """A cluster that takes jobs.
 
     Args:
-        address: of its dashboard.
+        address: the address of its dashboard.
 
     Raises:
-        ConfigError: if the token's file cannot be read, no dashboard answers there, it refuses the token, or it runs another version
-            of Ray.
+        ConfigError: if the token's file cannot be read, no dashboard answers there, it refuses the token, or the cluster runs another
+            version of Ray.
     """
 
     def __init__(self, address: str) -> None:
@@ -84,12 +84,12 @@ class Cluster:
             self.client.stop_job(job_id)
 
     def log_so_far(self, job_id: str) -> str:
-        """All that a job has printed. Raises as :meth:`describe` does."""
+        """The output of a job so far. Raises as :meth:`describe` does."""
         with self._asking(f"show the log of {job_id}", job_id):
             return str(self.client.get_job_logs(job_id))
 
     async def log(self, job_id: str) -> AsyncIterator[str]:
-        """A job's output from its beginning to its end. Raises Unreachable if the connection breaks before."""
+        """Yield a job's output from its beginning to its end. Raises Unreachable if the connection breaks earlier."""
         import aiohttp
 
         try:
@@ -110,20 +110,20 @@ class Cluster:
             reason = _reason(error)
             if "BadStatusLine" not in reason:
                 raise ConfigError(
-                    f"no Ray dashboard can be reached at {self.url}: {reason} ({REACH_S:.0f} s were given to it). {NEEDS} Check the "
+                    f"no Ray dashboard can be reached at {self.url}: {reason} (after {REACH_S:.0f} s at most). {NEEDS} Check the "
                     "port (usually 8265), and that it is open for this machine."
                 ) from None
         except (requests.exceptions.RequestException, RuntimeError, ValueError, KeyError, TypeError):
             pass
         raise ConfigError(
-            f"what answers at {self.url} is no Ray dashboard, or one that takes no jobs. Check the port (usually 8265). {NEEDS}"
+            f"the server at {self.url} is not a Ray dashboard, or it takes no jobs. Check the port (usually 8265). {NEEDS}"
         )
 
     def _on_the_token(self, text: str) -> str:
         given = next((name for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(name)), None)
         mode = os.environ.get("RAY_AUTH_MODE", "unset")
         found = f"here RAY_AUTH_MODE is {mode}, and the token comes from {given or 'the file ~/.ray/auth_token, if there is one'}"
-        refused = "refuses the token" if "Authentication failed" in text else "asks for a token, and was given none"
+        refused = "refuses the token" if "Authentication failed" in text else "asks for a token, and got none"
         return (
             f"the Ray cluster at {self.url} {refused}: {found}. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
             "cluster's token."
@@ -134,8 +134,8 @@ class Cluster:
 
         if self.ray_version.split(".")[:2] != ray.__version__.split(".")[:2]:
             raise ConfigError(
-                f"the Ray cluster at {self.url} runs Ray {self.ray_version}, and here is Ray {ray.__version__}: install the cluster's here "
-                f"(pip install 'ray[data,train]=={self.ray_version}'), or start a cluster of this one."
+                f"the Ray cluster at {self.url} runs Ray {self.ray_version}, and this is Ray {ray.__version__}: install the cluster's "
+                f"version here (pip install 'ray[data,train]=={self.ray_version}'), or start a cluster with this one."
             )
 
     @contextmanager
@@ -153,18 +153,18 @@ class Cluster:
             status, text = match.groups() if (match := _STATUS.search(str(error))) else (None, str(error))
             if job_id is not None and status == "404":
                 raise ConfigError(
-                    f"there is no job {job_id} at {self.url}: `ray job list` shows those that are."
+                    f"there is no job {job_id} at {self.url}: `ray job list` shows the existing ones."
                 ) from None
-            # A head, or a proxy, that restarts. Ray also answers 500 to a job that it refuses.
+            # The head, or a proxy, is restarting. Ray also answers 500 to a job that it refuses.
             if status is not None and status.startswith("5") and (job_id is not None or status != "500"):
                 raise Unreachable(f"the Ray cluster at {self.url} did not {what}: it answered with {status}.") from None
-            last = (text.strip().splitlines() or ["it did not say why"])[-1].rstrip(".")
+            last = (text.strip().splitlines() or ["it gave no reason"])[-1].rstrip(".")
             hint = f" {NEEDS}" if status in ("404", "405") or "agent" in last else ""
             raise ConfigError(f"the Ray cluster at {self.url} did not {what}: {last}.{hint}") from None
 
 
 def _check_token_file() -> None:
-    """Raise ConfigError if the token's file holds no token."""
+    """Raise ConfigError if the token's file does not hold a token."""
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
     if not path or os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
         return

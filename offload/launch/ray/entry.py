@@ -1,9 +1,9 @@
-"""Runs on the cluster's head: checks this Python, then becomes ``offload run``.
+"""The entry point on the cluster's head: check this Python, then become ``offload run``.
 
     python3 -m offload.launch.ray.entry LAUNCHED_WITH COMMAND [ARGUMENT…]
 
-LAUNCHED_WITH is the version of the Python that launched the job, COMMAND and its arguments are ``offload``'s. Before the checks
-this module imports only the standard library, in the syntax of Python 3.8: the Python here may be any.
+LAUNCHED_WITH is the version of the Python that launched the job; COMMAND and its arguments are ``offload``'s. Before the checks, this
+module imports only the standard library, in the syntax of Python 3.8: the Python here may be any version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 
 OLDEST, TOO_NEW = (3, 11), (3, 14)
 NEEDED = (
-    # (module, package): all that a run imports, whatever its script does
+    # (module, package): the imports of every run, whatever its script does
     ("ray", "ray[data,train]"),
     ("torch", "torch"),
     ("numpy", "numpy"),
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
 
 
 def unfit(launched_with: str) -> str:
-    """Why this Python cannot run a training, or an empty text."""
+    """The reason why this Python cannot run a training, or an empty text."""
     found = sys.version_info[:2]
     here = "%s is Python %s" % (sys.executable, platform.python_version())  # noqa: UP031  # plain for the oldest
     if not OLDEST <= found < TOO_NEW:
@@ -57,7 +57,7 @@ def unfit(launched_with: str) -> str:
     if "ray[data,train]" in missing:
         return (
             here + ", the first python3 on the PATH of the cluster's head, and has no Ray: start Ray there with its "
-            "environment activated, so that this PATH leads to the Python that Ray runs with."
+            "environment activated, so that this PATH finds the Python that Ray runs with."
         )
     if missing:
         return (
@@ -71,7 +71,7 @@ def unfit(launched_with: str) -> str:
 
 
 def at_home(command: list[str]) -> list[str]:
-    """The command with the ``~`` of its run directory expanded: here, since it is this host's."""
+    """The command with the ``~`` of its run directory expanded on this host, whose home it means."""
     place = command.index("--run-dir") + 1
     return [os.path.expanduser(text) if number == place else text for number, text in enumerate(command)]
 

@@ -20,34 +20,35 @@ from offload.train.config import WorkerOverrides
 
 ENTRY = "offload.launch.ray.entry"
 RUNS = "~/offload-runs"
-"""Where runs lie on the cluster's head. Ray removes a job's working directory when the job has ended."""
+"""The folder of runs on the cluster's head. Ray removes a job's working directory after the job."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 300
-"""How long a job that is stopped may take to commit a checkpoint before Ray kills it."""
+"""The time for a stopped job to commit a checkpoint before Ray kills it, in seconds."""
 STOP_WAIT_OF_RAY_S = 3
-"""What Ray gives a job that says nothing of it: too short for any checkpoint."""
+"""Ray's default for this time, which is too short for any checkpoint."""
 RUN_DIR, NAME = "offload_run_dir", "offload_name"
-"""What the job's metadata say of it."""
+"""The job's metadata."""
 ENVIRONMENT = argument("env", python="environment")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job.
+    """A Ray job.
 
     Args:
-        name: of the run; the job's id begins with it.
-        user: who launches; on a shared cluster two users may have runs of one name.
-        script: relative to the working directory.
-        args: for the script.
-        run_dir: on the cluster's head, ``~`` being the home directory there; None: a folder
+        name: the name of the run; the job's id begins with it.
+        user: the user who launches; on a shared cluster, two users may have runs of the same name.
+        script: the script, relative to the working directory.
+        args: arguments for the script.
+        run_dir: the run directory on the cluster's head, where ``~`` means the home directory there; None: a folder
             of this user and name below ``RUNS``.
-        storage_path: where checkpoints go; None: what the script says, or the run directory.
+        storage_path: the folder of checkpoints; None: the script's setting, or the run directory.
         overwrite: whether to replace the run that the directory holds.
         workers: settings that replace those of the script's Trainer.
         requirements: lines for pip on the nodes.
-        environment: for the job's processes on all nodes. No secrets: whoever sees the dashboard reads them.
+        environment: environment variables for the job's processes on all nodes. No secrets: everyone with access to the dashboard
+            can read them.
 
     Raises:
         ConfigError: for values that cannot work on the cluster.
@@ -67,22 +68,22 @@ class Job:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"{argument('name')} is made of letters, digits, - _ and dots, 100 at most, found {self.name!r}."
+                f"{argument('name')} must consist of letters, digits, - _ and dots, 100 at most, found {self.name!r}."
             )
         if not self.run_dir_there.startswith(("/", "~/")):
             raise ConfigError(
-                f"{argument('run_dir')} {self.run_dir} is relative, and a job's working directory is removed when it has ended: pass "
+                f"{argument('run_dir')} {self.run_dir} is relative, and Ray removes a job's working directory after its end: pass "
                 f"an absolute path on the cluster's head, or one below ~/."
             )
         self._check_secrets()
         wait = self.environment.get(STOP_WAIT, str(STOP_WAIT_S))
         if not (wait.isascii() and wait.isdigit()):
-            raise ConfigError(f"{ENVIRONMENT} {STOP_WAIT} is a whole number of seconds, found {wait!r}.")
+            raise ConfigError(f"{ENVIRONMENT} {STOP_WAIT} must be a whole number of seconds, found {wait!r}.")
 
     def _check_secrets(self) -> None:
         remedy = (
-            "and whoever sees the cluster's dashboard could read it: set it where the nodes are started, or let the script fetch "
-            "it from a secret store."
+            "and everyone with access to the cluster's dashboard could read it: set it where the nodes are started, or let the "
+            "script fetch it from a secret store."
         )
         for name in (*self.environment, *options_in(self.args)):
             if names_a_secret(name):
@@ -106,7 +107,7 @@ class Job:
 
     @property
     def entrypoint(self) -> str:
-        """The shell command that Ray runs on the head. It becomes the run itself, so that a signal reaches it once."""
+        """The shell command that Ray runs on the head. It becomes the run itself, so that a signal reaches the run once."""
         command = ["python3", "-m", ENTRY, platform.python_version(), "run", self.script, *self._options()]
         return f"exec {shlex.join([*command, '--', *self.args] if self.args else command)}"
 
@@ -147,10 +148,10 @@ class Job:
 
 
 def job_id(name: str, now: datetime) -> str:
-    """``train-2026-11-22-13-20-05-123`` for the run ``train``: no cluster takes an id twice."""
+    """A unique id such as ``train-2026-11-22-13-20-05-123`` for the run ``train``: a cluster does not accept an id twice."""
     return f"{name}-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03d}"
 
 
 def run_name(stem: str, otherwise: str = "run") -> str:
-    """A valid name made of a script's or a user's; ``otherwise`` if no letter of it is valid."""
+    """A valid name made from a script's or a user's name; ``otherwise`` if no letter of it is valid."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100] or otherwise

@@ -1,4 +1,4 @@
-"""Ray clusters as a launcher: jobs that are ready to be submitted, and the cluster that takes them."""
+"""The launcher for Ray clusters: jobs that are ready to submit, and the cluster that takes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKING_DIR = "working_dir.zip"
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job under an id of its own, with what travels."""
+    """A job with its own id and its bundle."""
 
     job_id: str
     job: Job
@@ -25,7 +25,7 @@ class Submission:
 
     @classmethod
     def of(cls, job: Job, bundle: Bundle) -> Submission:
-        """A job that is submitted now: no cluster takes an id twice."""
+        """A submission with a new id: a cluster does not accept an id twice."""
         return cls(job_id=job_id(job.name, datetime.now(UTC)), job=job, archive=bundle.archive)
 
     def render(self) -> Document:
@@ -48,7 +48,7 @@ class RayLauncher:
         run_dir = job.job.run_dir_there
         for other in self.cluster.running_in(run_dir):
             raise ConfigError(
-                f"the job {other} runs in {run_dir} already: stop it first "
+                f"the job {other} already runs in {run_dir}: stop it first "
                 f"({argument('stop', other, python=f'stop({other!r})')}), or choose another {argument('name')}."
             )
         self.cluster.submit(job.job, job.job_id, job.archive)
@@ -59,19 +59,19 @@ class RayLauncher:
         return watch.state(self.cluster, self.cluster.describe(job_id))
 
     def watch(self, job_id: str, show: Say, say: Say) -> Document:
-        """Show what a job prints until it has ended. RunError where the cluster does not answer for ten minutes."""
+        """Show a job's output until it has ended. Raises RunError if the cluster does not answer for ten minutes."""
         return watch.follow(self.cluster, job_id, show, say)
 
     def stop(self, job_id: str, say: Say, *, wait: bool) -> Document:
-        """Ask a job to stop; with ``wait`` for as long as Ray lets it commit a checkpoint."""
+        """Ask a job to stop; with ``wait``, wait as long as Ray lets it commit a checkpoint."""
         return watch.stop(self.cluster, job_id, say, wait=wait)
 
     def exit_code(self, state: Document) -> int | None:
-        """That of the job's driver."""
+        """The exit code of the job's driver."""
         code: int | None = state["exit_code"]
         return code
 
     def how_to_see(self, job_id: str) -> str:
-        """The commands, with the cluster's address."""
+        """The commands that show and stop a job, with the cluster's address."""
         how = f"offload launch ray --address {self.cluster.url}"
         return f"`{how} --status {job_id}` shows it, `{how} --stop {job_id}` stops it."

@@ -17,10 +17,10 @@ from offload.launch.ray.job import NAME, RUN_DIR, STOP_WAIT, STOP_WAIT_OF_RAY_S
 
 SCHEMA = "offload.ray-job/1"
 POLL_S = 2.0
-LAST_LINES_S = 10.0  # for a job's log to end after the job
-SILENCE_S = 600.0  # without an answer before a cluster is given up
+LAST_LINES_S = 10.0  # time for a job's log to end after the job
+SILENCE_S = 600.0  # time without an answer after which a cluster counts as lost
 INTERRUPTED = 130
-FAILURES = 2  # of the log's connection in a row, without a line, after which the client polls instead
+FAILURES = 2  # failed log connections in a row, without a line, after which the client polls instead
 _NOT_STARTED = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 
 
@@ -47,33 +47,33 @@ def state(cluster: Cluster, details: Any) -> dict[str, Any]:
 
 
 def exit_code(status: str, of_driver: int | None, error_type: str | None) -> int | None:
-    """The exit code of a command that waited for a job: its driver's; None for a job that has not ended."""
+    """The exit code of a command that waited for a job: its driver's; None if the job has not ended."""
     if status not in ENDED:
         return None
     if status == "STOPPED":
         return INTERRUPTED
     if of_driver is not None:
-        return of_driver if of_driver >= 0 else 128 - of_driver  # as a shell says that a signal ended it
+        return of_driver if of_driver >= 0 else 128 - of_driver  # a shell's code for an end by a signal
     return 0 if status == "SUCCEEDED" else 2 if error_type in _NOT_STARTED else 1
 
 
 def _reason(details: Any) -> str:
-    """Why a job failed. What its driver printed was shown, or is in its log."""
+    """The reason why a job failed. Its driver's output was shown, or is in its log."""
     code = details.driver_exit_code
     if code is not None:
         return f"the run ended with {code}: see its log (ray job logs {details.submission_id})."
     said = [line.strip() for line in (details.message or "").splitlines() if line.strip()]
-    return f"{details.error_type}: {said[-1] if said else 'Ray did not say more'}"
+    return f"{details.error_type}: {said[-1] if said else 'Ray gave no details'}"
 
 
 def stop(cluster: Cluster, job_id: str, say: Say, *, wait: bool, poll_s: float = POLL_S) -> dict[str, Any]:
-    """Ask a job to stop; with ``wait``, wait as long as Ray gives it. Returns its state."""
+    """Ask a job to stop; with ``wait``, wait as long as Ray gives it. Return its state."""
     details = cluster.describe(job_id)
     if str(details.status) in ENDED:
         return state(cluster, details)
     cluster.stop(job_id)
     given_s = _stop_wait_s(details)
-    say(f"stopping {job_id}: a checkpoint is committed first, for which it is given {given_s} s")
+    say(f"stopping {job_id}: it first commits a checkpoint, within {given_s} s")
     until = time.monotonic() + given_s + LAST_LINES_S
     while wait and str(details.status) not in ENDED and time.monotonic() < until:
         time.sleep(poll_s)
@@ -82,22 +82,22 @@ def stop(cluster: Cluster, job_id: str, say: Say, *, wait: bool, poll_s: float =
 
 
 def _stop_wait_s(details: Any) -> int:
-    """How long Ray waits for a job that it stops. Jobs of other launchers may set nothing here, or anything."""
+    """The time that Ray gives a job to stop, in seconds. Jobs of other launchers may set any value, or none."""
     said = str(((details.runtime_env or {}).get("env_vars") or {}).get(STOP_WAIT, ""))
     return int(said) if said.isascii() and said.isdigit() else STOP_WAIT_OF_RAY_S
 
 
 def follow(cluster: Cluster, job_id: str, show: Say, say: Say, poll_s: float = POLL_S) -> dict[str, Any]:
-    """Show what a job prints until it has ended. Returns its state.
+    """Show a job's output until it has ended. Return its state.
 
-    A lost connection is made again and goes on where it broke off. Raises RunError if the cluster does not answer for ten
+    After a lost connection, it connects again and goes on at the same place. Raises RunError if the cluster does not answer for ten
     minutes.
     """
     return asyncio.run(_Follower(cluster, job_id, show, say, poll_s).follow())
 
 
 class _Follower:
-    """Follows one job's log on one connection at a time, and its status beside it: a dead connection may look idle."""
+    """A follower of one job's log, on one connection at a time. It also polls the status: a dead connection may look idle."""
 
     def __init__(self, cluster: Cluster, job_id: str, show: Say, say: Say, poll_s: float) -> None:
         self._cluster, self._job_id, self._show, self._say, self._poll_s = cluster, job_id, show, say, poll_s
@@ -114,7 +114,7 @@ class _Follower:
                 except Unreachable as error:
                     if time.monotonic() - answered_at > SILENCE_S:
                         raise RunError(
-                            f"{error} Nor did it for {SILENCE_S:.0f} s. If the cluster is there, the job goes on."
+                            f"{error} It has not answered for {SILENCE_S:.0f} s. If the cluster is alive, the job goes on."
                         ) from None
                     if not lost:
                         self._say(f"{error} The job goes on; trying again")
@@ -151,10 +151,10 @@ class _Follower:
     def _count(self, log: asyncio.Task[None]) -> None:
         self._failures += 1
         if self._failures == FAILURES:
-            self._say(f"{log.exception()} It is asked for every {self._poll_s:g} s instead")
+            self._say(f"{log.exception()} Polling it every {self._poll_s:g} s instead")
 
     async def _log(self) -> None:
-        """Show what was not shown yet. Every connection sends a log from its beginning."""
+        """Show the new part of the log. Every connection sends a log from its beginning."""
         if self._failures >= FAILURES:
             await self._ask()
             return
@@ -168,7 +168,7 @@ class _Follower:
                 self._show(new)
 
     async def _ask(self) -> None:
-        """Poll the log until the job has ended, for networks on which no connection stays open."""
+        """Poll the log until the job has ended, for networks that do not keep connections open."""
         while True:
             details = await asyncio.to_thread(self._cluster.describe, self._job_id)
             text = await asyncio.to_thread(self._cluster.log_so_far, self._job_id)

@@ -1,1 +1,1 @@
-"""From a script to a heterogeneous SageMaker training job."""
+"""Launch a script as a heterogeneous SageMaker training job."""

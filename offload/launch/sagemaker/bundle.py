@@ -1,6 +1,6 @@
-"""The archive that travels to the instances: the user's folder, this version of offload, the entry, and the requirements of both.
+"""The archive for the instances: the user's folder, the installed offload, the entry, and the requirements of both.
 
-It is the same, byte for byte, for the same files and token. Where it stops: :mod:`offload.launch.sagemaker.submit` uploads it.
+The same files and token give the same bytes. Where it stops: :mod:`offload.launch.sagemaker.submit` uploads it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ REQUIREMENTS = "requirements.txt"
 
 
 def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> bytes:
-    """The archive (tar.gz) for a script, with its folder and everything below.
+    """Pack the archive (tar.gz) for a script, with its folder and everything below.
 
-    ``entry``: the name of the file that the container runs; ``token``: of the job's Ray cluster; ``plan``: the plan behind the
-    job.
+    ``entry``: the name of the file that the container runs; ``token``: the token of the job's Ray cluster; ``plan``: the job's plan.
 
     Raises ConfigError for a missing script, files that look like keys, or too many bytes.
     """
     script = script.resolve()
     if not script.is_file():
         raise ConfigError(f"there is no script {script}.")
-    files = files_of(script.parent, instead_of_keys="let the script fetch what it needs from AWS Secrets Manager")
-    files.pop("setup.py", None)  # the training toolkit would install the folder as a package and run that
+    files = files_of(script.parent, instead_of_keys="let the script fetch secrets from AWS Secrets Manager")
+    files.pop("setup.py", None)  # with it, the training toolkit would install the folder as a package and run that
     check_size(
         script.parent,
         files,
@@ -56,6 +55,6 @@ if __name__ == "__main__":
 
 
 def _merged(own: Path | None) -> str:
-    """The user's requirements behind offload's."""
+    """Offload's requirements, followed by the user's."""
     text = "\n".join(requirements(own)) + "\n"
     return text if own is None else f"{text}\n{own_requirements(own)}"

@@ -1,6 +1,6 @@
-"""Finds a run's checkpoints, and copies the newest to the place where this job's workers write.
+"""Find a run's checkpoints, and copy the newest to the place where this job's workers write.
 
-Workers of one GPU host write into the job's checkpoint folder, which the service keeps in S3; those of several write to S3
+Workers on one GPU host write to the job's checkpoint folder, which the service keeps in S3; workers on several hosts write to S3
 themselves. A run may go on with another number of hosts: training continues from the newest checkpoint of both places.
 Where it stops: :mod:`offload.train.checkpoints.ray_list` reads Ray Train's list of a run's checkpoints.
 """
@@ -21,7 +21,7 @@ from offload.train.checkpoints.ray_list import PREFIX, SNAPSHOT, is_whole, mende
 
 @dataclass(frozen=True, kw_only=True)
 class Shelf:
-    """A place for checkpoints. ``name``: of a run's folder in it, unless the script names its runs itself."""
+    """A place for checkpoints. ``name``: the name of a run's folder in it, unless the script names its runs itself."""
 
     uri: str
     name: str
@@ -34,7 +34,7 @@ class Shelf:
         return {name: folder for name, folder in folders.items() if folder.checkpoints}
 
     def folder(self, name: str) -> Folder:
-        """One folder, which need not exist."""
+        """One folder, which may not exist."""
         fs, root = open_filesystem(self.uri)
         return _folder(fs, f"{root.rstrip('/')}/{name}")
 
@@ -44,9 +44,9 @@ class Folder:
     """The checkpoints of one run.
 
     Args:
-        checkpoints: all names, oldest first.
-        whole: the complete ones.
-        listed: Ray Train's list of the complete checkpoints; a list of all of them if Ray Train has none, or half of one.
+        checkpoints: the names of all checkpoints, oldest first.
+        whole: the complete checkpoints.
+        listed: Ray Train's list of the complete checkpoints; a list of all of them if Ray Train has no complete list.
     """
 
     fs: pafs.FileSystem
@@ -57,14 +57,14 @@ class Folder:
 
     @property
     def usable(self) -> list[str]:
-        """The checkpoints that training can resume from, oldest first: their names are their times."""
+        """The checkpoints from which training can resume, oldest first: their names are their times."""
         return sorted(str(each["checkpoint_dir_name"]) for each in self.listed["checkpoint_results"])
 
 
 def bring_newest(source: Shelf, target: Shelf) -> Iterator[str]:
-    """Copy what is newer in ``source`` to ``target``, and remove what it replaces there. Yields a sentence for each copy.
+    """Copy newer checkpoints from ``source`` to ``target``, and remove those that they replace. Yield a sentence for each copy.
 
-    An incomplete copy is made again: the list, written last, names complete copies only.
+    It repeats an incomplete copy: the list, written last, names only complete copies.
 
     Raises OSError if ``source`` cannot be read, ConfigError if a copy fails.
     """
@@ -74,7 +74,7 @@ def bring_newest(source: Shelf, target: Shelf) -> Iterator[str]:
         newer = [each for each in theirs.usable if each > newest]
         if not newer:
             continue
-        yield f"the newest checkpoint, {newer[-1]}, is in {source.uri}: it is copied to {target.uri}"
+        yield f"the newest checkpoint, {newer[-1]}, is in {source.uri}: copying it to {target.uri}"
         try:
             _copy(theirs, ours, newer)
         except OSError as error:
@@ -86,7 +86,7 @@ def bring_newest(source: Shelf, target: Shelf) -> Iterator[str]:
 def _copy(theirs: Folder, ours: Folder, names: list[str]) -> None:
     for name in names:
         if name in ours.checkpoints:
-            ours.fs.delete_dir(f"{ours.path}/{name}")  # half of it
+            ours.fs.delete_dir(f"{ours.path}/{name}")  # an incomplete copy
         ours.fs.create_dir(f"{ours.path}/{name}")
         pafs.copy_files(
             f"{theirs.path}/{name}", f"{ours.path}/{name}", source_filesystem=theirs.fs, destination_filesystem=ours.fs

@@ -1,7 +1,7 @@
-"""Runs in every container of a job: the hosts meet, start Ray, train on the head, and end together.
+"""The entry point of every container of a job: the hosts meet, start Ray, train on the head, and end together.
 
-The head leads (:mod:`offload.launch.sagemaker.head`), and all others follow it (:mod:`offload.launch.sagemaker.follower`). Whatever
-happens, each host exits with the head's outcome and leaves the reason where the service looks for it. At the start it imports only
+The head leads (:mod:`offload.launch.sagemaker.head`), and all other hosts follow (:mod:`offload.launch.sagemaker.follower`). Every
+host always exits with the head's outcome, and writes the reason where the service looks for it. At the start, the entry imports only
 the standard library, since nothing is installed yet. Where it stops: ``offload run`` trains, as anywhere else.
 """
 
@@ -19,7 +19,7 @@ from offload.launch.sagemaker.place import Outcome, read_place, reason_of
 from offload.launch.sagemaker.process_one import ENTRY_PID
 
 BASE = "/opt/ml"
-SHOWN_OF_A_FAILURE = 1024  # characters, by the service's console
+SHOWN_OF_A_FAILURE = 1024  # characters that the service's console shows
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def run(base: Path) -> int:
-    """Take part in the job whose files are below ``base``. Returns the exit code."""
+    """Take part in the job whose files are below ``base``. Return the exit code."""
     try:
         _tell_pid()
         place = read_place(base, os.environ)
@@ -49,14 +49,14 @@ def run(base: Path) -> int:
 
 
 def _tell_pid() -> None:
-    """Tell the launcher's process 1, if it runs in this container, which process SIGTERM is for."""
+    """Tell the launcher's process 1, if it runs in this container, which process should get SIGTERM."""
     if path := os.environ.get(ENTRY_PID):
         Path(f"{path}.part").write_text(str(os.getpid()))
         os.replace(f"{path}.part", path)
 
 
 def _leave(reason: str, path: Path) -> None:
-    """Write the failure file, whose beginning the service shows, unless one exists, which says more."""
+    """Write the failure file, whose beginning the service shows, unless one exists already, which says more."""
     text = reason if len(reason) <= SHOWN_OF_A_FAILURE else f"{reason[: SHOWN_OF_A_FAILURE - 6]} [...]"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The part of every host but the head: it prepares the host, starts Ray when the head says so, and ends as the head does.
+"""The part of every host except the head, which prepares the host, starts Ray when the head says so, and ends as the head does.
 
 It reports failures to the head, which tells all hosts. The head trains.
 """
@@ -35,18 +35,18 @@ class Part:
     def play(self) -> Outcome:
         """Play the whole part. Raises OffloadError if the host cannot find the head, or loses it."""
         place = self._place
-        # Preparing and looking for the head both take time: do them together.
+        # Preparation and the search for the head both take time: do them in parallel.
         preparing = _in_background(lambda: prepare(place, self._check))
         preparing.add_done_callback(self._note)
         try:
             with _stoppable():
                 head = (place.head_address, MEETING_PORT)
                 follower = Follower(head, place.token, place.hosts.current, deadline_s(place.base))
-            # From now on SIGTERM is ignored. The head, which gets it too, commits a checkpoint, and needs this host until then.
+            # From now on, ignore SIGTERM. The head, which gets it too, commits a checkpoint, and needs this host until then.
             preparing.add_done_callback(lambda done: self._tell_prepared(follower, done))
             for message in follower.messages():
                 if "start" in message:
-                    # In the background: `ray start` waits for a head that is gone, and this host must hear the head meanwhile.
+                    # In the background: `ray start` would wait for a lost head, and this host must hear the head meanwhile.
                     starting = _in_background(lambda: self._start(preparing.result()))
                     starting.add_done_callback(self._note)
                     starting.add_done_callback(lambda done: self._tell(follower, done, ready=True))
@@ -103,7 +103,7 @@ class Part:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """While the head is looked for, SIGTERM ends this host's part; from then on it is ignored."""
+    """A context in which SIGTERM ends this host's part, during the search for the head; afterwards, SIGTERM is ignored."""
 
     def stop(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -117,7 +117,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _in_background(act: Callable[[], T]) -> Future[T]:
-    """On a thread that does not keep the process from ending, as those of an executor would."""
+    """Call on a thread that, unlike an executor's, does not keep the process from ending."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -16,8 +16,8 @@ from offload.model import Catalog
 from offload.model.plans import Plan
 
 CPU_GROUP = "cpu"
-SHORTEST_RUN_S = 600  # below, a cap on spend buys hardly more than the machines' start
-ENDING_S = 300  # paid after the service begins to stop a job: it waits for two minutes and uploads the results
+SHORTEST_RUN_S = 600  # a shorter run buys hardly more than the machines' start
+ENDING_S = 300  # time paid for after the service begins to stop a job: it waits two minutes and uploads the results
 MOST_ALTERNATIVES = 3
 _GPU_FAMILIES = re.compile(r"ml\.(p|g)\d")
 _LOCAL_STORAGE = re.compile(r"ml\.([a-z]+\d+[a-z]*d|[a-z]+\d+d|(g[5-9]|p[5-9]|trn\d))")
@@ -45,9 +45,9 @@ def groups_of(gpu: str, cpus: Sequence[str]) -> Groups:
 
 
 def groups_of_plan(plan: Plan, source: str) -> tuple[Groups, ...]:
-    """The groups that a plan recommends, then its next best candidates of other or fewer instances, for when AWS lacks capacity.
+    """The groups that a plan recommends, then its next best candidates with other or fewer instances, in case AWS lacks capacity.
 
-    Raises ConfigError for a plan whose shapes no job can have.
+    Raises ConfigError for a plan whose shapes a job cannot have.
     """
     best = plan.best.shape
     shapes = [best, *(candidate.shape for candidate in plan.candidates if _is_other(candidate.shape, best))]
@@ -65,19 +65,19 @@ def has_local_storage(instance_type: str) -> bool:
 
 
 def usd_per_hour(groups: Sequence[Group], catalog: Catalog) -> float:
-    """The price on demand. Raises ConfigError if one is unknown."""
+    """The on-demand price of the groups, in dollars per hour. Raises ConfigError if a price is unknown."""
     return sum(catalog[group.instance_type].usd_per_hour * group.count for group in groups)
 
 
 def seconds_for(usd: float, groups: Sequence[Group], catalog: Catalog) -> int:
-    """How long the groups may run for ``usd``, with the time to end. Raises ConfigError if a price is unknown, or if that is hardly
-    any time."""
+    """The seconds that the groups may run for ``usd``, minus the time to end. Raises ConfigError if a price is unknown, or if the
+    time is too short."""
     hourly = usd_per_hour(groups, catalog)
     seconds = math.floor(usd / hourly * 3600) - ENDING_S if hourly > 0 else 0
     if seconds < SHORTEST_RUN_S:
         raise ConfigError(
             f"${usd:g} buys {max(seconds, 0):,} s of these instances (${hourly:.2f} an hour), less than the {SHORTEST_RUN_S // 60} minutes "
-            f"that they need to start and to do something: raise {argument('max_usd')} or rent fewer."
+            f"that they need to start and train at all: raise {argument('max_usd')} or rent fewer."
         )
     return seconds
 
@@ -85,7 +85,7 @@ def seconds_for(usd: float, groups: Sequence[Group], catalog: Catalog) -> int:
 def _parsed(text: str) -> tuple[str, int]:
     match = _SPEC.fullmatch(text)
     if match is None:
-        raise ConfigError(f"a group is TYPE:COUNT, such as ml.c5.4xlarge:2; found {text!r}.")
+        raise ConfigError(f"a group must be TYPE:COUNT, such as ml.c5.4xlarge:2; found {text!r}.")
     return match["type"], int(match["count"])
 
 
@@ -109,5 +109,5 @@ def _of_shape(shape: Mapping[str, int], source: str) -> Groups:
 
 
 def _is_other(shape: Mapping[str, int], best: Mapping[str, int]) -> bool:
-    """Whether AWS may have it while it lacks the best one: it needs less of at least one type."""
+    """Whether AWS may have this shape while it lacks the best one: it needs fewer instances of at least one type."""
     return any(shape.get(kind, 0) < count for kind, count in best.items())

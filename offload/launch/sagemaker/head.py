@@ -1,4 +1,4 @@
-"""The head's part of a job: gather the hosts, start Ray on them, run the user's script, tell all hosts how it ended."""
+"""The head's part of a job: gather the hosts, start Ray on them, run the user's script, and tell all hosts the outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from offload.launch.sagemaker.settings import PLAN, Settings, arguments, deadlin
 from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, REPORT, SKIPPED, SUMMARY
 
 MARGIN_S = 15.0
-MOST_LATE_S = 120.0  # for the hosts of a job to hear of a failure: all of them cost money meanwhile
+MOST_LATE_S = 120.0  # time for the hosts of a job to hear of a failure: all of them cost money meanwhile
 STOPPED = "the job was stopped; a checkpoint was committed."
 JOB_FILE, PLAN_FILE, ERROR_FILE = "job.txt", "plan.json", "error.txt"
 TRACEBACK_LINES = 30
@@ -33,7 +33,7 @@ KEPT = (SUMMARY, REPORT, EVENTS, METRICS, SKIPPED, PLAN_FILE)
 
 
 class Head:
-    """Leads one job."""
+    """The leader of one job."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -42,10 +42,10 @@ class Head:
         self._stopping = False
 
     def lead(self) -> Outcome:
-        """Lead the whole job. Raises OffloadError for what ends the job, after telling all hosts."""
+        """Lead the whole job. Raises OffloadError for an error that ends the job, after telling all hosts."""
         place = self._place
         others = [host for host in place.hosts.all if host != place.hosts.current]
-        # First, so that the other hosts hear of any failure.
+        # This comes first, so that the other hosts hear of any failure.
         meeting = Rendezvous((place.address, MEETING_PORT), place.token, others, self._lost)
         outcome = Outcome(exit=1, reason="the head failed.")
         late_s = 0.0
@@ -57,7 +57,7 @@ class Head:
                 self._node = RayNode(prepared.node)
                 self._node.start()
                 meeting.tell({"start": True})
-                meeting.await_ready(ray_node.START_S + MARGIN_S)  # give a failing host the time to say why
+                meeting.await_ready(ray_node.START_S + MARGIN_S)  # give a failing host the time to report its reason
                 print(f"offload: Ray runs on all {len(others) + 1} hosts", flush=True)
                 outcome = self._run_script(prepared)
         except KeyboardInterrupt:
@@ -73,11 +73,11 @@ class Head:
         return outcome
 
     def _lost(self, host: str) -> None:
-        print(f"offload: host {host} is lost. Training goes on without it where it only preprocessed.", flush=True)
+        print(f"offload: host {host} is lost. Training goes on without it if it only preprocessed.", flush=True)
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """On SIGTERM, which :mod:`offload.launch.sagemaker.process_one` passes on, the run commits a checkpoint."""
+        """A context in which the run commits a checkpoint on SIGTERM, which :mod:`offload.launch.sagemaker.process_one` passes on."""
 
         def stop(signum: int, frame: object) -> None:
             self._stopping = True
@@ -97,7 +97,7 @@ class Head:
         place, node = self._place, self._node
         assert node is not None, "Ray is started first"
         if finished := self._finished_before():
-            print("offload: this job had finished already: nothing is left to do", flush=True)
+            print("offload: this job has already finished: there is nothing left to do", flush=True)
             self._keep(finished)
             return Outcome(exit=0)
         anew = self._starts_anew(prepared.settings)
@@ -121,8 +121,8 @@ class Head:
         return Outcome(exit=1, reason=document.get("error") or _how_it_died(prepared.settings.script, code))
 
     def _finished_before(self) -> dict[str, Any]:
-        """The summary, if this very job had finished before its container started again. Raises ConfigError if another job had
-        finished there."""
+        """The summary, if this job had finished before its container started again. Raises ConfigError if another job finished
+        there."""
         summary = _document(_text(self._place.run_dir / SUMMARY))
         if summary.get("status") != "finished":
             return {}
@@ -154,13 +154,13 @@ class Head:
         ]
 
     def _storage(self, settings: Settings) -> str | None:
-        """The place of checkpoints; None: the run directory."""
+        """The folder of checkpoints; None: the run directory."""
         return settings.storage if len(self._place.hosts.with_workers) > 1 else None
 
     def _starts_anew(self, settings: Settings) -> bool:
-        """Bring the newest checkpoint to where this job writes.
+        """Bring the newest checkpoint to the place where this job writes.
 
-        Returns whether there is none, and only the beginning of a checkpoint lies there, which an interrupted job was writing.
+        Return whether there is no complete checkpoint, but only the beginning of one that an interrupted job was writing.
         """
         from offload.launch.sagemaker.checkpoints import Shelf, bring_newest
 
@@ -173,19 +173,19 @@ class Head:
                 for line in bring_newest(theirs, ours):
                     print(f"offload: {line}", flush=True)
             except OSError as error:
-                print(f"offload: {theirs.uri} is not looked into for checkpoints: {error}", file=sys.stderr, flush=True)
+                print(f"offload: not looking for checkpoints in {theirs.uri}: {error}", file=sys.stderr, flush=True)
         try:
             there = ours.folders().values()
         except OSError:
-            return False  # `offload run` checks the place and names what is wrong
+            return False  # `offload run` checks the place and names the problem
         if any(each.usable for each in there):
             events.parent.mkdir(parents=True, exist_ok=True)
-            events.touch()  # the service may not have kept it, and without it nothing would be resumed
+            events.touch()  # the service may not have kept it, and without it the run would not resume
             return False
         return bool(there) and (not events.exists() or _text(place.run_dir / JOB_FILE) == place.job)
 
     def _keep(self, document: Mapping[str, Any]) -> None:
-        """Put the model and the run's files where the service uploads them from."""
+        """Put the model and the run's files into the folders that the service uploads."""
         from offload.train.checkpoints.storage import fetch
 
         data, run_dir = self._place.base / "output" / "data", self._place.run_dir
@@ -199,8 +199,8 @@ class Head:
 
 def _how_it_died(script: str, code: int) -> str:
     if code >= 0:
-        return f"{script} ended with {code} and said no more: see the log."
-    hint = "; that is how the kernel ends a process when memory runs out" if -code == signal.SIGKILL else ""
+        return f"{script} ended with exit code {code} and gave no reason: see the log."
+    hint = "; the kernel does that when memory runs out" if -code == signal.SIGKILL else ""
     return f"the process of {script} was killed by {signal.Signals(-code).name}{hint}."
 
 
@@ -220,7 +220,7 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _check_packages(versions: Mapping[str, str]) -> None:
-    """Check the packages of this host, which all hosts share."""
+    """Check the packages of this host; all hosts have the same."""
     missing = [name for name in SAME_EVERYWHERE if name not in versions]
     if missing:
         raise ConfigError(f"{', '.join(missing)} is not installed, and the bundle's requirements do not name it.")

@@ -27,7 +27,7 @@ class HostGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class JobHosts:
-    """A job's hosts, as one of them (``current``) sees them. ``interface``: the network interface they reach each other by."""
+    """A job's hosts, as one of them (``current``) sees them. ``interface``: the network interface between them."""
 
     current: str
     groups: tuple[HostGroup, ...]
@@ -66,12 +66,12 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
 
 
 def read_hosts(base: Path, environment: Mapping[str, str]) -> JobHosts:
-    """The hosts by ``input/config/resourceconfig.json`` below ``base`` (``/opt/ml``), which all SDKs leave there.
+    """Read the hosts from ``input/config/resourceconfig.json`` below ``base`` (``/opt/ml``), which all SDKs write.
 
-    ``environment``: of this process. If the training toolkit wrote the hosts there, too, both must agree (with version 3 of the
-    SDK it does not).
+    ``environment``: the environment of this process. If the training toolkit put the hosts there, too, both must agree (with version
+    3 of the SDK, it does not).
 
-    Raises ConfigError for a missing or malformed file, a job without a GPU group, and a disagreement.
+    Raises ConfigError if the file is missing or malformed, the job has no GPU group, or the two sources disagree.
     """
     path = base / "input" / "config" / "resourceconfig.json"
     try:
@@ -88,7 +88,7 @@ def read_hosts(base: Path, environment: Mapping[str, str]) -> JobHosts:
             current=config["current_host"], groups=groups, interface=config.get("network_interface_name") or "eth0"
         )
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing: this is to run in a SageMaker training container.") from None
+        raise ConfigError(f"{path} is missing: this must run in a SageMaker training container.") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} does not describe a heterogeneous job ({type(error).__name__}: {error}): launch it with instance groups."
@@ -118,5 +118,5 @@ def _check_environment(found: JobHosts, environment: Mapping[str, str]) -> None:
     for name, (theirs, ours) in told.items():
         if theirs is not None and theirs != ours:
             raise ConfigError(
-                f"{name} is {theirs!r}, and resourceconfig.json says {ours!r}: the container is not as it should be."
+                f"{name} is {theirs!r}, and resourceconfig.json says {ours!r}: the container is inconsistent."
             )

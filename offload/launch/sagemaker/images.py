@@ -1,6 +1,6 @@
 """Container images: AWS's own for a version of PyTorch, and the versions of Python and torch that an image's tag reveals.
 
-Offload's own metadata decide which images suit. Where it stops: no image is pulled, so the hosts check images whose tags reveal
+Offload's own metadata decide which images suit. Where it stops: it does not pull images, so the hosts check images whose tags reveal
 nothing.
 """
 
@@ -30,7 +30,7 @@ _TABLES = ("sagemaker.image_uris", "sagemaker.core.image_uris")  # version 2 of 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Versions within an image, such as 3.12 and 2.8; None if they are not known."""
+    """The versions of Python and torch in an image, such as 3.12 and 2.8; None if unknown."""
 
     python: str | None = None
     torch: str | None = None
@@ -41,7 +41,7 @@ class Contents:
 
     @property
     def suits(self) -> bool:
-        """Whether offload runs there, as far as the tag reveals."""
+        """Whether offload runs in the image, as far as the tag reveals."""
         return (self.python is None or self.python in pythons()) and (
             self.torch is None or requirement("torch").specifier.contains(self.torch, prereleases=True)
         )
@@ -60,20 +60,20 @@ def contents_of(uri: str) -> Contents:
 
 
 def check_image(uri: str) -> Contents:
-    """The known contents of an image. Raises ConfigError for one that offload does not run in."""
+    """The known contents of an image. Raises ConfigError if offload does not run in it."""
     found = contents_of(uri)
     if found.suits:
         return found
     works = ""
-    with contextlib.suppress(ConfigError):  # without an SDK nothing is known of AWS's images
+    with contextlib.suppress(ConfigError):  # without an SDK, AWS's images are unknown
         works = f" {_those_that_work(_table())}"
     raise ConfigError(f"the image {uri} has {found}: {_needs()}{works}")
 
 
 def image_for(version: str, region: str, instance_type: str) -> str:
-    """The URI of AWS's own image of a PyTorch version, by the table of the SageMaker SDK that is installed.
+    """The URI of AWS's own image for a PyTorch version, from the table of the installed SageMaker SDK.
 
-    Raises ConfigError for a version that the table lacks, or in whose image offload does not run, and without an installed SDK.
+    Raises ConfigError if no SDK is installed, the table lacks the version, or offload does not run in its image.
     """
     table = _table()
     known = _versions(table)
@@ -100,8 +100,8 @@ def image_for(version: str, region: str, instance_type: str) -> str:
 
 
 def quiet_sdk() -> None:
-    """Silence messages of the SDK that are of no use here."""
-    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # that version 3 exists, which has no estimators
+    """Silence messages of the SDK that are useless here."""
+    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # it recommends version 3, which has no estimators
     for name in ("sagemaker", "sagemaker.config"):  # it prints on stdout when it finds no configuration
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -128,7 +128,7 @@ def _versions(table: Any) -> dict[str, Contents]:
 
 
 def _python(tags: list[str]) -> str:
-    """The newest Python that an image comes with; ``py3`` dates from before 3.6."""
+    """The newest Python that an image offers; ``py3`` dates from before 3.6."""
     return max((f"3.{match[1]}" if (match := _PYTHON.search(tag)) else "3.5" for tag in tags), key=_numbers)
 
 

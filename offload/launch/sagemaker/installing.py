@@ -1,7 +1,7 @@
-"""Installs a job's packages on one of its hosts, and reports why if that fails.
+"""Install a job's packages on one of its hosts, and report the reason if that fails.
 
 pip runs here rather than under the training toolkit: the toolkit would end this host with an empty failure file while the others
-wait. Only the standard library is needed. Where it stops: :mod:`offload.launch.sagemaker.bundle` chooses the packages.
+wait. This module needs only the standard library. Where it stops: :mod:`offload.launch.sagemaker.bundle` chooses the packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from offload.launch.sagemaker.settings import TO_INSTALL
 
 LINES_KEPT = 200
 LOOK_S = 0.1
-CODE_ARTIFACT = "CA_REPOSITORY_ARN"  # as the training toolkit calls it
+CODE_ARTIFACT = "CA_REPOSITORY_ARN"  # the training toolkit's name for it
 _REPOSITORY = re.compile(
     r"arn:[^:]+:codeartifact:(?P<region>[^:]+):(?P<owner>[^:]+):repository/(?P<domain>[^/]+)/(?P<repository>.+)"
 )
@@ -33,8 +33,8 @@ _NO_NETWORK = re.compile(r"WARNING: Retrying|Failed to establish a new connectio
 
 
 def install(folder: Path, check: Callable[[], None] = lambda: None) -> None:
-    """Install the requirements of the bundle in ``folder``, and show what pip prints. ``check`` is called meanwhile and may raise to
-    end the installation.
+    """Install the requirements of the bundle in ``folder``, and show pip's output. ``check`` is called meanwhile and may raise to end
+    the installation.
 
     Raises ConfigError with pip's reason.
     """
@@ -63,7 +63,7 @@ def install(folder: Path, check: Callable[[], None] = lambda: None) -> None:
 
 
 def reason_of(lines: Iterable[str]) -> str:
-    """Why pip failed: its output from the first error on, without its advice.
+    """The reason why pip failed: its output from the first error on, without its advice.
 
     >>> reason_of(["Collecting x", "ERROR: No matching distribution found for x==3"])
     'No matching distribution found for x==3'
@@ -72,7 +72,7 @@ def reason_of(lines: Iterable[str]) -> str:
     first = next((n for n, line in enumerate(text) if line.startswith("ERROR:")), max(len(text) - 3, 0))
     told = [line.removeprefix("ERROR: ") for line in text[first:] if not line.startswith(_ADVICE)]
     if any(_NO_NETWORK.search(line) for line in text):
-        told.append("No package index was reached: without a network take an image that holds the requirements.")
+        told.append("No package index was reached: without a network, use an image that has the requirements.")
     return "\n".join(dict.fromkeys(told)) or "it said nothing"
 
 
@@ -84,8 +84,8 @@ def _show(stream: Any, said: collections.deque[str]) -> None:
 
 
 def _find_new_packages() -> None:
-    """Make this process see what was installed beside it."""
-    users = site.getusersitepackages()  # pip installs there for users who may not write into the image's own folder
+    """Make this process see the packages that pip installed meanwhile."""
+    users = site.getusersitepackages()  # pip installs there if the user may not write to the image's own folder
     if site.ENABLE_USER_SITE and os.path.isdir(users) and users not in sys.path:
         site.addsitedir(users)
     importlib.invalidate_caches()
@@ -99,7 +99,7 @@ def _pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def code_artifact_index(arn: str, client_of: Callable[..., Any] | None = None) -> str:
-    """The index URL of an AWS CodeArtifact repository, with a token. Raises ConfigError if AWS refuses."""
+    """The index URL of an AWS CodeArtifact repository, with a token. Raises ConfigError if AWS refuses it."""
     named = _REPOSITORY.fullmatch(arn)
     if named is None:
         raise ConfigError(f"{CODE_ARTIFACT} is {arn!r}, which is not the ARN of a CodeArtifact repository.")

@@ -1,7 +1,7 @@
 """A heterogeneous training job, and the request that starts it: pure.
 
-It finds what the service would refuse before any call: :mod:`offload.launch.sagemaker.limits` checks single values, this module
-the rules between them. Where it stops: nothing is read, uploaded or submitted.
+It finds mistakes before any call: :mod:`offload.launch.sagemaker.limits` checks single values, this module the rules between them.
+Where it stops: nothing is read, uploaded or submitted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from offload.launch.sagemaker.settings import GPU_GROUP, Settings, is_reserved
 
 CHECKPOINTS = "/opt/ml/checkpoints"
 ENTRY = "offload_entry.py"
-FILE = "File"  # the service's default way to give data to containers
+FILE = "File"  # the service's default input mode
 MOST_SHOWN = 20
-LONGEST_RUN_S = 28 * 86_400  # the service's description of itself has no maximum, its documentation has this
-METRICS = {  # CloudWatch's name: the word before the number in the entry's progress lines
+LONGEST_RUN_S = 28 * 86_400  # the maximum from the service's documentation; its API model has none
+METRICS = {  # CloudWatch's name → the word before the number in the entry's progress lines
     "samples_per_s": "samples/s",
     "stall": "stall",
     "goodput": "goodput",
@@ -35,13 +35,13 @@ METRICS = {  # CloudWatch's name: the word before the number in the entry's prog
     "global_batch_size": "batch",
 }
 RUN_LINES = ("python3", "-u", "-c", r"import sys; exec('\n'.join(sys.argv[1:]))")
-"""Runs the program whose lines are its arguments: the service takes up to 100, of 256 characters each."""
+"""A command that runs the program in its arguments, one line each: the service allows up to 100, of 256 characters each."""
 _NUMBER = r"([-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """Input data. ``groups``: those that get it; empty: all. ``mode``: ``File`` copies it before training, ``FastFile`` mounts it."""
+    """Input data. ``groups``: the groups that get it; empty: all. ``mode``: ``File`` copies it before training, ``FastFile`` mounts it."""
 
     name: str
     uri: str
@@ -51,26 +51,27 @@ class Channel:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job.
+    """A training job.
 
     Args:
-        name: of the job, unique in the account and region.
+        name: the name of the job, unique in the account and region.
         groups: the group with GPUs, named ``gpu``, and groups that preprocess.
-        role: ARN of the role that the job runs under.
+        role: ARN of the job's role.
         image: URI of the container image, the same for all groups.
-        region: of the service.
+        region: the region of the service.
         source: S3 URI of the bundle with the user's folder and the entry.
         settings: the entry's configuration.
-        output: S3 URI below which model and failure go.
-        checkpoints: S3 URI that ``/opt/ml/checkpoints`` is kept in; None: nothing outlives the job.
-        channels: inputs.
-        hyperparameters, environment, tags: as the service takes them. No secrets: whoever may describe the job reads them.
-        volume_gib: of each instance.
+        output: S3 URI of the folder for the model and the failure file.
+        checkpoints: S3 URI where the service keeps ``/opt/ml/checkpoints``; None: nothing outlives the job.
+        channels: input data.
+        hyperparameters, environment, tags: passed to the service unchanged. No secrets: everyone who may describe the job can read
+            them.
+        volume_gib: the volume size of each instance.
         max_run_s: seconds after which the service stops the job.
-        spot: use spare capacity, and wait for it as long again as the job may run.
-        subnets, security_groups: of the VPC to run in; none: outside one.
-        kms_key: that encrypts the output, and volumes where no instance type has disks of its own.
-        encrypt_traffic: between instances.
+        spot: whether to use spot capacity; the job waits for it at most as long as it may run.
+        subnets, security_groups: the VPC of the job; empty: no VPC.
+        kms_key: the key for the output, and for volumes if no instance type has local disks.
+        encrypt_traffic: whether to encrypt traffic between instances.
         image_entrypoint: whether the image's own entrypoint starts the containers. Otherwise the launcher's process 1 does
             (:mod:`offload.launch.sagemaker.process_one`), which passes SIGTERM on to the entry.
     """
@@ -98,7 +99,7 @@ class Job:
     image_entrypoint: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ConfigError that lists all that the service would refuse or that could not work, and one for secrets."""
+        """Raise ConfigError with a list of all values that the service would refuse or that could not work, or for secrets."""
         self._check_secrets()
         self._check_hyperparameters()
         wrong = [*self._contradictions(), *limits.violations(self.request(), limits.create_training_job().input_shape)]
@@ -139,7 +140,7 @@ class Job:
                 "MaxRuntimeInSeconds": self.max_run_s,
                 **_if(MaxWaitTimeInSeconds=self.max_wait_s),
             },
-            "ProfilerConfig": {"DisableProfiler": True},  # it knows no heterogeneous jobs
+            "ProfilerConfig": {"DisableProfiler": True},  # the profiler does not support heterogeneous jobs
             "EnableManagedSpotTraining": self.spot,
             "EnableInterContainerTrafficEncryption": self.encrypt_traffic,
         }
@@ -156,12 +157,12 @@ class Job:
         return document
 
     def all_hyperparameters(self) -> dict[str, Any]:
-        """The user's, and the entry's settings."""
+        """The user's hyperparameters and the entry's settings."""
         return {**self.hyperparameters, **self.settings.hyperparameter()}
 
     @property
     def entrypoint(self) -> list[str] | None:
-        """What a container runs in place of the image's own entrypoint; None: nothing."""
+        """The command that replaces the image's own entrypoint; None: the image's own."""
         return None if self.image_entrypoint else [*RUN_LINES]
 
     @property
@@ -171,29 +172,29 @@ class Job:
 
     @property
     def volume_kms_key(self) -> str | None:
-        """The key for volumes: none where an instance type has disks of its own, for which the service takes none."""
+        """The key for volumes; None if an instance type has local disks, for which the service accepts no key."""
         return None if any(has_local_storage(group.instance_type) for group in self.groups) else self.kms_key
 
     @property
     def max_wait_s(self) -> int | None:
-        """For spot capacity and the run together; None without spot."""
+        """The time limit for the wait for spot capacity and the run together, in seconds; None without spot."""
         return 2 * self.max_run_s if self.spot else None
 
     def _check_secrets(self) -> None:
         for name in (*self.environment, *self.hyperparameters, *options_in(self.settings.args)):
             if names_a_secret(name):
                 raise ConfigError(
-                    f"{name} looks like a secret, and whoever may describe the job, or read its log, could read it: let the script "
+                    f"{name} looks like a secret, and everyone who may describe the job, or read its log, could read it: let the script "
                     "fetch it from AWS Secrets Manager under the job's role."
                 )
 
     def _check_hyperparameters(self) -> None:
-        """Their names become options of the script."""
+        """Raise ConfigError for names that cannot become options of the script."""
         for name in self.hyperparameters:
             if is_reserved(name):
                 raise ConfigError(
                     f"the hyperparameter {name!r} cannot be set: the name is reserved, and the script would not get it. Choose another, "
-                    f"or pass --{name} behind -- among the script's arguments."
+                    f"or pass --{name} after --, among the script's arguments."
                 )
             if name.startswith("-"):
                 raise ConfigError(
@@ -202,7 +203,7 @@ class Job:
                 )
 
     def _contradictions(self) -> Iterator[str]:
-        """Violated rules between values, which the service's description of itself lacks."""
+        """Violated rules between values, which the service's API model lacks."""
         names = [group.name for group in self.groups]
         for name, times in Counter(names).items():
             if times > 1:
@@ -217,9 +218,9 @@ class Job:
         if self.max_run_s > LONGEST_RUN_S:
             yield f"StoppingCondition.MaxRuntimeInSeconds: {self.max_run_s}, at most {LONGEST_RUN_S:,} (28 days) are allowed"
         if bool(self.subnets) != bool(self.security_groups):
-            yield "a VPC needs both subnets and security groups, and only one of the two was given"
+            yield "a VPC needs both subnets and security groups, found only one of the two"
         if self.volume_kms_key and "alias/" in self.volume_kms_key:
-            yield f"the key of volumes is given by its id or ARN, not by an alias: {self.volume_kms_key!r}"
+            yield f"the key of volumes must be an id or ARN, not an alias: {self.volume_kms_key!r}"
 
     def _wrong_channels(self, names: Sequence[str]) -> Iterator[str]:
         for name, times in Counter(channel.name for channel in self.channels).items():
@@ -248,7 +249,7 @@ def program() -> list[str]:
 
 
 def metric_definitions() -> list[dict[str, str]]:
-    """What the console shows, and how it is read from the entry's progress lines."""
+    """The metrics of the console, with the expressions that read them from the entry's progress lines."""
     return [
         {"Name": name, "Regex": rf"offload: epoch=.* {re.escape(word)}={_NUMBER}"} for name, word in METRICS.items()
     ]
@@ -280,5 +281,5 @@ def _channel(channel: Channel) -> dict[str, Any]:
 
 
 def _if(**values: Any) -> dict[str, Any]:
-    """Those that are not None."""
+    """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}

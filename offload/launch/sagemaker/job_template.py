@@ -1,6 +1,6 @@
-"""A job before its instance groups and its name are known: pure.
+"""A template of jobs, without their instance groups and names: pure.
 
-A launch may need several jobs of one template: where there is no capacity for one set of groups, it tries the next best of the plan.
+A launch may need several jobs of one template: without capacity for one set of groups, it tries the plan's next best.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from offload.model import Catalog
 
 PREFIX = "offload"
 MAX_RUN_S = 86_400
-_LONGEST_STEM = 35  # characters of a job's name, of which 63 are allowed, before its date
+_LONGEST_STEM = 35  # characters of a job's name before its date; a name has at most 63
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _CHANNEL = re.compile(r"(?P<name>[^@=]+)(@(?P<groups>[^=]*))?=(?P<uri>.+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobTemplate:
-    """Everything about a job but its groups and its name. See :class:`offload.launch.sagemaker.job.Job` for the rest.
+    """Everything about a job except its groups and its name. See :class:`offload.launch.sagemaker.job.Job` for the rest.
 
     Args:
-        script: relative to the bundle.
-        args: for the script.
-        bucket: for the bundle, checkpoints and output, below the prefix ``offload``.
+        script: the script, relative to the bundle.
+        args: arguments for the script.
+        bucket: the bucket for the bundle, checkpoints and output, below the prefix ``offload``.
         max_usd: the most to spend on instances: the service stops the job before it costs more.
-        max_run_s: the longest that the job may run.
-        checkpoints: S3 URI; None: a folder of the job's own.
-        hyperparameters: texts that the script gets as they are.
+        max_run_s: the longest time that the job may run, in seconds.
+        checkpoints: S3 URI of the checkpoints; None: a folder of the job's own.
+        hyperparameters: texts that the script gets unchanged.
         image_entrypoint: whether the image's own entrypoint starts the containers, see :class:`offload.launch.sagemaker.job.Job`.
     """
 
@@ -62,13 +62,13 @@ class JobTemplate:
     hosts_deadline_s: float = HOSTS_DEADLINE_S
 
     def job(self, name: str, groups: Groups, catalog: Catalog, bundle: str) -> Job:
-        """The job. ``bundle``: distinguishes its bundle from that of any other job, even one of the same name.
+        """The job. ``bundle``: a text that tells its bundle from that of any other job, even one of the same name.
 
-        Raises ConfigError for all that the service would refuse, and for a cap on spend that pays for no run.
+        Raises ConfigError for values that the service would refuse, and for a cap on spend that is too low for any run.
         """
         if not _BUCKET.fullmatch(self.bucket):
             raise ConfigError(
-                f"{argument('bucket')} {self.bucket!r} cannot be: names of buckets have 3 to 63 of a-z, 0-9, - and dots."
+                f"{argument('bucket')} {self.bucket!r} is not a valid bucket name: use 3 to 63 of a-z, 0-9, - and dots."
             )
         place = f"s3://{self.bucket}/{PREFIX}/{name}"
         checkpoints = (self.checkpoints or f"{place}/checkpoints").rstrip("/")
@@ -106,18 +106,18 @@ class JobTemplate:
 
 
 def job_name(script: Path, now: datetime) -> str:
-    """``vit-blur-2026-11-22-13-20-05-123`` for ``vit_blur.py``: a valid name, which its time makes unique."""
+    """A valid name, made unique by the time: ``vit-blur-2026-11-22-13-20-05-123`` for ``vit_blur.py``."""
     stem = re.sub(r"[^a-zA-Z0-9]+", "-", script.stem).strip("-")[:_LONGEST_STEM].strip("-") or "job"
     return f"{stem}-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03d}"
 
 
 def channel_of(text: str, mode: str = FILE) -> Channel:
-    """``train=s3://bucket/train``, or ``train@gpu,cpu=s3://bucket/train`` for some groups alone.
+    """Parse ``train=s3://bucket/train``, or ``train@gpu,cpu=s3://bucket/train`` for some groups alone.
 
     Raises ConfigError for a text of another form.
     """
     match = _CHANNEL.fullmatch(text)
     if match is None or not match["uri"].startswith("s3://"):
-        raise ConfigError(f"an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found {text!r}.")
+        raise ConfigError(f"an input must be NAME=s3://... or NAME@GROUP,GROUP=s3://..., found {text!r}.")
     groups = tuple(filter(None, (match["groups"] or "").split(",")))
     return Channel(name=match["name"], uri=match["uri"], groups=groups, mode=mode)

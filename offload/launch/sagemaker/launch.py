@@ -1,4 +1,4 @@
-"""SageMaker as a launcher: jobs that are ready to be submitted, and the service that takes them."""
+"""The launcher for SageMaker: jobs that are ready to submit, and the service that takes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from offload.model import Catalog
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job with what travels. Its token, which its hosts authenticate with, is in the bundle alone."""
+    """A job with its bundle. Only the bundle holds the token with which the job's hosts authenticate."""
 
     job: Job
     token: str
@@ -48,7 +48,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Jobs to try, best first. ``notes``: what a user should know of them."""
+    """Jobs to try, best first. ``notes``: messages about them to the user."""
 
     jobs: tuple[Submission, ...]
     notes: tuple[str, ...] = ()
@@ -64,9 +64,9 @@ def prepare(
 ) -> Prepared:
     """Check everything that can be checked before any call.
 
-    ``choices``: instance groups, best first. All but the best are left out where the template does not allow them.
+    ``choices``: instance groups, best first. Choices other than the best are dropped if the template does not allow them.
 
-    Raises ConfigError for all that the service, or a container, would refuse.
+    Raises ConfigError for values that the service, or a container, would refuse.
     """
     check_script(script)
     image = check_image(template.image)
@@ -92,8 +92,8 @@ class SageMakerLauncher:
 
     Args:
         service: the account and the region.
-        catalog: prices, for what jobs cost.
-        submitter: what sends requests.
+        catalog: prices, for the cost of jobs.
+        submitter: the client that sends requests.
 
     Raises:
         ConfigError: if ``submitter`` is not installed.
@@ -104,7 +104,7 @@ class SageMakerLauncher:
         self._start = starter(submitter)
 
     def submit(self, job: Submission) -> str:
-        """Put the bundle into the bucket and start the job."""
+        """Upload the bundle to the bucket and start the job."""
         upload(job.job, job.bundle(), self._service)
         start(job.job, self._service, self._start)
         return f"started {job.job_id}: {_words(job.job.groups)}"
@@ -114,12 +114,12 @@ class SageMakerLauncher:
         return watch.state(watch.describe(self._service, job_id), self._catalog)
 
     def watch(self, job_id: str, show: Say, say: Say) -> Document:
-        """Show what a job's hosts print until it has ended. Raises NoCapacity if it never got its instances."""
+        """Show the output of a job's hosts until it has ended. Raises NoCapacity if it never got its instances."""
         ended, rates = watch.follow(self._service, job_id, show, say)
         return watch.state(ended, self._catalog, rates)
 
     def stop(self, job_id: str, say: Say, *, wait: bool) -> Document:
-        """Ask a job to stop; the service gives its containers two minutes, in which they commit a checkpoint if they hear of it."""
+        """Ask a job to stop. The service gives its containers two minutes, in which they commit a checkpoint if they get the signal."""
         if self.exit_code(self.state(job_id)) is None:
             watch.stop(self._service, job_id)
             say(f"stopping {job_id}: the service gives its containers two minutes to end")
@@ -130,11 +130,11 @@ class SageMakerLauncher:
         return state
 
     def exit_code(self, state: Document) -> int | None:
-        """0 for a job that completed, 1 for one that failed or was stopped."""
+        """The exit code: 0 for a completed job, 1 for a job that failed or was stopped."""
         return None if state["status"] not in watch.ENDED else int(state["status"] != "Completed")
 
     def how_to_see(self, job_id: str) -> str:
-        """The commands, with the service's region."""
+        """The commands that show and stop a job, with the service's region."""
         how = f"offload launch sagemaker --region {self._service.region}"
         return f"`{how} --status {job_id}` shows it, `{how} --stop {job_id}` stops it."
 

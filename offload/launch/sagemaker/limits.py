@@ -1,7 +1,7 @@
-"""Finds what SageMaker would refuse before any call: lengths, ranges, patterns and enumerations of a request.
+"""Check a request against SageMaker's limits before any call: lengths, ranges, patterns and enumerations.
 
-The limits come from the service's own description of itself. botocore ships it but checks only a part (types, required keys,
-minima). No network, no credentials. Where it stops: :mod:`offload.launch.sagemaker.job` has the rules between fields.
+The limits come from the service's own API model. botocore ships it but checks only a part (types, required keys, minima). It needs no
+network and no credentials. Where it stops: :mod:`offload.launch.sagemaker.job` has the rules between fields.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any
 import botocore.session
 from botocore.model import OperationModel, ServiceModel
 
-# Java's classes that the description uses, within brackets.
+# Java's character classes in the API model, within brackets.
 _CLASSES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}": r"a-zA-Z0-9"}
 
 
 @functools.cache
 def service_model() -> ServiceModel:
-    """The installed botocore's description of SageMaker."""
+    """The installed botocore's API model of SageMaker."""
     return botocore.session.get_session().get_service_model("sagemaker")
 
 
 def create_training_job() -> OperationModel:
-    """The call that starts a job."""
+    """The operation that starts a job."""
     return service_model().operation_model("CreateTrainingJob")
 
 
 def training_types() -> frozenset[str]:
-    """The instance types that train."""
+    """The instance types for training."""
     return _names("TrainingInstanceType")
 
 
 def inference_types() -> frozenset[str]:
-    """Those that serve models and do not train."""
+    """The instance types that serve models and do not train."""
     return _names("ProductionVariantInstanceType") - training_types()
 
 
@@ -45,7 +45,7 @@ def _names(enumeration: str) -> frozenset[str]:
 
 
 def violations(value: Any, shape: Any, where: str = "") -> Iterator[str]:
-    """Each thing in ``value`` that the service would refuse: its place, the value found, and what is allowed."""
+    """Yield a sentence for each part of ``value`` that the service would refuse: its place, the value found, and the limit."""
     kind, limits = shape.type_name, shape.metadata
     if kind == "structure":
         yield from _of_structure(value, shape, where)
@@ -58,7 +58,7 @@ def violations(value: Any, shape: Any, where: str = "") -> Iterator[str]:
             yield from violations(item, shape.value if kind == "map" else shape.member, inner)
     elif kind in ("integer", "long"):
         if not isinstance(value, int) or isinstance(value, bool):
-            yield f"{where}: {value!r} is no whole number"
+            yield f"{where}: {value!r} is not a whole number"
         else:
             yield from _out_of_range(value, limits, where, str(value))
     elif kind == "string":
@@ -67,7 +67,7 @@ def violations(value: Any, shape: Any, where: str = "") -> Iterator[str]:
 
 def _of_structure(value: Any, shape: Any, where: str) -> Iterator[str]:
     if not isinstance(value, Mapping):
-        yield f"{where}: {value!r} is no mapping"
+        yield f"{where}: {value!r} is not a mapping"
         return
     for name in shape.required_members:
         if name not in value:
@@ -75,14 +75,14 @@ def _of_structure(value: Any, shape: Any, where: str) -> Iterator[str]:
     for name, item in value.items():
         if name not in shape.members:
             near = difflib.get_close_matches(name, shape.members, n=1)
-            yield f"{_inside(where, name)}: the service knows no such field{f'; {near[0]}?' if near else ''}"
+            yield f"{_inside(where, name)}: the service has no such field{f'; did you mean {near[0]}?' if near else ''}"
         else:
             yield from violations(item, shape.members[name], _inside(where, name))
 
 
 def _of_text(value: Any, shape: Any, where: str) -> Iterator[str]:
     if not isinstance(value, str):
-        yield f"{where}: {value!r} is no text"
+        yield f"{where}: {value!r} is not text"
         return
     yield from _out_of_range(len(value), shape.metadata, where, f"{len(value)} characters", shown=_short(value))
     allowed = shape.metadata.get("enum")

@@ -1,7 +1,7 @@
-"""A host of a job, and what it knows before anything is installed on it.
+"""A host of a job, as far as known before anything is installed on it.
 
-Only the standard library is needed. Where it stops: the job's settings (:mod:`offload.launch.sagemaker.settings`) and what the host
-has (:mod:`offload.launch.sagemaker.prepared`) come later, once the hosts have met, so that all of them hear what is wrong with one.
+It needs only the standard library. Where it stops: the job's settings (:mod:`offload.launch.sagemaker.settings`) and the host's
+equipment (:mod:`offload.launch.sagemaker.prepared`) are read later, once the hosts have met, so that all of them hear of a problem.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STOPPED_EARLY = "the job was stopped before training began."
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a job, or this host's part in it, ended. ``reason``: of a failure."""
+    """The outcome of a job, or of this host's part in it. ``reason``: the reason for a failure."""
 
     exit: int
     reason: str | None = None
@@ -35,10 +35,10 @@ class Place:
     Args:
         base: the service's folder, ``/opt/ml``.
         folder: the unpacked bundle.
-        hosts: of the job.
-        job: its name.
-        token_file: holds the job's token.
-        address, head_address: of this host and of the head, on the job's network.
+        hosts: the hosts of the job.
+        job: the name of the job.
+        token_file: the file with the job's token.
+        address, head_address: the addresses of this host and of the head, on the job's network.
     """
 
     base: Path
@@ -52,18 +52,18 @@ class Place:
 
     @property
     def run_dir(self) -> Path:
-        """The run's directory. It outlives the container if the job has such a place."""
+        """The run's directory. It outlives the container if the job keeps checkpoints."""
         kept = self.base / "checkpoints"
         return (kept if kept.is_dir() else self.base / "output" / "data") / "run"
 
 
 def read_place(base: Path, environment: Mapping[str, str]) -> Place:
-    """The host whose files are below ``base``. Raises ConfigError for files or addresses that are missing."""
+    """Read the host whose files are below ``base``. Raises ConfigError if files or addresses are missing."""
     hosts = read_hosts(base, environment)
     folder = Path(str(offload.__file__)).resolve().parents[1]
     token_file = folder / TOKEN
     try:
-        token_file.chmod(0o600)  # whatever unpacked it
+        token_file.chmod(0o600)  # whatever the unpacking program set
         token = token_file.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         raise ConfigError(f"{token_file} is missing: the bundle is not the launcher's.") from None
@@ -74,7 +74,7 @@ def read_place(base: Path, environment: Mapping[str, str]) -> Place:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a failure file says of an error."""
+    """The text of a failure file for an error."""
     if isinstance(error, OffloadError):
         return str(error)
     return f"the launcher itself failed: {type(error).__name__}: {error}"

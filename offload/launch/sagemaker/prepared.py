@@ -1,4 +1,4 @@
-"""Reads a host's configuration and finds out what the host has. Runs once the hosts have met, so that all hear what is wrong."""
+"""Read a host's configuration and detect its equipment. This runs once the hosts have met, so that all of them hear of a problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from offload.launch.sagemaker.ray_node import NodeSpec
 from offload.launch.sagemaker.settings import GPU_GROUP, Settings, read_settings
 
 SAME_EVERYWHERE = {"Ray": "ray", "torch": "torch", "NumPy": "numpy", "PyArrow": "pyarrow"}
-"""Packages of which all hosts of a job must have the same version: objects of theirs travel between hosts."""
+"""Packages that must have the same version on all hosts of a job, since their objects travel between hosts."""
 WITHOUT_GPUS = "OFFLOAD_WITHOUT_GPUS"
 
 
@@ -28,9 +28,9 @@ class Prepared:
     """A host that is ready to start Ray.
 
     Args:
-        settings, hyperparameters: of the job.
-        versions: of what must be the same on all hosts.
-        node: what the host brings into the cluster.
+        settings, hyperparameters: the settings and hyperparameters of the job.
+        versions: the versions that must be the same on all hosts.
+        node: the host's resources in the cluster.
     """
 
     settings: Settings
@@ -52,7 +52,7 @@ def prepare(place: Place, check: Callable[[], None] = lambda: None) -> Prepared:
 
 
 def installed() -> dict[str, str]:
-    """This host's versions of what all hosts of a job must share."""
+    """This host's versions of the packages that all hosts of a job must share."""
     return {
         "Python": platform.python_version(),
         "offload": offload.__version__,
@@ -61,14 +61,14 @@ def installed() -> dict[str, str]:
 
 
 def node_of(place: Place, environment: Mapping[str, str]) -> NodeSpec:
-    """What a host brings into the cluster. Raises ConfigError for a host of the GPU group that has no GPUs."""
+    """A host's resources in the cluster. Raises ConfigError for a host of the GPU group without GPUs."""
     hosts = place.hosts
     gpus = _gpus(hosts, environment)
     shm, memory = ray_node.free_shm_bytes(), ray_node.memory_bytes()
     if shm < ray_node.LITTLE_SHM_BYTES:
         print(
             f"offload: /dev/shm of {hosts.current} has {shm >> 20:,} MiB: few batches fit, so preprocessing may have to wait. "
-            "Give the container more (docker run --shm-size), or take smaller batches.",
+            "Give the container more (docker run --shm-size), or use smaller batches.",
             flush=True,
         )
     return NodeSpec(
@@ -86,13 +86,13 @@ def node_of(place: Place, environment: Mapping[str, str]) -> NodeSpec:
 
 
 def _gpus(hosts: JobHosts, environment: Mapping[str, str]) -> int:
-    """Workers run in the GPU group only. Nobody means to pay for unused GPUs."""
+    """The GPUs of this host. Workers run only in the GPU group, and nobody wants to pay for unused GPUs elsewhere."""
     if hosts.group.name != GPU_GROUP:
         return 0
     found = ray_node.gpus(environment)
     if not found and not environment.get(WITHOUT_GPUS):
         raise ConfigError(
-            f"{hosts.current} ({hosts.group.instance_type}) sees no GPU: take an image with CUDA, whose PyTorch is one "
+            f"{hosts.current} ({hosts.group.instance_type}) sees no GPU: use an image with CUDA and a PyTorch build "
             f"for GPUs, or set {WITHOUT_GPUS}=1 in the job's environment to train on its CPUs."
         )
     return found

@@ -1,8 +1,8 @@
-"""Process 1 of a container: starts the training toolkit as the image would, and passes SIGTERM on to the entry.
+"""Process 1 of a container, which starts the training toolkit as the image would, and passes SIGTERM on to the entry.
 
-The service announces a stop and a spot interruption by SIGTERM to process 1, two minutes before it kills. AWS's images and the
-toolkit do not pass the signal on. This program travels within the request, line by line
-(:func:`offload.launch.sagemaker.job.program`), since nothing else is in the container yet. It needs any Python 3 and its standard
+The service announces a stop or a spot interruption by SIGTERM to process 1, two minutes before it kills the container. AWS's images
+and the toolkit do not pass the signal on. This program travels within the request, line by line
+(:func:`offload.launch.sagemaker.job.program`), since the container has nothing else yet. It runs on any Python 3 with its standard
 library. Where it stops: the toolkit fetches the bundle and starts the entry, which writes its process id to the file that ENTRY_PID
 names.
 """
@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 ENTRY_PID = "OFFLOAD_ENTRY_PID"
-# AWS's images start the toolkit by this script, which gives the container the host name that the job knows it by.
+# AWS's images start the toolkit with this script, which gives the container its host name in the job.
 IMAGE_START = "start_with_right_hostname.sh"
 STOPPED = 143
 

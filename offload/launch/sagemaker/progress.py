@@ -1,4 +1,4 @@
-"""A run's progress in a job's log: the console reads its metrics from these lines (:data:`offload.launch.sagemaker.job.METRICS`)."""
+"""Progress lines in a job's log, from which the console reads its metrics (:data:`offload.launch.sagemaker.job.METRICS`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BEGINS = "offload: epoch="
 
 
 class ProgressLines:
-    """Prints a line for each interval that a run adds to its ``metrics.jsonl``. ``with`` it: at the end all are printed."""
+    """A printer of a line for each interval that a run adds to its ``metrics.jsonl``. At the end of a ``with``, all are printed."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / METRICS
@@ -44,7 +44,7 @@ class ProgressLines:
             print(progress_line(values), flush=True)
 
     def _new(self) -> Iterator[dict[str, Any]]:
-        """The lines added since the last call, which reads on from its end: over a day the file grows long."""
+        """Yield the lines added since the last call. It reads on from there: over a day, the file grows long."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -54,12 +54,12 @@ class ProgressLines:
         whole = added[: added.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError):  # cut off by a crash
+            with contextlib.suppress(ValueError):  # a crash cut the line off
                 yield json.loads(line)
 
 
 def progress_line(values: Mapping[str, Any]) -> str:
-    """One interval of ``metrics.jsonl``::
+    """Format one interval of ``metrics.jsonl``::
 
     offload: epoch=0 step=1200 samples/s=84.5 stall=0.020 goodput=81.3 loss=2.31 workers=2 batch=64
     """
@@ -79,7 +79,7 @@ def progress_line(values: Mapping[str, Any]) -> str:
 
 
 def read_progress(text: str) -> dict[str, float] | None:
-    """The numbers of a progress line, whatever stands before it; None if ``text`` is no such line."""
+    """The numbers of a progress line, after any prefix; None if ``text`` is not such a line."""
     _, found, rest = text.partition(_BEGINS)
     if not found:
         return None
@@ -90,11 +90,11 @@ def read_progress(text: str) -> dict[str, float] | None:
 
 
 def over_all(lines: Sequence[Mapping[str, float]], since: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Several consecutive progress lines as one, by the names of the console's metrics: averages over the time spent stepping,
-    and the newest loss, batch and number of workers.
+    """Merge consecutive progress lines, by the names of the console's metrics: averages over the time spent stepping, and the newest
+    loss, batch and number of workers.
 
-    ``since``: the line before them; without it the first line has no beginning, and is ignored if there are others.
-    Intervals have uneven lengths: if the input binds, samples come in bursts, and most lines describe those.
+    ``since``: the line before them. Without it, the first line has no beginning, and is ignored if there are others.
+    Intervals have uneven lengths: if the input binds, samples come in bursts, and most lines describe bursts.
     """
     if since is None:
         since, lines = (lines[0], lines[1:]) if len(lines) > 1 else ({"step": 0.0}, lines)

@@ -1,7 +1,7 @@
 """Ray on one host of a job: the options of ``ray start``, and its end.
 
-Addresses, ports, counts and the token are given explicitly, because the hosts of a job see neither each other's files nor a
-common home. Where it stops: :mod:`offload.launch.sagemaker.head` decides when a host starts.
+The command gives addresses, ports, counts and the token explicitly, because the hosts of a job share neither files nor a home
+directory. Where it stops: :mod:`offload.launch.sagemaker.head` decides when a host starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from offload.errors import RunError
 from offload.machine import memory_limit, usable_cores
 
 if TYPE_CHECKING:
-    import psutil  # elsewhere imported where it is used: it may not be installed yet
+    import psutil  # functions import it themselves at run time: it may not be installed yet
 
 HEAD_PORT = 6379
 NODE_MANAGER_PORT, OBJECT_MANAGER_PORT, RUNTIME_ENV_PORT = 6380, 6381, 6382
@@ -34,17 +34,17 @@ LITTLE_SHM_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSpec:
-    """What a host brings into the cluster.
+    """A host's resources in the cluster, and the options of its Ray node.
 
     Args:
-        address: its own, on the job's network.
+        address: the host's address on the job's network.
         head: the address of the head's host.
-        group, instance_type: its instance group's; node labels of these names, and a resource ``group_<name>`` of 1.
-        cores, gpus: that it may use.
-        store_bytes: of shared memory for the object store.
-        interface: the network interface that the job's hosts reach each other by.
-        token_file: holds the token that the job's Ray authenticates with.
-        folder: with the user's code, where worker processes import from.
+        group, instance_type: the name and type of its instance group. They become node labels, and a resource ``group_<name>`` of 1.
+        cores, gpus: the cores and GPUs that it may use.
+        store_bytes: the shared memory for the object store.
+        interface: the network interface between the job's hosts.
+        token_file: the file with the token for Ray's authentication.
+        folder: the folder with the user's code, from which worker processes import.
     """
 
     address: str
@@ -82,12 +82,12 @@ class NodeSpec:
             f"--labels=instance-group={self.group},instance-type={self.instance_type}",
             f"--resources={json.dumps({f'group_{self.group}': 1})}",
             "--disable-usage-stats",
-            # Users' output reaches the driver in another way; forwarding all logs would always take 0.6 % of a core.
+            # The run forwards users' output itself; forwarding all logs would always take 0.6 % of a core.
             "--include-log-monitor=false",
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """For Ray's processes and those that they start. The token stays in its file: environments end up in logs."""
+        """The environment of Ray's processes and their children. The token stays in its file: environments end up in logs."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
@@ -99,8 +99,8 @@ class NodeSpec:
 
 
 def store_bytes(shm_bytes: int, memory_bytes: int) -> int:
-    """The object store's size: most of ``/dev/shm``, beyond which Ray would use the disk, but no more memory than leaves room for
-    the processes."""
+    """The size of the object store: most of ``/dev/shm``, beyond which Ray would use the disk, but small enough to leave memory for the
+    processes."""
     return int(min(SHARE_OF_SHM * shm_bytes, SHARE_OF_MEMORY * memory_bytes))
 
 
@@ -118,12 +118,12 @@ def memory_bytes() -> int:
 
 
 def cores() -> int:
-    """The cores that this host's processes may use. The training toolkit counts the machine's, whatever the container may use."""
+    """The cores that this host's processes may use. The training toolkit counts all of the machine's cores."""
     return usable_cores()
 
 
 def gpus(environment: Mapping[str, str]) -> int:
-    """The GPUs that this host's processes may use, as the training toolkit counted them, or else NVIDIA's tool."""
+    """The number of GPUs that this host's processes may use, as counted by the training toolkit, or else by NVIDIA's tool."""
     told = environment.get("SM_NUM_GPUS", "")
     if told.isdigit():
         return int(told)
@@ -135,19 +135,19 @@ def gpus(environment: Mapping[str, str]) -> int:
 
 
 class RayNode:
-    """Ray's processes on this host, and what they start."""
+    """Ray's processes on this host, and their children."""
 
     def __init__(self, spec: NodeSpec) -> None:
         self._spec = spec
-        # This mark identifies them later: Ray's own `ray stop` ends the processes of every cluster that it can see.
+        # This mark identifies the processes later: Ray's own `ray stop` ends those of every cluster that it can see.
         self._mark = uuid.uuid4().hex
 
     def environment(self) -> dict[str, str]:
-        """The environment of processes that should end with the node."""
+        """The environment for processes that should end with the node."""
         return {**self._spec.environment(), _MARK: self._mark}
 
     def start(self) -> None:
-        """Start Ray's processes. Raises RunError with the message of ``ray start`` if it fails."""
+        """Start Ray's processes. Raises RunError, with the message of ``ray start``, if that fails."""
         environment = {**os.environ, **self.environment()}
         environment.pop("RAY_ADDRESS", None)  # `ray start` would take it for the address of an existing cluster
         try:
@@ -163,11 +163,11 @@ class RayNode:
             raise RunError(f"ray start ended with {done.returncode}: {said[-1] if said else 'it said nothing'}")
 
     def stop(self) -> None:
-        """End Ray's processes; from another thread also while they start."""
+        """End Ray's processes. Another thread may call it while they start."""
         import psutil
 
         marked = [process for process in psutil.process_iter() if _environment(process).get(_MARK) == self._mark]
-        # A process that renames itself, as Ray's agents do, overwrites the environment that the kernel shows.
+        # A process that renames itself, as Ray's agents do, overwrites the environment in /proc.
         found = {*marked, *(child for process in marked for child in _children(process))}
         for process in found:
             _quietly(process.terminate)

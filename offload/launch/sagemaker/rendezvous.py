@@ -1,11 +1,11 @@
-"""How a job's hosts meet, and how all of them learn its outcome.
+"""The rendezvous of a job's hosts: they meet here, and all of them learn the outcome.
 
-The head listens. Every other host connects, proves that it knows the job's token, says its name, and stays connected. Then it
-sends its versions once it is prepared, that it is ready, or why it failed. The head's messages (start Ray; the outcome) reach it at
-once. Silence means that the other side is gone. Ray's own connections would end late and give no reason.
+The head listens. Every other host connects, proves that it knows the job's token, gives its name, and stays connected. It then sends
+its versions once it is prepared, and reports that it is ready, or why it failed. The head's messages (start Ray; the outcome) reach it
+at once. Silence means that the other side is gone. Ray's own connections would end late and give no reason.
 
-Where it stops: other modules start Ray and the user's script. Messages are JSON; nothing is unpickled. Only the standard library is
-needed, so that hosts can meet before anything is installed on them.
+Where it stops: other modules start Ray and the user's script. Messages are JSON; nothing is unpickled. It needs only the standard
+library, so that hosts can meet before anything is installed on them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 from offload.errors import ConfigError, RunError
 
 MEETING_PORT = 6378
-ALIVE_S = 3.0  # between two signs of life
-SILENT_S = 15.0  # without one, after which the other side counts as gone
+ALIVE_S = 3.0  # time between two signs of life
+SILENT_S = 15.0  # time without one after which the other side counts as gone
 HANDSHAKE_S = 10.0
 RETRY_S = 0.2
 
@@ -31,17 +31,17 @@ Address = tuple[str, int]
 
 
 class HeadLost(RunError):
-    """The head ended without saying how."""
+    """The head ended without reporting an outcome."""
 
 
 class Rendezvous:
-    """The head's side. It listens from the start.
+    """The head's side of the rendezvous. It listens from the start.
 
     Args:
-        address: of this host, on the job's network; port 0 for any.
-        token: of the job.
+        address: the address of this host, on the job's network; port 0 for any.
+        token: the token of the job.
         hosts: the names of the expected hosts.
-        lost: called, on another thread, with the name of a host that is gone before the end.
+        lost: a callback, on another thread, with the name of a host that is gone before the end.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Rendezvous:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The address where it listens."""
         host, port = self._listener.address
         return host, port
 
@@ -76,7 +76,7 @@ class Rendezvous:
     def gather(self, versions: Mapping[str, str], deadline_s: float) -> None:
         """Wait until all hosts are prepared, with the same versions as this one, such as ``{"Ray": "2.60.0"}``.
 
-        Raises ConfigError that names hosts that are late, a host with other versions and both versions, or a host that failed.
+        Raises ConfigError, with names and reasons, if hosts are late, have other versions, or failed.
         """
         with self._changed:
             self._changed.wait_for(
@@ -89,7 +89,7 @@ class Rendezvous:
         if missing:
             raise ConfigError(
                 f"{', '.join(missing)} did not come within {deadline_s:g} s; {len(self._came)} of {len(self._hosts)} other hosts are "
-                "here. The job's log has what these hosts printed; in a VPC the security group must allow all TCP from itself."
+                "here. The job's log has the output of these hosts; in a VPC, the security group must allow all TCP from itself."
             )
         if late:
             raise ConfigError(
@@ -98,9 +98,9 @@ class Rendezvous:
             )
 
     def await_ready(self, deadline_s: float) -> None:
-        """Wait until all hosts have said that they are ready.
+        """Wait until all hosts have reported that they are ready.
 
-        Raises ConfigError that names hosts that are late, or says why one failed.
+        Raises ConfigError, with names and reasons, if hosts are late or failed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._trouble or self._hosts <= self._ready, deadline_s)
@@ -110,18 +110,18 @@ class Rendezvous:
             raise ConfigError(f"Ray did not start within {deadline_s:g} s on {', '.join(late)}.")
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Tell all hosts that are still there."""
+        """Send a message to all hosts that are still connected."""
         with self._changed:
             here = list(self._here.values())
         with self._telling:
             for connection in here:
-                with contextlib.suppress(OSError):  # its reader finds out that it is gone
+                with contextlib.suppress(OSError):  # its reader will notice that it is gone
                     connection.send_bytes(json.dumps(message).encode())
 
     def close(self, outcome: Mapping[str, Any], late_s: float = 0.0) -> None:
-        """Tell the outcome, and end.
+        """Tell the outcome to all hosts, and end.
 
-        A host that has not come yet would look for the head until its own deadline. The head tells it when it comes, if that is within
+        A host that has not come yet would look for the head until its own deadline. The head tells it the outcome if it comes within
         ``late_s`` of the start.
         """
         self._closed.set()  # a host that leaves from now on is not lost
@@ -141,10 +141,10 @@ class Rendezvous:
         if self._failed is not None:
             raise ConfigError(self._failed)
         if gone := sorted(self._came - self._here.keys()):
-            raise ConfigError(f"{', '.join(gone)} left before training began: the job's log has what it printed last.")
+            raise ConfigError(f"{', '.join(gone)} left before training began: the job's log has the last output.")
 
     def _difference(self, versions: Mapping[str, str]) -> str | None:
-        """The versions of the first host that has others than this one, in words."""
+        """The first host whose versions differ from this one's, in words; None if all agree."""
         differ = sorted(host for host, theirs in self._versions.items() if theirs != versions)
         return _difference(differ[0], self._versions[differ[0]], versions) if differ else None
 
@@ -161,7 +161,7 @@ class Rendezvous:
             threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: Connection) -> None:
-        """Admit a host that knows the token. Drop any other, and one that says nothing."""
+        """Admit a host that knows the token. Drop any other host, and one that stays silent."""
         watch = threading.Timer(HANDSHAKE_S, connection.close)
         watch.daemon = True
         watch.start()
@@ -209,9 +209,9 @@ class Rendezvous:
 
 
 class Follower:
-    """Another host's side: connects to the head, which may start later.
+    """The side of any other host, which connects to the head. The head may start later.
 
-    Raises ConfigError if the head is not there within the deadline, or has another token.
+    Raises ConfigError if the head does not answer within the deadline, or has another token.
     """
 
     def __init__(self, address: Address, token: str, host: str, deadline_s: float) -> None:
@@ -221,22 +221,20 @@ class Follower:
         threading.Thread(target=self._show_life, daemon=True).start()
 
     def say(self, **message: Any) -> None:
-        """Tell the head, if it is still there; :meth:`messages` notices if not."""
+        """Send a message to the head, if it is still connected; :meth:`messages` notices if not."""
         with self._saying, contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(message).encode())
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """The head's messages, the last one being ``{"outcome": …}``. Raises HeadLost if it falls silent before."""
+        """Yield the head's messages; the last is ``{"outcome": …}``. Raises HeadLost if the head falls silent earlier."""
         with contextlib.closing(self):
             while True:
                 try:
                     if not self._connection.poll(SILENT_S):
-                        raise HeadLost(
-                            f"the head was not heard of for {SILENT_S:g} s: its host or its process is gone."
-                        )
+                        raise HeadLost(f"the head has been silent for {SILENT_S:g} s: its host or its process is gone.")
                     message = json.loads(self._connection.recv_bytes())
                 except (OSError, EOFError):
-                    raise HeadLost("the head's process ended without saying how the job ended.") from None
+                    raise HeadLost("the head's process ended without reporting the job's outcome.") from None
                 if message:
                     yield message
                 if "outcome" in message:
@@ -259,7 +257,9 @@ def _connect(address: Address, token: str, deadline_s: float) -> Connection:
         try:
             return Client(address, authkey=token.encode())
         except AuthenticationError:
-            raise ConfigError(f"the head at {address[0]} has another token: this host is no part of its job.") from None
+            raise ConfigError(
+                f"the head at {address[0]} has another token: this host does not belong to its job."
+            ) from None
         except (OSError, EOFError) as error:
             if time.monotonic() > until:
                 raise ConfigError(
@@ -271,6 +271,4 @@ def _connect(address: Address, token: str, deadline_s: float) -> Connection:
 def _difference(host: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     differ = [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]
     found = ", ".join(f"{name} {theirs.get(name, 'none')} and the head {ours.get(name, 'none')}" for name in differ)
-    return (
-        f"{host} has {found}: all hosts of a job need the same. Use one image, and pin what requirements.txt installs."
-    )
+    return f"{host} has {found}: all hosts of a job need the same. Use one image, and pin the packages in requirements.txt."

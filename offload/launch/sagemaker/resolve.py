@@ -1,7 +1,7 @@
-"""Asks uv beforehand whether a user's requirements.txt and offload's own can be installed together in a job's image.
+"""Ask uv beforehand whether a user's requirements.txt and offload's own can be installed together in a job's image.
 
 Where it stops: nothing is installed, and only the image's Python and torch are known. uv ignores upper bounds that packages set on
-Python. If uv or the package index cannot be reached, a note says that nothing was checked.
+Python. If uv is missing or cannot reach the package index, a note says that nothing was checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from offload.launch.sagemaker.images import Contents
 
 DEADLINE_S = 60.0
 PYTHONS = ("3.12", "3.11", "3.13")
-"""Tried in this order where the image's Python is not known; 3.12 is that of most of AWS's images."""
+"""Versions to try, in this order, if the image's Python is unknown; most of AWS's images have 3.12."""
 _PATIENCE = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "1"}
 _OPTIONS = (
     *("--python-platform", "linux", "--index-strategy", "unsafe-best-match"),  # as pip chooses among several indexes
@@ -39,7 +39,7 @@ _WHERE_FROM = re.compile(r"\s*(-i|-f|--(extra-)?index-url|--find-links|--no-inde
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """uv's answer: ``refused`` for what pip would refuse, too. If uv could not tell, ``said`` has the reason."""
+    """uv's answer. ``refused``: whether pip would refuse the requirements, too. If uv could not tell, ``said`` has the reason."""
 
     solved: bool = False
     refused: bool = False
@@ -49,7 +49,7 @@ class Answer:
 def check_requirements(own: Path, image: Contents, deadline_s: float = DEADLINE_S) -> str:
     """Resolve the requirements in the file ``own`` together with offload's, for the Python and torch of an image.
 
-    Returns a note on the result. Raises ConfigError for a file that pip would refuse in the job's containers.
+    Return a note on the result. Raises ConfigError for a file that pip would refuse in the job's containers.
     """
     uv = _uv()
     if uv is None:
@@ -64,7 +64,7 @@ def check_requirements(own: Path, image: Contents, deadline_s: float = DEADLINE_
         for python in pythons:
             answer = question.ask(python)
             if answer.solved:
-                return f"{own.name}: can be installed beside offload on Python {python}{_assumed(image)}."
+                return f"{own.name}: can be installed with offload on Python {python}{_assumed(image)}."
             if not answer.refused:
                 return _unchecked(own, answer.said)
             answers.append(answer)
@@ -72,7 +72,7 @@ def check_requirements(own: Path, image: Contents, deadline_s: float = DEADLINE_
     if not alone.solved:
         return _unchecked(own, f"offload's requirements alone: {alone.said}")
     raise ConfigError(
-        f"{own} cannot be installed beside offload on Python {' or '.join(pythons)}{_assumed(image)}: {answers[0].said}. "
+        f"{own} cannot be installed with offload on Python {' or '.join(pythons)}{_assumed(image)}: {answers[0].said}. "
         f"Change {own.name}{_advice(answers[0].said, image)}."
     )
 
@@ -116,14 +116,14 @@ def _run(command: Sequence[str], folder: Path, until: float) -> Answer:
     except subprocess.TimeoutExpired:
         return Answer(said="the package index was too slow")
     finally:
-        if process.poll() is None:  # with what it started to build a package
+        if process.poll() is None:  # with the processes that it started to build a package
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     return read_answer(process.returncode, said, folder)
 
 
 def read_answer(code: int, said: str, folder: Path) -> Answer:
-    """The meaning of uv's answer in ``folder``. An unexpected one counts as unknown: the job may be all right."""
+    """Interpret uv's answer in ``folder``. An unexpected answer counts as unknown: the job may be fine."""
     if code == 0:
         return Answer(solved=True)
     _, contradicts, why = said.partition(_CONTRADICTION)
@@ -135,7 +135,7 @@ def read_answer(code: int, said: str, folder: Path) -> Answer:
 
 
 def _in_a_line(said: str) -> str:
-    """uv's message without its drawings, hints, and full stop."""
+    """uv's message on one line, without its drawings, hints and full stop."""
     text = " ".join(_DRAWN.sub(" ", said).split())
     return text.partition(" hint: ")[0].rstrip(".")
 
@@ -159,18 +159,18 @@ def _torch_of(image: Contents) -> str:
 
 
 def _assumed(image: Contents) -> str:
-    return "" if image.python else " (assumed: the image's tag does not tell)"
+    return "" if image.python else " (assumed, since the image's tag does not say)"
 
 
 def _advice(said: str, image: Contents) -> str:
     if re.search(r"\btorch(vision)?\b", said):
         return f", or take another image: torch{_torch_of(image)} is the image's own"
     if "not found in the package registry" in said:
-        return ": correct the name, name its index there (--extra-index-url), or leave out what the image holds already"
+        return ": correct the name, name its index there (--extra-index-url), or leave out packages that the image has already"
     if re.search(r"depends on ray[\[<>=!~]", said):
-        return ": where it names a version of Ray (ray==...), offload takes that"
+        return ": if it names a version of Ray (ray==...), offload uses that version"
     return ""
 
 
 def _unchecked(own: Path, why: str) -> str:
-    return f"{own.name}: not checked whether it can be installed beside offload ({why})."
+    return f"{own.name}: not checked whether it can be installed with offload ({why})."

@@ -1,7 +1,7 @@
 """The AWS clients that a launch needs. Refusals become errors with a remedy.
 
-Endpoint variables (``AWS_ENDPOINT_URL``, ``AWS_ENDPOINT_URL_SAGEMAKER``, …) and credentials are read as boto3 reads them.
-Where it stops: no knowledge of offload's jobs.
+boto3 reads endpoint variables (``AWS_ENDPOINT_URL``, ``AWS_ENDPOINT_URL_SAGEMAKER``, …) and credentials.
+Where it stops: it knows nothing of offload's jobs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Service:
     """Clients of one region.
 
     Args:
-        region: of the service; None: the session's.
+        region: the region of the service; None: the session's.
         session: a boto3 session to use; None: the default one.
 
     Raises ConfigError if no region is known.
@@ -63,10 +63,10 @@ class Service:
         found = region or self.session.region_name
         if found is None:
             raise ConfigError(
-                f"no AWS region is known: pass {argument('region', 'us-east-1')}, say, or set AWS_DEFAULT_REGION."
+                f"the AWS region is unknown: pass, for example, {argument('region', 'us-east-1')}, or set AWS_DEFAULT_REGION."
             )
         if not _REGION.fullmatch(found):
-            raise ConfigError(f"there is no AWS region {found!r}; one is called us-east-1, say.")
+            raise ConfigError(f"there is no AWS region {found!r}; an example is us-east-1.")
         self.region: str = found
 
     @cached_property
@@ -76,12 +76,12 @@ class Service:
 
     @cached_property
     def s3(self) -> Any:
-        """The client that uploads."""
+        """The client for uploads."""
         return self._client("s3")
 
     @cached_property
     def logs(self) -> Any:
-        """The client that reads what jobs print."""
+        """The client that reads the output of jobs."""
         return self._client("logs")
 
     def _client(self, name: str) -> Any:
@@ -90,12 +90,12 @@ class Service:
 
 
 class AccessDenied(ConfigError):
-    """The credentials are valid, but do not allow this."""
+    """The credentials are valid, but do not allow the action."""
 
 
 @contextmanager
 def asking(what: str) -> Iterator[None]:
-    """Turn AWS's errors into ConfigError (NoCapacity if it lacks instances), each with a remedy.
+    """A context that turns AWS's errors into ConfigError (NoCapacity if it lacks instances), each with a remedy.
 
     ``what``: the attempted action, such as ``start the training job``.
     """
@@ -132,7 +132,7 @@ def _of_client(error: botocore.exceptions.ClientError, what: str) -> ConfigError
         )
     if code in _THROTTLED:
         return ConfigError(
-            f"cannot {what}: AWS answers {code} ({said}), {_attempts(error)} times in a row. Try again in a minute."
+            f"cannot {what}: AWS answered {code} ({said}) {_attempts(error)} times in a row. Try again in a minute."
         )
     if code in _NO_BUCKET:
         return ConfigError(f"cannot {what}: {said or code}. Check {argument('bucket')} and {argument('region')}.")

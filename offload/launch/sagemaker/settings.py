@@ -1,6 +1,6 @@
-"""The launcher's messages to the entry: one hyperparameter, beside the user's own, and files of the bundle.
+"""The launcher's messages to the entry: one hyperparameter, besides the user's own, and files of the bundle.
 
-Where it stops: hyperparameters are visible to whoever may describe the job. The token travels in the bundle.
+Where it stops: everyone who may describe the job sees its hyperparameters, so the token travels in the bundle.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from offload.errors import ConfigError
 NAME = "offload_job"
 TOKEN, PLAN = ".offload-token", ".offload-plan.json"
 TO_INSTALL = "offload-requirements.txt"
-"""Files of the bundle. Not ``requirements.txt``: the training toolkit would install that, and not explain a failure."""
+"""Files of the bundle. Not ``requirements.txt``: the training toolkit would install it, and would not explain a failure."""
 GPU_GROUP = "gpu"
-"""The instance group that workers run in, and whose first host leads."""
+"""The instance group of the workers, whose first host is the head."""
 HOSTS_DEADLINE_S = 600.0
 RESERVED_PREFIX = "sagemaker_"
 RESERVED = (NAME, "_tuning_objective_metric", "default_user_module_name")
-"""Names that no script gets: the launcher's own, and two of the training toolkit's."""
+"""Names that do not reach the script: the launcher's own, and two of the training toolkit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,11 @@ class Settings:
     """The settings of one job.
 
     Args:
-        script: the user's, relative to the bundle.
-        args: for it, after what the hyperparameters give.
-        storage: the place of checkpoints for workers on several GPU hosts, since no host sees another's disk. The workers of one host, and
-            all workers without a storage, write into the job's checkpoint folder.
-        hosts_deadline_s: how long hosts that are up wait for those that are not.
+        script: the user's script, relative to the bundle.
+        args: its arguments, after those from the hyperparameters.
+        storage: the folder of checkpoints for workers on several GPU hosts, since no host sees another's disk. The workers of one host,
+            and all workers without a storage, write to the job's checkpoint folder.
+        hosts_deadline_s: how long running hosts wait for the others, in seconds.
     """
 
     script: str
@@ -43,14 +43,14 @@ class Settings:
     hosts_deadline_s: float = HOSTS_DEADLINE_S
 
     def hyperparameter(self) -> dict[str, Any]:
-        """As a hyperparameter of the job."""
+        """The settings as a hyperparameter of the job."""
         return {NAME: {name: value for name, value in asdict(self).items() if value is not None}}
 
 
 def read_settings(base: Path) -> tuple[Settings, dict[str, str]]:
-    """The settings and the user's hyperparameters, as typed, from ``input/config/hyperparameters.json`` below ``base``.
+    """Read the settings and the user's hyperparameters, as typed, from ``input/config/hyperparameters.json`` below ``base``.
 
-    Raises ConfigError for a job that another launcher started, or another version of this one.
+    Raises ConfigError if another launcher, or another version of this one, started the job.
     """
     path = base / "input" / "config" / "hyperparameters.json"
     try:
@@ -59,14 +59,14 @@ def read_settings(base: Path) -> tuple[Settings, dict[str, str]]:
         settings = Settings(**{**told, "args": tuple(told.get("args", ()))})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} does not hold what the launcher tells ({type(error).__name__}: {error}): launch the job with "
+            f"{path} does not hold the launcher's settings ({type(error).__name__}: {error}): launch the job with "
             "`offload launch sagemaker` of this version."
         ) from None
     return settings, {name: value for name, value in given.items() if not is_reserved(name)}
 
 
 def deadline_s(base: Path) -> float:
-    """How long hosts wait for each other, even if the settings cannot be read: the hosts report that once they have met."""
+    """The time that hosts wait for each other, even if the settings are unreadable: the hosts report that once they have met."""
     try:
         return read_settings(base)[0].hosts_deadline_s
     except ConfigError:
@@ -74,13 +74,13 @@ def deadline_s(base: Path) -> float:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether the service, its training toolkit or the launcher reserves this name, so that no script would get the
-    hyperparameter."""
+    """Whether the service, its training toolkit or the launcher reserves this name, so that the hyperparameter would not reach the
+    script."""
     return name in RESERVED or name.startswith(RESERVED_PREFIX)
 
 
 def arguments(hyperparameters: Mapping[str, str]) -> list[str]:
-    """Hyperparameters as the training toolkit passes them to a script: ``--name value``, ``-n value``."""
+    """Hyperparameters in the form that the training toolkit passes to a script: ``--name value``, ``-n value``."""
     return [
         text
         for name, value in sorted(hyperparameters.items())
@@ -91,8 +91,8 @@ def arguments(hyperparameters: Mapping[str, str]) -> list[str]:
 def _text(value: Any) -> str:
     """The text that a script gets for a stored value.
 
-    The launcher and the SDK's estimator store JSON, so that a text is a JSON string. The console and version 3 of the SDK store the
-    plain text: ``1.10`` stays ``1.10``, since only a JSON string is decoded.
+    The launcher and the SDK's estimator store JSON, so text is a JSON string. The console and version 3 of the SDK store plain text:
+    ``1.10`` stays ``1.10``, since only a JSON string is decoded.
     """
     if not isinstance(value, str):
         return json.dumps(value)

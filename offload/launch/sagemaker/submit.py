@@ -1,6 +1,6 @@
-"""Upload a job's bundle and start it: by the SDK's estimator, or with boto3 alone.
+"""Upload a job's bundle and start it, with the SDK's estimator or with boto3 alone.
 
-Both send the same request (:meth:`offload.launch.sagemaker.job.Job.request`); a test holds it.
+Both send the same request (:meth:`offload.launch.sagemaker.job.Job.request`), as a test ensures.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from offload.launch.sagemaker.service import Service, asking
 Submitter = Literal["auto", "estimator", "boto3"]
 
 Start = Callable[[Job, Service], None]
-"""Sends a job's request."""
+"""A function that sends a job's request."""
 
-# A configuration without the user's defaults: what is submitted is what was checked and shown. Telemetry is the user's business,
-# and where its bucket cannot be reached, it logs errors.
+# A configuration without the user's defaults: the job is submitted exactly as it was checked and shown. It has no telemetry, which is
+# the user's decision, and logs errors if it cannot reach its bucket.
 _SDK_CONFIG = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 
 
 def upload(job: Job, bundle: bytes, service: Service) -> None:
-    """Put the bundle where the job fetches it. Raises ConfigError if that is refused."""
+    """Upload the bundle to the place from which the job fetches it. Raises ConfigError if AWS refuses it."""
     where = urlparse(job.source)
     more = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": job.kms_key} if job.kms_key else {}
     with asking(f"upload the script to {job.source}"):
@@ -39,7 +39,7 @@ def upload(job: Job, bundle: bytes, service: Service) -> None:
 
 
 def starter(submitter: Submitter = "auto") -> Start:
-    """The function that starts a job: ``auto`` takes the SDK's estimator if it is installed, else boto3.
+    """The function that starts a job: ``auto`` uses the SDK's estimator if it is installed, else boto3.
 
     Raises ConfigError, before any upload, if the user wants the estimator and the SDK lacks it.
     """
@@ -57,8 +57,8 @@ def starter(submitter: Submitter = "auto") -> Start:
 def start(job: Job, service: Service, by: Start) -> None:
     """Start the job.
 
-    Raises ConfigError if the service refuses, NoCapacity where it has no such instances, Unreachable where it broke off before
-    it answered.
+    Raises ConfigError if the service refuses, NoCapacity if it lacks such instances, Unreachable if the connection broke before an
+    answer.
     """
     with asking("start the training job"):
         try:
@@ -72,12 +72,11 @@ def start(job: Job, service: Service, by: Start) -> None:
 
 
 def _check_is_ours(job: Job, service: Service) -> None:
-    """botocore repeats a call that is answered too late, and then finds the name taken, by this very job."""
+    """Raise ConfigError if another job has the name. botocore repeats a call that was answered too late, and then finds the name taken
+    by this very job."""
     found = service.sagemaker.describe_training_job(TrainingJobName=job.name)
     if json.loads(found["HyperParameters"].get("sagemaker_submit_directory", "null")) != job.source:
-        raise ConfigError(
-            f"there has been a job {job.name!r} in this account already: choose another {argument('name')}."
-        )
+        raise ConfigError(f"this account already has a job {job.name!r}: choose another {argument('name')}.")
 
 
 def _by_boto3(job: Job, service: Service) -> None:
@@ -132,7 +131,7 @@ def _by_estimator(job: Job, service: Service) -> None:
 
 
 class _Sdk:
-    """The parts of the SageMaker SDK that are used. It takes seconds to import."""
+    """The used parts of the SageMaker SDK, which takes seconds to import."""
 
     def __init__(self) -> None:
         import sagemaker.inputs
@@ -148,7 +147,7 @@ class _Sdk:
 
 @functools.cache
 def _sdk() -> _Sdk:
-    """Raises ConfigError if the SDK has no estimators, as version 3 has none, or is not installed."""
+    """Import the SDK. Raises ConfigError if it is not installed, or has no estimators (version 3)."""
     quiet_sdk()
     try:
         return _Sdk()

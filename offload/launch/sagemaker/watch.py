@@ -29,7 +29,7 @@ _IS_OF = re.compile(r"offload: this is (?P<host>\S+) of group (?P<group>\S+) ")
 
 
 def describe(service: Service, name: str) -> dict[str, Any]:
-    """The service's description of a job. Raises ConfigError if there is none of that name."""
+    """The service's description of a job. Raises ConfigError if there is no job of that name."""
     with asking(f"describe the job {name}"):
         try:
             found: dict[str, Any] = service.sagemaker.describe_training_job(TrainingJobName=name)
@@ -55,8 +55,8 @@ def state(
 ) -> dict[str, Any]:
     """A job's state as a document: its status, cost and rates.
 
-    ``rates``: its metrics from its log, if known, else the service's last values. ``now``: the end of the time that a running job
-    has taken. The cost covers the time since training began, at on-demand prices: the service itself may report 0 for such jobs.
+    ``rates``: its metrics from its log, if known, else the service's last values. ``now``: the current time, for the duration of a
+    running job. The cost covers the time since training began, at on-demand prices: the service itself may report 0 for such jobs.
     """
     resources = job["ResourceConfig"]
     groups = [
@@ -109,9 +109,9 @@ def _seconds(job: Mapping[str, Any], now: datetime) -> float | None:
 def follow(
     service: Service, name: str, show: Say, say: Say, poll_s: float = POLL_S
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Show what a job's hosts print, line by line, and say what happens to it, until it has ended.
+    """Show the output of a job's hosts, line by line, and report its events, until it has ended.
 
-    Returns the service's description, and the averages of its progress lines. Raises NoCapacity if the job ended because AWS had no
+    Return the service's description, and the averages of its progress lines. Raises NoCapacity if the job ended because AWS had no
     instances for it.
     """
     logs, said, ended = _Logs(service, name), "", False
@@ -125,7 +125,7 @@ def follow(
             show(line)
         if ended:
             break
-        # One more look: the last lines arrive late, and are the ones that users look for.
+        # Look once more: the last lines arrive late, and are the ones that users need.
         ended = job["TrainingJobStatus"] in ENDED
         time.sleep(poll_s)
     if "CapacityError" in (job.get("FailureReason") or ""):
@@ -170,7 +170,7 @@ class _Logs:
             found = pages.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.job}/")
             return sorted(stream["logStreamName"] for page in found for stream in page["logStreams"])
         except self.service.logs.exceptions.ResourceNotFoundException:
-            return []  # nothing was ever printed in this account
+            return []  # no job has ever printed anything in this account
 
     def _new_of(self, stream: str) -> Iterator[str]:
         host = re.sub(r"-\d{6,}$", "", stream.split("/", 1)[1])
@@ -182,7 +182,7 @@ class _Logs:
             for event in page["events"]:
                 yield self._line(host, event["message"])
             before, self.tokens[stream] = self.tokens.get(stream), page["nextForwardToken"]
-            if page["nextForwardToken"] == before:  # the end; an empty page is none
+            if page["nextForwardToken"] == before:  # this is the end; an empty page is not
                 return
 
     def _line(self, host: str, text: str) -> str:

@@ -1,1 +1,1 @@
-"""Where samples come from. Each source lists its samples once (an index) and reads any of them in any task."""
+"""The sources of samples. Each source lists its samples once (an index) and reads any of them in any task."""

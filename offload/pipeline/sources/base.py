@@ -1,4 +1,4 @@
-"""What a source is: an index of samples, and a reader that any preprocessing task can call on rows of it."""
+"""The parts of a source, an index of samples and a reader that any preprocessing task can call on index rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from offload.pipeline.wire import Columns
 
 @dataclass
 class Samples:
-    """What a reader made of some index rows. ``columns`` holds one entry per row; a row in ``errors`` could not be read
-    and has None there in list columns (its number → what was wrong)."""
+    """A reader's result for some index rows. ``columns`` holds one entry per row. ``errors`` maps the number of an unreadable row to
+    its error; such a row holds None in list columns."""
 
     columns: Columns
     errors: dict[int, str] = field(default_factory=dict)
@@ -30,10 +30,10 @@ def nowhere(row: int) -> None:
 
 
 class Reader(Protocol):
-    """Reads rows of a source's index. Travels to every preprocessing process once."""
+    """A reader of a source's index rows. It travels to every preprocessing process once."""
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
-        """The samples of these index rows, in their order. Calls ``at`` with the number of each row that it begins."""
+        """Return the samples of these index rows, in their order. Calls ``at`` with the number of each row before reading it."""
 
     def describe(self, rows: pa.Table, row: int) -> str:
         """The user's name for this sample: its path, or its place in a file."""
@@ -43,7 +43,7 @@ class Reader(Protocol):
 class Index:
     """All samples of a source. Row ``i`` of ``table`` is the sample with ``sample_id`` ``i``, in every epoch and run.
 
-    ``groups``: per sample the unit that storage reads as one (None: each sample is its own).
+    ``groups``: for each sample, the unit that storage reads at once (None: every sample is its own unit).
     """
 
     name: str
@@ -57,7 +57,7 @@ class Index:
 
 
 Tell = Callable[[str], None]
-"""How far a listing is, in words: ``12,000 files``."""
+"""A callback for the progress of a listing, in words: ``12,000 files``."""
 
 
 def silent(text: str) -> None:
@@ -65,7 +65,7 @@ def silent(text: str) -> None:
 
 
 class Lister(Protocol):
-    """Lists a source. ``tell`` is called now and then; from another thread, where ``aside``."""
+    """A function that lists a source. It calls ``tell`` now and then, from another thread if ``aside``."""
 
     def __call__(self, tell: Tell = silent) -> Index:
-        """The index. Raises ConfigError if there is none."""
+        """Return the index. Raises ConfigError if the source cannot be listed."""

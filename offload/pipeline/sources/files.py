@@ -1,4 +1,4 @@
-"""Paths of every kind behind one interface: local, ``s3://``, ``gs://``, and whatever fsspec knows."""
+"""Paths of every kind behind one interface: local, ``s3://``, ``gs://``, and any scheme that fsspec knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offload.errors import ConfigError
 from offload.pipeline.aside import each_aside
 from offload.pipeline.sources.base import Tell, silent
 
-SEVERAL = 16  # folders, from which on it is worth listing them side by side
+SEVERAL = 16  # number of folders from which on parallel listing pays
 LISTING_THREADS = 8
 
 Path = str | os.PathLike[str]
@@ -22,8 +22,8 @@ Path = str | os.PathLike[str]
 def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:
     """The file system of a path, and the path on it.
 
-    ``filesystem`` may be a pyarrow or fsspec file system; without it the path's scheme decides. Raises ConfigError for
-    an unknown scheme.
+    ``filesystem`` may be a pyarrow or fsspec file system; without it, the path's scheme decides. Raises ConfigError for an
+    unknown scheme.
     """
     text = os.fspath(path)
     if filesystem is not None:
@@ -53,7 +53,7 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
 def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple[pafs.FileSystem, str, list[str]]:
     """All files below a folder, sorted by path: (file system, the folder on it, paths on it).
 
-    Raises ConfigError if the folder is missing, is a file, or may not be read.
+    Raises ConfigError if the folder is missing, is a file, or is not readable.
     """
     fs, root = open_filesystem(path, filesystem)
     root = root.rstrip("/")
@@ -72,7 +72,7 @@ def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple
 
 
 def _list_remote(fs: pafs.FileSystem, root: str, tell: Tell) -> list[str]:
-    """All files below a folder. A storage lists a folder page by page, so several folders are listed at once."""
+    """All files below a folder. Storage lists a folder page by page, so this lists several folders at once."""
     files: list[str] = []
     folders = [root]
     while 0 < len(folders) < SEVERAL:
@@ -92,13 +92,13 @@ def _list_remote(fs: pafs.FileSystem, root: str, tell: Tell) -> list[str]:
         tell(f"{len(files):,} files")
 
     folders = [folder for folder in folders if not _is_hidden(folder[len(root) + 1 :])]
-    # fsspec's file systems hold locks of their own, and some are not made for threads.
+    # fsspec's file systems hold locks of their own, and some do not support threads.
     each_aside(below, folders, threads=1 if isinstance(fs, pafs.PyFileSystem) else LISTING_THREADS, done=add)
     return files
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether a file, or a folder that it lies in, has a name that begins with a dot (``.ipynb_checkpoints``, ``._a.jpg``)."""
+    """Whether the name of a file, or of a folder on its path, begins with a dot (``.ipynb_checkpoints``, ``._a.jpg``)."""
     return any(part.startswith(".") for part in path.split("/"))
 
 
@@ -107,18 +107,18 @@ def _list_local(root: str, tell: Tell) -> list[str]:
         os.stat(root)
     except FileNotFoundError:
         raise ConfigError(
-            f"{root!r} does not exist. Check the path; it is looked up on the machine of this command."
+            f"{root!r} does not exist. Check the path; this command looks it up on its own machine."
         ) from None
     except OSError as error:
         raise _cannot_list(error) from None
     if not os.path.isdir(root):
-        raise ConfigError(f"{root!r} is a file, and a folder was expected.")
+        raise ConfigError(f"{root!r} is a file, not a folder.")
     found: list[str] = []
 
     def refuse(error: OSError) -> None:
         raise _cannot_list(error)
 
-    # Class folders are often links into a larger data set.
+    # Class folders are often links to a larger data set.
     for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
         folders[:] = [n for n in folders if not n.startswith(".") and not _leads_back(os.path.join(folder, n))]
         found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
@@ -127,7 +127,7 @@ def _list_local(root: str, tell: Tell) -> list[str]:
 
 
 def _leads_back(folder: str) -> bool:
-    """Whether this is a link to a folder above itself."""
+    """Whether this folder is a link to one of its parents."""
     if not os.path.islink(folder):
         return False
     target, here = os.path.realpath(folder), os.path.realpath(os.path.dirname(folder))
@@ -137,13 +137,13 @@ def _leads_back(folder: str) -> bool:
 def _cannot_list(error: OSError) -> ConfigError:
     if error.errno in (errno.EACCES, errno.EPERM):
         return ConfigError(
-            f"no permission to read {error.filename!r}. Run as a user who may, or give this one access (chmod, chown)."
+            f"no permission to read {error.filename!r}. Run as a user with access, or give this user access (chmod, chown)."
         )
     return ConfigError(f"cannot list {error.filename!r}: {error.strerror}.")
 
 
 def read_file(fs: pafs.FileSystem, path: str) -> bytes:
-    """A whole file. Raises OSError."""
+    """Read a whole file. Raises OSError."""
     if isinstance(fs, pafs.LocalFileSystem):
         with open(path, "rb") as file:
             return file.read()

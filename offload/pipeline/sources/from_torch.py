@@ -13,12 +13,12 @@ from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.wire import Column, UnsendableError, as_array, torch_only
 
 DEFAULT_COLUMNS = ("image", "label")
-MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest data sets of images hold a tenth of it
+MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
 
 
 def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS) -> Index:
     """The index of a map-style data set: the numbers from 0 to its length."""
-    # torch's own base class has a __getitem__ that only raises, for iterable data sets too.
+    # torch's own base class has a __getitem__ that only raises; iterable data sets inherit it too.
     iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
     if iterable or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(
@@ -37,15 +37,15 @@ def _length(name: str, dataset: Any) -> int:
         samples = len(dataset)
     except OverflowError:
         samples = MOST_SAMPLES + 1
-    except (Exception, SystemExit) as error:  # the user's code, and what Python says of a length that is none
+    except (Exception, SystemExit) as error:  # the user's code, or Python's error for an invalid length
         raise ConfigError(
-            f"the length of {name} cannot be had: {type(error).__name__}: {error}. Correct its __len__."
+            f"the length of {name} cannot be determined: {type(error).__name__}: {error}. Correct its __len__."
         ) from None
     if samples == 0:
         raise ConfigError(f"{name} is empty: len() is 0.")
     if samples > MOST_SAMPLES:
         raise ConfigError(
-            f"{name} says that it has more than {MOST_SAMPLES:,} samples, and the order of an epoch is held in memory. "
+            f"{name} says that it has more than {MOST_SAMPLES:,} samples, and offload holds the order of an epoch in memory. "
             "Correct its __len__."
         )
     return samples
@@ -57,7 +57,7 @@ def _classes(dataset: Any) -> tuple[str, ...]:
 
 
 class TorchReader:
-    """Calls the data set; names the parts of a tuple by ``columns``."""
+    """A reader that calls the data set and names the parts of a tuple by ``columns``."""
 
     def __init__(self, dataset: Any, columns: tuple[str, ...]) -> None:
         self.dataset, self.columns = dataset, columns
@@ -110,7 +110,8 @@ def _listed(names: Iterable[object]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors and images as arrays. What cannot be one is left: a transform may take it, or an error names it later."""
+    """The value as an array if it is a tensor or an image. Other values stay: a transform may take them, or an error names them
+    later."""
     if type(value).__module__.startswith(("torch", "torchvision", "PIL")):
         try:
             array = as_array(value)

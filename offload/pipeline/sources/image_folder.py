@@ -1,4 +1,4 @@
-"""A folder of images, one sub-folder a class: ``PATH/<class>/<anything>.jpg``."""
+"""A folder of images with a sub-folder for each class: ``PATH/<class>/<anything>.jpg``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offload.pipeline.sources.files import Path, list_files, read_file
 
 
 def list_image_folder(path: Path, *, filesystem: Any = None, tell: Tell = silent) -> Index:
-    """The index of a folder's images: their paths, and their classes' numbers in the classes' sorted order."""
+    """The index of a folder's images: their paths, and the numbers of their classes in sorted order."""
     fs, root, files = list_files(path, filesystem, tell)
     images = [f for f in files if f.lower().endswith(EXTENSIONS)]
     if not images:
@@ -26,7 +26,7 @@ def list_image_folder(path: Path, *, filesystem: Any = None, tell: Tell = silent
     loose = next((f for f, parts in zip(images, relative, strict=True) if len(parts) < 2), None)
     if loose is not None:
         raise ConfigError(
-            f"{loose!r} lies in no class folder. Expected {root}/<class>/<name>: the folder's name is the label."
+            f"{loose!r} is not in a class folder. Expected {root}/<class>/<name>: the folder's name is the label."
         )
     classes = tuple(sorted({parts[0] for parts in relative}))
     number = {name: i for i, name in enumerate(classes)}
@@ -36,7 +36,7 @@ def list_image_folder(path: Path, *, filesystem: Any = None, tell: Tell = silent
 
 
 class ImageFolderReader:
-    """Reads and decodes images: ``image``, a list of HWC uint8 arrays, and ``label``, int64."""
+    """A reader that decodes images: ``image``, a list of HWC uint8 arrays, and ``label``, int64."""
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs

@@ -1,4 +1,4 @@
-"""Parquet files: a sample a row. Row groups come in random order, and rows in random order within them."""
+"""Parquet files, with one sample per row. Row groups come in random order, and so do the rows within each."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def list_parquet(
     filesystem: Any = None,
     tell: Tell = silent,
 ) -> Index:
-    """The index of one file or of all ``*.parquet`` below a folder, from the files' footers."""
+    """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers."""
     fs, inner = open_filesystem(path, filesystem)
     files = [inner]
-    # Spark and Ray write folders that are named like files.
+    # Spark and Ray write folders with names like files.
     if not inner.endswith(".parquet") or fs.get_file_info(inner).type == pafs.FileType.Directory:
         files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet")]
     if not files:
@@ -70,8 +70,8 @@ def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None
 
 
 class ParquetReader:
-    """Reads rows; keeps the last row group, since a task's rows come from few. ``images`` are columns of encoded images
-    (bytes, or a struct with ``bytes`` as Hugging Face writes them), decoded to HWC uint8."""
+    """A reader of rows. It keeps the last row group, since a task's rows come from few of them. ``images`` are columns of encoded
+    images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC uint8."""
 
     def __init__(self, fs: Any, columns: list[str] | None, images: tuple[str, ...]) -> None:
         self.fs, self.columns, self.images = fs, columns, images

@@ -1,6 +1,6 @@
-"""Shards in tar files, as WebDataset writes them: files that share a name up to its first dot are one sample.
+"""Tar shards, as WebDataset writes them: files that share a name up to its first dot form one sample.
 
-The shards are scanned once, at the start, for the places of their members. After that any sample is one range read.
+The lister scans the shards once, at the start, for the offsets of their members. After that, any sample is one range read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[
 
 
 def _scan(fs: Any, path: str) -> list[tuple[str, dict[str, tuple[int, int]]]]:
-    """Per sample its key and, per extension, the place of the member's bytes in the shard: (offset, size)."""
+    """Each sample's key and, by extension, the place of the member's bytes in the shard: (offset, size)."""
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     try:
         with fs.open_input_file(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
@@ -93,8 +93,8 @@ def _scan(fs: Any, path: str) -> list[tuple[str, dict[str, tuple[int, int]]]]:
 
 
 class WebDatasetReader:
-    """Reads samples. Images become ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), other members columns of
-    their extension: numbers and JSON parsed, text as text, anything else as bytes."""
+    """A reader of samples. Images become ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns
+    named by their extension: numbers and JSON parsed, text as text, anything else as bytes."""
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs

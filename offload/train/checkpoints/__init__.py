@@ -1,1 +1,1 @@
-"""Checkpoints: their format, their storage, and Ray Train's list of them."""
+"""The format of checkpoints, their storage, and Ray Train's list of them."""

@@ -36,8 +36,10 @@ CHUNK_BYTES = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of training: the epoch under way, the trained positions of its pass, and since the start steps, samples, and
-    ``useful``, their worth in samples of initial batches."""
+    """The progress of training: the current epoch, the trained positions of its pass, and totals since the start.
+
+    The totals are steps, samples, and ``useful``: the worth of the samples in samples of initial batches.
+    """
 
     epoch: int = 0
     trained: Ranges = field(default_factory=Ranges)
@@ -46,7 +48,7 @@ class Progress:
     useful: float = 0.0
 
     def to_state(self) -> dict[str, Any]:
-        """Plain numbers and lists."""
+        """The state as plain numbers and lists."""
         return {
             "epoch": self.epoch,
             "trained": self.trained.to_list(),
@@ -57,7 +59,7 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        """The inverse of :meth:`to_state`. Raises ValueError for numbers that cannot be, KeyError for one that is missing."""
+        """The inverse of :meth:`to_state`. Raises ValueError for impossible numbers, KeyError for a missing one."""
         progress = cls(
             epoch=int(state["epoch"]),
             trained=Ranges.from_list(state["trained"]),
@@ -74,17 +76,17 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The content of a checkpoint beside the model.
+    """The content of a checkpoint besides the model.
 
     Args:
-        progress: of training.
+        progress: the progress of training.
         optimizers, others: their ``state_dict``, in the order in which ``ctx.prepare`` got them.
-        scaler: of the gradients, for fp16.
-        rng: the generators of each rank.
+        scaler: the state of the gradient scaler, for fp16.
+        rng: the states of each rank's generators.
         adapting: the state of adaptation: ``noise``, ``learned``, and ``workers`` and ``batch`` of the newest step. Empty if nothing
-                adapts.
-            sums: the epoch's sums over all ranks.
-            seed, samples: they determine the order of an epoch; None if unknown.
+            adapts.
+        sums: the epoch's sums over all ranks.
+        seed, samples: the seed and the number of samples, which determine the order of an epoch; None if unknown.
     """
 
     progress: Progress
@@ -98,14 +100,14 @@ class Training:
     samples: int | None = None
 
     def to_state(self) -> dict[str, Any]:
-        """Containers, numbers and tensors."""
+        """The state as containers, numbers and tensors."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         lists = {"optimizers": list(self.optimizers), "others": list(self.others), "rng": list(self.rng)}
         return {**fields, **lists, "progress": self.progress.to_state(), "schema": SCHEMA}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Training:
-        """The inverse of :meth:`to_state`. Raises ValueError that names the first part that cannot be."""
+        """The inverse of :meth:`to_state`. Raises ValueError, with the name of the first invalid part."""
         part = "progress"
         try:
             progress = Progress.from_state(state["progress"])
@@ -152,14 +154,14 @@ def save(folder: Path, model: Mapping[str, Any], training: Mapping[str, Any]) ->
     try:
         torch.save(model, folder / MODEL_FILE)
         torch.save(training, folder / TRAINING_FILE)
-    except RuntimeError as error:  # torch's zip writer hides the operating system's reason
+    except RuntimeError as error:  # torch's zip writer hides the operating system's error
         raise OSError(f"cannot write {folder}: {error}") from error
     sums = {name: checksum(folder / name) for name in (MODEL_FILE, TRAINING_FILE)}
     (folder / CHECKSUMS_FILE).write_text(json.dumps(sums))
 
 
 def checksum(path: Path) -> dict[str, int]:
-    """Length and CRC-32 of a file."""
+    """The length and CRC-32 of a file."""
     value = length = 0
     with path.open("rb") as file:
         while part := file.read(CHUNK_BYTES):
@@ -195,7 +197,7 @@ def load(folder: Path, called: str | None = None) -> tuple[dict[str, Any], Train
                 f"offload that wrote it, or start again with {argument('overwrite', True)}."
             )
         if not all(isinstance(key, str) for key in model):
-            raise ValueError(f"{MODEL_FILE} is no state_dict: its keys are not all names")
+            raise ValueError(f"{MODEL_FILE} is not a state_dict: its keys are not all names")
         return model, Training.from_state(training)
     except (ValueError, OSError) as error:
         what = error.strerror or str(error) if isinstance(error, OSError) else str(error)
@@ -206,12 +208,12 @@ def load(folder: Path, called: str | None = None) -> tuple[dict[str, Any], Train
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A dict from a file. Raises ValueError with a message for users if the file holds none."""
+    """Read a dict from a file. Raises ValueError, with a message for users, if the file does not hold one."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # torch raises whatever its unpickler meets
+    except Exception as error:  # torch raises any error of its unpickler
         refused = re.search(r"GLOBAL ([\w.]+)", str(error))
         why = f"it holds a {refused[1]}, which could run code" if refused else "torch cannot read it"
         raise ValueError(f"{path.name} cannot be loaded: {why}") from None
@@ -223,13 +225,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"a {type(value).__name__} where a dict belongs")
+        raise TypeError(f"a {type(value).__name__} instead of a dict")
     return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise TypeError(f"a {type(value).__name__} where a list belongs")
+        raise TypeError(f"a {type(value).__name__} instead of a list")
     return value
 
 
@@ -261,7 +263,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """The inverse of :func:`rng_state`."""
+    """Restore the result of :func:`rng_state`."""
     torch.set_rng_state(state["torch"])
     np.random.set_state(_numpy_state(state["numpy"]))
     random.setstate(_python_state(state["python"]))
@@ -279,7 +281,7 @@ def _python_state(saved: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _checked_rng(state: Any) -> Mapping[str, Any]:
-    """The state, if generators accept it."""
+    """The state, if the generators accept it."""
     torch.Generator().set_state(_mapping(state)["torch"])
     np.random.RandomState().set_state(_numpy_state(state["numpy"]))
     random.Random().setstate(_python_state(state["python"]))

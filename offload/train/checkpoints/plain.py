@@ -1,8 +1,8 @@
 """State as plain data, which a checkpoint can hold and ``torch.load(weights_only=True)`` reads back.
 
 A ``state_dict`` may hold anything: numpy numbers, a ``deque``, a ``Namespace``. torch saves them all, but refuses to load many of
-them. :func:`to_plain` turns data into plain containers, and names the first object that is no data; :func:`from_plain` is its
-inverse. Where it stops: it refuses objects of unknown classes, since training would resume with something else.
+them. :func:`to_plain` turns data into plain containers, and names the first object that is not data; :func:`from_plain` is its
+inverse. Where it stops: it refuses objects of unknown classes, since training would resume with a different state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _octets(value: bytes | bytearray) -> torch.Tensor:
     return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
 
 
-# type → (its content as plain data, the type made of it)
+# type → (a function to plain data, a function back to the type)
 _CONVERTED: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     set: (list, set),
     frozenset: (list, frozenset),
@@ -73,15 +73,15 @@ class NotPlainError(ValueError):
 
 
 def to_plain(value: Any, where: str, tensor: Callable[[torch.Tensor], torch.Tensor] = lambda each: each) -> Any:
-    """Return a copy of a state with only what torch loads under ``weights_only``.
+    """Return a copy of a state as data that torch loads under ``weights_only``.
 
     Args:
         value: any nesting of containers, numbers, text, tensors and arrays.
         where: its name in messages, such as ``the state of AdamW``.
-            tensor: makes the replacement of each tensor, such as a copy on the CPU.
+        tensor: returns the replacement of each tensor, such as a copy on the CPU.
 
-        Raises:
-            NotPlainError: names the first object that is no data, its place, and its type.
+    Raises:
+        NotPlainError: if an object is not data; it names the first one, its place, and its type.
     """
     kind = type(value)
     if kind in _LEAVES:
@@ -107,7 +107,7 @@ def to_plain(value: Any, where: str, tensor: Callable[[torch.Tensor], torch.Tens
         if type(item) in (*_LEAVES, bytes, complex) and value.dtype.kind not in "mM":
             return to_plain(item, where, tensor)
         return {TAG: "scalar", "content": _plain_array(np.asarray(value), where)}
-    for base in (int, float, str):  # members of an IntEnum, say, which equal their value
+    for base in (int, float, str):  # for example members of an IntEnum, which equal their value
         if isinstance(value, base):
             return base(value)
     if _loads(value):
@@ -138,7 +138,7 @@ def from_plain(value: Any) -> Any:
             return defaultdict(value["factory"] and _FACTORIES[value["factory"]], content)
         return _BY_NAME[kind](content)
     except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"it holds a {kind!r} that is none ({type(error).__name__}: {error})") from None
+        raise ValueError(f"it holds an invalid {kind!r} ({type(error).__name__}: {error})") from None
 
 
 def _plain_dict(value: Mapping[Any, Any], where: str, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -160,7 +160,7 @@ def _plain_array(value: np.ndarray[Any, Any], where: str) -> dict[str, Any]:
 
 
 def _loads(value: Any) -> bool:
-    """Whether torch saves a value, and loads it without classes that this process has declared safe: the resuming process may
+    """Whether torch saves a value, and loads it without the classes that this process has declared safe. The resuming process may
     declare them too late."""
     declared: Any = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
@@ -169,7 +169,7 @@ def _loads(value: Any) -> bool:
         torch.save(value, buffer)
         buffer.seek(0)
         torch.load(buffer, map_location="cpu", weights_only=True)
-    except Exception:  # pickle raises whatever an object's own hooks raise
+    except Exception:  # an object's own pickle hooks may raise anything
         return False
     finally:
         torch.serialization.add_safe_globals(declared)

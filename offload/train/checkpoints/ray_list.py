@@ -1,7 +1,7 @@
-"""Ray Train's list of a run's checkpoints. The file is private to Ray Train; only this module reads and mends it.
+"""Ray Train's list of a run's checkpoints. The file is private to Ray Train; only this module reads and repairs it.
 
-If a cloud service copies a checkpoint folder while a run writes to it, the copy may hold a list of checkpoints that are gone, or half a
-list. Ray Train would refuse to go on with it.
+If a cloud service copies a checkpoint folder while a run writes to it, the copy may list checkpoints that do not exist, or hold only
+half a list. Ray Train would refuse to resume from it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PREFIX = "checkpoint_"
 
 
 def mend_snapshot(storage: Storage, name: str) -> int:
-    """Make the list in the folder ``name`` of a storage name the existing checkpoints. Returns their number: with none, training
-    starts from the beginning.
+    """Repair the list in the folder ``name`` of a storage, so that it names the existing checkpoints. Return their number; without
+    any, training starts from the beginning.
 
-    Ray Train writes the list up to two seconds after a checkpoint. If a run was killed in between and left no list, the list is
-    made of the complete checkpoints.
+    Ray Train writes the list up to two seconds after a checkpoint. If a run was killed in between and left no list, this makes one
+    of the complete checkpoints.
     """
     fs, root = open_filesystem(storage.path, storage.filesystem)
     folder = f"{root.rstrip('/')}/{name}"
@@ -46,7 +46,7 @@ def mend_snapshot(storage: Storage, name: str) -> int:
 
 
 def is_whole(fs: pafs.FileSystem, folder: str) -> bool:
-    """Whether the files of a checkpoint have the lengths at which they were written."""
+    """Whether the files of a checkpoint still have the lengths that the run wrote."""
     try:
         with fs.open_input_stream(f"{folder}/{CHECKSUMS_FILE}") as stream:
             written = json.loads(stream.read())
@@ -56,7 +56,7 @@ def is_whole(fs: pafs.FileSystem, folder: str) -> bool:
 
 
 def mended_snapshot(listed: dict[str, Any] | None, there: list[str]) -> dict[str, Any]:
-    """The list without missing checkpoints; for half a list, a list of all existing ones, oldest first."""
+    """The list without missing checkpoints; if the list is broken, a list of all existing ones, oldest first."""
     if listed is None:
         results = [{"version": 0, "checkpoint_dir_name": each, "metrics": {}} for each in there]
         return {

@@ -22,10 +22,10 @@ DEADLINE_S = 30.0
 
 _Made = TypeVar("_Made")
 
-# Of a checkpoint. Defined here, since looking for complete checkpoints must not load torch.
+# The files of a checkpoint. They are defined here, since a search for complete checkpoints must not load torch.
 CHECKSUMS_FILE = "checksums.json"
 
-# What Ray Train writes into a run's folder; anything else belongs to the user.
+# The entries that Ray Train writes to a run's folder; anything else belongs to the user.
 _RAY_TRAINS = ("checkpoint_", ".validate_storage_marker")
 
 
@@ -50,8 +50,8 @@ def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Stor
 
 
 def in_time(call: Callable[[], _Made], where: str) -> _Made:
-    """Return what a call on the storage ``where`` returns. Raises ConfigError if that takes longer than 30 s: the clients of
-    some storages try for minutes."""
+    """Return the result of a call to the storage ``where``. Raises ConfigError if it takes longer than 30 s: the clients of some
+    storages retry for minutes."""
     try:
         return call_aside(call, deadline_s=DEADLINE_S)
     except DeadlineError:
@@ -72,7 +72,7 @@ def check_storage(storage: Storage) -> None:
             stream.write(b"\0" * (256 << 10))
         fs.delete_file(name)
     except (OSError, pa.ArrowException) as error:
-        # A file that could not be filled stays empty behind.
+        # A failed write may leave an empty file.
         try:
             fs.delete_file(name)
         except (OSError, pa.ArrowException):
@@ -91,7 +91,7 @@ def check_storage(storage: Storage) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """A file in a local folder of checkpoints: a host that does not find it sees another folder of the same name."""
+    """A file in a local folder of checkpoints. A host that does not find it sees another folder of the same name."""
 
     path: str
     content: str
@@ -105,15 +105,15 @@ class Marker:
         )
 
     def put(self) -> None:
-        """The driver writes it."""
+        """Write the file, on the driver."""
         Path(self.path).write_text(self.content)
 
     def remove(self) -> None:
-        """The driver removes it at the end."""
+        """Remove the file, on the driver, at the end."""
         Path(self.path).unlink(missing_ok=True)
 
     def check(self) -> None:
-        """A worker raises ConfigError if it does not find the file, before hours of training that it could not store."""
+        """Look for the file, on a worker. Raises ConfigError if it is missing, before hours of training that could not be stored."""
         try:
             found = Path(self.path).read_text() == self.content
         except OSError:
@@ -126,7 +126,7 @@ class Marker:
 
 
 def reason_of(error: Exception) -> str:
-    """The operating system's message, or a file system's, without the prefixes of the libraries between."""
+    """The message of the operating system or file system, without the prefixes of libraries."""
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     text = str(error).split("Detail:")[-1].strip().split("\n")[0]
@@ -136,8 +136,8 @@ def reason_of(error: Exception) -> str:
 def holds_checkpoints(storage: Storage, name: str, *, resuming: bool, overwrite: bool) -> bool:
     """Whether the folder ``name`` holds an older run's checkpoints, which must be removed before this run begins.
 
-    Raises ConfigError if it holds them and ``overwrite`` is not set: a new run must not take another's checkpoints for
-    its own. Also raises it if the folder holds anything else, such as the data set.
+    Raises ConfigError if it holds them without ``overwrite``: a new run must not take another run's checkpoints for its own. Also
+    raises ConfigError if the folder holds anything else, such as the data set.
     """
     if resuming:
         return False
@@ -165,7 +165,7 @@ def remove_checkpoints(storage: Storage, name: str) -> None:
 
 
 def fetch(path: str, target: Path) -> None:
-    """Copy one file of any storage, as :attr:`offload.train.driver.trainer.Result.checkpoint` names it, to this machine."""
+    """Copy one file of any storage to this machine. :attr:`offload.train.driver.trainer.Result.checkpoint` gives such paths."""
     fs, inner = open_filesystem(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     pafs.copy_files(inner, str(target.absolute()), source_filesystem=fs, destination_filesystem=pafs.LocalFileSystem())

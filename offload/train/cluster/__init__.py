@@ -1,1 +1,1 @@
-"""The Ray cluster: connecting to it, its nodes and processes, notices that nodes leave, requests for more."""
+"""Connections to the Ray cluster, its nodes and processes, notices of leaving nodes, and requests for more nodes."""

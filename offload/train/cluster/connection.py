@@ -1,6 +1,6 @@
-"""Joins a Ray cluster, or starts one on this machine, and describes its nodes.
+"""Join a Ray cluster, or start one on this machine, and describe its nodes.
 
-Where it stops: users start clusters of several hosts themselves; offload only configures a Ray of this machine alone.
+Where it stops: users start clusters of several hosts themselves; offload configures Ray only on this machine alone.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from offload.versions import ray_version_warning
 REACH_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
 HELD_S = (
-    1.5  # without a break before others' resources count as held: tasks come and go, and ended ones release theirs late
+    1.5  # continuous time after which others' resources count as held: tasks come and go, and release resources late
 )
 LOOK_S = 0.25
-DIGITS = 4  # decimals in amounts of resources: Ray has no finer ones
-JOIN_S = 5.0  # for a new node to be known to its cluster
+DIGITS = 4  # decimals of resource amounts: Ray's resolution
+JOIN_S = 5.0  # time for a cluster to notice a new node
 DASHBOARD_PORT = 8265
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 
-# What the user's function prints comes through the monitor; the logs of everything else stay in Ray's session folder.
+# The run forwards the output of the user's function itself; all other logs stay in Ray's session folder.
 _RAY_INIT: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
-INSTANCE_TYPE = "instance-type"  # the label of a node that says what it is sold as
-MARKET_TYPE, SPOT = "ray.io/market-type", "spot"  # Ray's own label of a node that may be taken back
-HEAD = "node:__internal_head__"  # the resource that the head node alone has
+INSTANCE_TYPE = "instance-type"  # the label with a node's instance type
+MARKET_TYPE, SPOT = "ray.io/market-type", "spot"  # Ray's own label of a node that the provider may reclaim
+HEAD = "node:__internal_head__"  # a resource of the head node alone
 
 
 _BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
 
-_REFUSALS = (ray.exceptions.RayError, RuntimeError, ValueError, OSError)  # what Ray raises if it cannot join
+_REFUSALS = (ray.exceptions.RayError, RuntimeError, ValueError, OSError)  # Ray's errors if it cannot join
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The nodes that are alive, whether this process started them, and what other programs hold of them, by node id."""
+    """The nodes that are alive, whether this process started them, and the resources that other programs hold, by node id."""
 
     whole: tuple[NodeResources, ...]
     ours: bool
@@ -69,7 +69,7 @@ class Cluster:
 
     @property
     def nodes(self) -> tuple[NodeResources, ...]:
-        """The part of the nodes that is left for this run."""
+        """The nodes with the resources that are left for this run."""
         return self.left(self.whole)
 
     def left(self, nodes: Sequence[NodeResources]) -> tuple[NodeResources, ...]:
@@ -77,7 +77,7 @@ class Cluster:
         return tuple(beside(node, self.held.get(node.node_id, {})) for node in nodes)
 
     def held_of_all(self) -> dict[str, tuple[float, float]]:
-        """Each resource that others hold: the amount that they hold, and the total."""
+        """The held amount and the total of each resource that others hold."""
         taken: Counter[str] = Counter()
         there: Counter[str] = Counter()
         for each in self.held.values():
@@ -89,7 +89,7 @@ class Cluster:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Cluster]:
-    """A connection for the time of a run. A cluster that this call started ends with it.
+    """A connection for the duration of a run. A cluster that this call started ends with it.
 
     Raises ConfigError if nothing listens at ``address``, or the listener does not answer.
     """
@@ -116,8 +116,8 @@ class ControlLostError(RunError):
 
 @contextmanager
 def _started(interrupts: Interrupts) -> Iterator[None]:
-    """A Ray of this process's own. A run that ends at once leaves no process; after other runs, what a user's function left running (an
-    upload, say) stays."""
+    """Start a Ray of this process's own. A run that ends at once leaves no process. After other runs, processes that the user's
+    function left running stay, such as an upload."""
     token, mark = os.environ.get("RAY_AUTH_TOKEN"), ray_processes.new_mark()
     with ray_processes.reaped(mark), interrupts.finally_killing(lambda: ray_processes.kill_marked(mark)):
         at_once = False
@@ -149,8 +149,8 @@ def _joined(address: str, interrupts: Interrupts) -> Iterator[None]:
 
 
 def _start_local(mark: str = "") -> None:
-    # With RAY_AUTH_MODE unset a new cluster takes token authentication (set by the time ray is imported, it would be taken
-    # as it is). A token of its own keeps Ray from writing one to the home directory, where it would outlive the cluster.
+    # If RAY_AUTH_MODE is unset, the new cluster uses token authentication (a mode set before the import of ray stays). A token of
+    # its own keeps Ray from writing one to the home directory, where it would outlive the cluster.
     if os.environ.get("RAY_AUTH_MODE") != "disabled" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", _own_token())
     _quiet()
@@ -161,7 +161,7 @@ def _start_local(mark: str = "") -> None:
 
 @functools.cache
 def _own_token() -> str:
-    """The same token for every cluster that this process starts: Ray keeps the first that it reads."""
+    """The token of every cluster that this process starts. It is always the same, since Ray keeps the first token that it reads."""
     return secrets.token_hex(32)
 
 
@@ -191,7 +191,7 @@ def _join(address: str, interrupts: Interrupts) -> None:
 def _check_is_node(address: str) -> None:
     if not is_node_of(address, JOIN_S):
         raise ConfigError(
-            f"this machine is no node of the Ray cluster at {address!r}, and a driver runs on one. {_as_a_job(address)}; or let "
+            f"this machine is not a node of the Ray cluster at {address!r}, and a driver must run on one. {_as_a_job(address)}; or let "
             f"this machine join (ray start --address={address})."
         )
 
@@ -211,10 +211,10 @@ def _cannot_join(address: str, error: Exception) -> ConfigError:
 
 
 def check_address(address: str | None) -> str | None:
-    """Return the address for :func:`connected`, with ``"auto"`` replaced by what it means; RAY_ADDRESS stands in for None.
+    """Return the address for :func:`connected`, with ``"auto"`` resolved; RAY_ADDRESS stands in for None.
 
-    It starts and writes nothing, and finds a wrong address in seconds. Raises ConfigError for an invalid address, if nothing answers
-    as Ray does, and if this machine is no node of the cluster.
+    It starts and writes nothing, and finds a wrong address in seconds. Raises ConfigError if the address is invalid, nothing answers
+    as Ray does, or this machine is not a node of the cluster.
     """
     if ray.is_initialized():
         return address or None
@@ -235,14 +235,14 @@ def check_address(address: str | None) -> str | None:
 
 
 def _cluster_here() -> str:
-    """The address of a cluster that has this machine as a node. Processes of Ray may belong to containers, which cannot be reached
-    from outside: all are tried at once."""
+    """The address of a cluster that has this machine as a node. Processes of Ray may belong to containers, which are unreachable
+    from outside, so this tries all of them at once."""
     found = addresses_here()
     with ThreadPoolExecutor(max_workers=max(len(found), 1)) as pool:
         for address, usable in zip(found, pool.map(_may_be_joined, found), strict=True):
             if usable:
                 return address
-    seen = f" (there are processes of Ray's, but none can be reached at {', '.join(found)})" if found else ""
+    seen = f" (Ray processes exist, but none can be reached at {', '.join(found)})" if found else ""
     raise ConfigError(
         f"no Ray cluster runs on this machine{seen}. Start one (ray start --head), name another "
         f"({argument('address', 'host:port')}), or pass no address to run on this machine alone."
@@ -268,12 +268,12 @@ def _answer() -> bool:
 
 
 def ping(node_id: str) -> Any:
-    """A reference that is ready once the node has answered, or Ray has noticed that it is gone."""
+    """A reference that becomes ready once the node has answered, or Ray has noticed that it is gone."""
     return _answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
 
 
 def check_reachable(address: str) -> None:
-    """Raise ConfigError unless Ray, or what looks like it, listens at ``host:port``."""
+    """Raise ConfigError unless Ray, or a server that looks like it, listens at ``host:port``."""
     if "://" in address:
         raise ConfigError(
             f'the address of a Ray cluster is "auto" or host:port where a driver runs on one of its nodes, found {address!r}. '
@@ -287,7 +287,7 @@ def check_reachable(address: str) -> None:
     try:
         with socket.create_connection((host, int(port)), timeout=REACH_TIMEOUT_S) as link:
             answers = _speaks_grpc(link)
-    except (OSError, UnicodeError) as error:  # the latter for what no host can be called
+    except (OSError, UnicodeError) as error:  # UnicodeError for an invalid host name
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"no Ray cluster can be reached at {address!r}: {reason}. Start one there (ray start --head "
@@ -295,13 +295,13 @@ def check_reachable(address: str) -> None:
         ) from None
     if not answers:
         raise ConfigError(
-            f"what listens at {address!r} is no Ray cluster, or one that hangs: it did not answer as Ray does within "
+            f"the server at {address!r} is not a Ray cluster, or it hangs: it did not answer as Ray does within "
             f"{REACH_TIMEOUT_S:.0f} s. Check the port (usually 6379) and, on that host, ray status."
         )
 
 
 def _as_a_job(address: str) -> str:
-    """The remedy on a machine that is no node of the cluster."""
+    """The remedy on a machine that is not a node of the cluster."""
     scheme, _, rest = address.rpartition("://")
     host = rest.split("/")[0].rpartition(":")[0] or rest
     url = address if scheme in ("http", "https") else f"http://{host}:{DASHBOARD_PORT}"
@@ -309,8 +309,8 @@ def _as_a_job(address: str) -> str:
 
 
 def _speaks_grpc(link: socket.socket) -> bool:
-    """Whether the other end answers an HTTP/2 client with a SETTINGS frame, as Ray's ports do. Ray itself would go on
-    trying for a quarter of an hour. Under TLS any listener passes."""
+    """Whether the other end answers an HTTP/2 client with a SETTINGS frame, as Ray's ports do. Ray itself would retry for a quarter
+    of an hour. Under TLS, any listener passes."""
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return True
     settings, frame_type = 4, 3
@@ -329,7 +329,7 @@ def _describe(*, ours: bool) -> Cluster:
 
 
 def held_by_others(ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """The resources that others hold, by node id, without ``ours``. Takes some time if they hold any."""
+    """The resources that others hold, by node id, without ``ours``. Takes a second or two if they hold any."""
     held = _held()
     until = time.monotonic() + HELD_S
     while held and time.monotonic() < until:
@@ -385,15 +385,15 @@ def alive_nodes() -> tuple[NodeResources, ...]:
 
 
 def nodes_to_end_with() -> set[str]:
-    """Ids of the nodes whose end ends the run: the driver's, and the head."""
+    """The ids of the nodes whose end ends the run: the driver's node and the head."""
     heads = {str(n["NodeID"]) for n in ray.nodes() if n["Alive"] and HEAD in n["Resources"]}  # type: ignore[no-untyped-call]
     return {ray.get_runtime_context().get_node_id(), *heads}
 
 
 def on_this_node(actor_class: Any, **options: Any) -> Any:
-    """An actor class's options to live beside the driver, without a CPU of its own."""
+    """An actor class with options to run on the driver's node, without a CPU of its own."""
     here = ray.get_runtime_context().get_node_id()
-    # Without a CPU Ray ignores a soft affinity and starts the actor anywhere.
+    # For an actor without a CPU, Ray ignores a soft affinity and starts it anywhere.
     return actor_class.options(
         **options, num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False)
     )

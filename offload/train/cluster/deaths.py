@@ -1,7 +1,7 @@
-"""How a worker's process ended, in one sentence: which worker, on which host, with which exit code or signal, and where its log is.
+"""Describe the end of a worker's process in one sentence: the worker, its host, its exit code or signal, and its log.
 
-Ray only sees a broken connection. The process on that node that forked the worker knows the exit status
-(:mod:`offload.preload.server`), and a task asks for it there. Only this module touches what is private to Ray about dead actors.
+Ray only sees a broken connection. The process that forked the worker on its node knows the exit status
+(:mod:`offload.preload.server`), and a task asks for it there. Only this module touches Ray's private data about dead actors.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from offload.preload.ended import exit_status
 from offload.train.cluster.ray_processes import how_it_ended
 
-STATUS_S = 1.0  # for the status to be written down
-ANSWER_S = 8.0  # for the node to answer; it may be gone
-OUT_OF_MEMORY = "oom_context"  # Ray's name for the reason that its memory monitor gives
+STATUS_S = 1.0  # time for the status to be written
+ANSWER_S = 8.0  # time for the node to answer; it may be gone
+OUT_OF_MEMORY = "oom_context"  # Ray's name for its memory monitor's reason
 
 
 def how_worker_ended(rank: int, error: BaseException) -> str | None:
-    """The sentence, without its full stop, for an error caused by a dead worker; None if no process is known to have died."""
+    """The sentence, without a full stop, for an error caused by a dead worker; None if no process is known to have died."""
     died: Any = getattr(error, "health_check_failure", error)
     if not isinstance(died, ray.exceptions.RayActorError) or not died.actor_id:
         return None
@@ -42,9 +42,9 @@ def how_worker_ended(rank: int, error: BaseException) -> str | None:
 def sentence(rank: int, host: str, pid: int, status: int | None, log: str | None, *, ray_killed: bool = False) -> str:
     """The death in words. ``ray_killed``: whether Ray ended the process to free memory."""
     if ray_killed:
-        how = "was ended by Ray, since the node's memory ran low"
+        how = "was killed by Ray, since the node's memory ran low"
     elif status is None:
-        how = "ended by itself or was ended; its exit status is not known"
+        how = "exited or was killed; its exit status is unknown"
     else:
         how = how_it_ended(status)
     if status == -signal.SIGKILL and not ray_killed:
@@ -54,7 +54,7 @@ def sentence(rank: int, host: str, pid: int, status: int | None, log: str | None
 
 @ray.remote(num_cpus=0)
 def _asked(pid: int) -> tuple[int | None, str, str | None]:
-    """The end of a process of this node: its exit status, the host's name, and the file of its standard error."""
+    """Return the exit status of a process of this node, the host's name, and the file of its standard error."""
     node: Any = ray._private.worker._global_node
     logs = sorted(Path(node.get_logs_dir_path()).glob(f"worker-*-{pid}.err"))
     return exit_status(pid, STATUS_S), socket.gethostname(), str(logs[-1]) if logs else None

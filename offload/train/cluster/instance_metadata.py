@@ -1,4 +1,4 @@
-"""Reads an AWS instance's notices of its own end from its metadata service (IMDSv2).
+"""Read an AWS instance's notices of its own end from its metadata service (IMDSv2).
 
 It uses only the standard library, so that the process costs a node little. Where it stops: :mod:`offload.train.cluster.notices` decides
 how often to ask, and acts on the answers.
@@ -16,8 +16,8 @@ ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as boto3 calls it
 ENDPOINT = "http://169.254.169.254"
 TIMEOUT_S = 2.0  # the service is on the instance's own host
 LARGEST_BYTES = 1 << 16
-TOKEN_TTL_S = 21_600  # the longest that the service gives
-NOTICE_S = 120.0  # AWS's, where a notice does not say when
+TOKEN_TTL_S = 21_600  # the longest lifetime that the service grants
+NOTICE_S = 120.0  # AWS's notice period, used if a notice gives no time
 
 TOKEN = "/latest/api/token"
 INSTANCE_ACTION = "/latest/meta-data/spot/instance-action"
@@ -27,12 +27,12 @@ OK, UNAUTHORIZED, NOT_FOUND = 200, 401, 404
 
 
 class MetadataError(Exception):
-    """The service did not answer, or not as on AWS; the text describes the answer."""
+    """The service did not answer, or its answer was not AWS's; the text describes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpotNotice:
-    """The instance will be taken back: ``action`` (terminate, stop, hibernate) at ``deadline_at``, in seconds since 1970."""
+    """A notice that AWS will reclaim the instance: ``action`` (terminate, stop, hibernate) at ``deadline_at``, in seconds since 1970."""
 
     action: str
     deadline_at: float
@@ -62,19 +62,19 @@ class InstanceMetadata:
         if status == NOT_FOUND:
             return None
         if status != OK:
-            raise MetadataError(f"GET {path} was answered with {status}")
+            raise MetadataError(f"GET {path} returned status {status}")
         return text
 
     def _new_token(self) -> str:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
         status, text = self._ask("PUT", TOKEN, headers)
         if status != OK:
-            raise MetadataError(f"PUT {TOKEN} was answered with {status}")
+            raise MetadataError(f"PUT {TOKEN} returned status {status}")
         self._token = text.strip()
         return self._token
 
     def _ask(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        # Not urllib, which would use a proxy: at best that has a metadata service of its own.
+        # Not urllib, which would use a proxy: a proxy may even have a metadata service of its own.
         connection = None
         try:
             url = urlsplit(self.endpoint)
@@ -85,7 +85,7 @@ class InstanceMetadata:
             response = connection.getresponse()
             return response.status, response.read(LARGEST_BYTES).decode()
         except (OSError, ValueError, http.client.HTTPException) as error:
-            # ValueError: a port that is none, a token that is no header, bytes that are no text.
+            # ValueError: an invalid port, a token that is not a valid header, bytes that are not text.
             raise MetadataError(f"{method} {path}: {str(error) or type(error).__name__}") from None
         finally:
             if connection is not None:
@@ -93,7 +93,7 @@ class InstanceMetadata:
 
 
 def parse_notice(text: str, now_s: float) -> SpotNotice:
-    """The notice in an answer. A past time counts as now, and an unreadable one as AWS's two minutes from now: the instance goes in
+    """The notice in an answer. A past time counts as now, an unreadable time as AWS's two minutes from now: the instance goes in
     either case. Raises MetadataError for any other answer."""
     try:
         document = json.loads(text)
@@ -101,7 +101,7 @@ def parse_notice(text: str, now_s: float) -> SpotNotice:
         document = None
     action = document.get("action") if isinstance(document, dict) else None
     if not isinstance(action, str):
-        raise MetadataError(f"{INSTANCE_ACTION} holds no notice: {text[:100]!r}")
+        raise MetadataError(f"{INSTANCE_ACTION} does not hold a notice: {text[:100]!r}")
     try:
         deadline = datetime.fromisoformat(document["time"])
     except (KeyError, TypeError, ValueError):

@@ -1,7 +1,7 @@
 """A run's requests to the cluster's autoscaler: placement groups that wait for nodes with room for them.
 
-Ray's ``request_resources`` does not suit. A cluster has one such request, so that two runs, or a run and a Ray Data pipeline, overwrite
-each other's. It also outlives a killed run, with the nodes that it keeps. A placement group belongs to its job. A run asks only for
+Ray's ``request_resources`` does not fit. A cluster has one such request, so two runs, or a run and a Ray Data pipeline, overwrite
+each other's. It also outlives a killed run and keeps its nodes. A placement group, however, belongs to its job. A run asks only for
 missing nodes: nodes in use stay anyway, and idle ones may go.
 
 Where it stops: :mod:`offload.train.driver.fleet.room` computes what is missing.
@@ -23,15 +23,17 @@ MOST_WAITING = 1000  # placement groups: Ray goes through all of them whenever s
 
 
 class NodeRequests:
-    """The requests of one run; nothing at first."""
+    """The requests of one run; empty at first."""
 
     def __init__(self) -> None:
         self._groups: dict[Bundle, list[Any]] = {}
 
     def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None:
-        """Ask for this many of each bundle beside the present nodes, and withdraw any earlier request. Call it often: a group that
-        has found room, on a node that joined or where a process ended, holds it. That is given back here; with ``hold`` it is
-        kept until a call without it, so that what came first is still there when the rest comes."""
+        """Ask for this many of each bundle besides the present nodes, and withdraw any earlier request.
+
+        A group that finds room, on a new node or where a process ended, holds it, and this call releases it again: so call it often.
+        With ``hold``, granted room is kept until a call without ``hold``, so that early nodes stay until the rest arrive.
+        """
         room = self._room()
         for bundle in self._groups.keys() | missing.keys():
             groups = self._groups.setdefault(bundle, [])
@@ -45,7 +47,7 @@ class NodeRequests:
             self._groups[bundle] = [*kept, *waiting[:count], *more]
 
     def held(self) -> dict[str, dict[str, float]]:
-        """By node id, what of its resources this holds."""
+        """The resources that these requests hold, by node id."""
         held: dict[str, Counter[str]] = {}
         room = self._room()
         for bundle, groups in self._groups.items():
@@ -54,13 +56,13 @@ class NodeRequests:
         return {node: dict(each) for node, each in held.items()}
 
     def _room(self) -> dict[str, str]:
-        """The node of each group that has found room, by the group's id."""
+        """The node of each group that found room, by the group's id."""
         if not any(self._groups.values()):
             return {}
         table = placement_group_table().items()
         return {name: told["bundles_to_node_id"][0] for name, told in table if told["state"] == "CREATED"}
 
     def close(self) -> None:
-        """Ask for nothing any more."""
+        """Withdraw all requests."""
         with contextlib.suppress(RuntimeError, ray.exceptions.RayError):  # the cluster may be gone
             self.ask({})

@@ -1,8 +1,8 @@
-"""Notices that a spot node is about to be taken back: on each such node a small process asks for one, and drains its node.
+"""Watch for spot notices: on each spot node, a small process polls for a notice and then drains its node.
 
-What follows is what follows when anybody drains a node (:mod:`offload.train.driver.resizing`): the run commits and goes on without
-it. Imports neither torch nor Ray Train, since the watchers do not need them. Where it stops: of the clouds, AWS alone says it
-at an address that we ask; elsewhere whoever hears of it calls ``ray drain-node`` (docs/spot.md).
+The run then reacts as to any drained node (:mod:`offload.train.driver.fleet`): it commits and goes on without the node. This module
+imports neither torch nor Ray Train, since the watchers do not need them. Where it stops: it polls only AWS's metadata service. On
+other clouds, users or their tools call ``ray drain-node`` (docs/spot.md).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from offload.model.placement import NodeResources
 
 POLL_S = 2.0
-UNANSWERED = 3  # questions in a row, after which the run reports it
-RESTARTS = 3  # of a watcher whose process dies. Ray's own would be told of on the user's terminal at the end of the run
+UNANSWERED = 3  # unanswered polls in a row after which the run reports it
+RESTARTS = 3  # restarts of a watcher whose process dies; Ray would report its own restarts on the user's terminal
 
 
 class Listener(Protocol):
-    """Who hears of notices: the hub's client."""
+    """The receiver of notices: the hub's client."""
 
     def note(self, kind: str, /, **values: Any) -> None:
         """Something happened."""
 
 
 class Watcher:
-    """Asks for notices of the node that it runs on, which users know as ``node``, and reports them to ``hub``."""
+    """The actor that polls for notices of its own node, which users know as ``node``, and reports them to ``hub``."""
 
     def __init__(self, hub: Listener, node: str) -> None:
         self._hub, self._node = hub, node
@@ -46,7 +46,7 @@ class Watcher:
         self._told: set[str] = set()
 
     def watch(self) -> None:
-        """Ask until there is a notice and the node is being drained."""
+        """Poll until there is a notice and the node is draining."""
         while not self._drained():
             time.sleep(POLL_S)
 
@@ -55,7 +55,7 @@ class Watcher:
             notice = self._metadata.notice(time.time())
             if notice is not None:
                 self._tell("spot_notice", action=notice.action, deadline_at=notice.deadline_at)
-                with contextlib.suppress(ray.exceptions.RayError):  # the next look tries again
+                with contextlib.suppress(ray.exceptions.RayError):  # the next poll tries again
                     drain(self._node_id, f"spot notice: {notice.action}", notice.deadline_at)
                     return True
             elif self._metadata.rebalance_recommended():
@@ -75,7 +75,7 @@ class Watcher:
 
 
 class Watchers:
-    """The watchers of one run. ``hub``: hears of notices; ``tell``: writes an event."""
+    """The watchers of one run. ``hub`` receives notices; ``tell`` writes an event."""
 
     def __init__(self, hub: Listener, tell: Callable[..., None]) -> None:
         self._hub, self._tell = hub, tell
@@ -83,7 +83,7 @@ class Watchers:
         self._died: Counter[str] = Counter()
 
     def look(self, alive: Sequence[NodeResources], leaving: Collection[str]) -> None:
-        """Have a watcher on each spot node that nobody drains yet. Waits for nothing."""
+        """Start a watcher on each spot node that nobody drains yet. Does not wait."""
         names = {node.node_id: node.name for node in alive if node.spot and node.node_id not in leaving}
         for node_id in self._running.keys() - names.keys():
             self._forget(node_id)
@@ -104,7 +104,7 @@ class Watchers:
                     self._tell("spot_unwatched", node=names[node_id], source=None, reason=reason)
 
     def close(self) -> None:
-        """The run is over."""
+        """End the watchers: the run is over."""
         for node_id in list(self._running):
             self._forget(node_id)
 
@@ -116,5 +116,5 @@ class Watchers:
 
     def _forget(self, node_id: str) -> None:
         actor, _ = self._running.pop(node_id)
-        # A node that is drained ends by itself once nothing runs on it any more.
+        # A drained node ends by itself once nothing runs on it.
         ray.kill(actor)

@@ -1,7 +1,7 @@
-"""Whether this machine is a node of a cluster, and what is free on each of its nodes: what is private to Ray about nodes.
+"""Ray's private data about nodes: whether this machine is a node of a cluster, and the free resources of each node.
 
-A driver runs on a node only. Elsewhere ``ray.init`` looks for one on this machine, in vain, for a minute, and then says that
-nothing matched. Where it stops: whether the node is one that Ray may use is Ray's to say.
+A driver must run on a node. Elsewhere, ``ray.init`` looks in vain for a node on this machine, for a minute, and then says that
+nothing matched. Where it stops: Ray decides whether it may use the node.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LOOK_S = 0.2
 def is_node_of(address: str, within_s: float) -> bool:
     """Whether a node that runs on this machine belongs to the cluster at ``host:port``, or does so ``within_s`` seconds.
 
-    Raises what Ray does where the cluster refuses to say, for lack of its token, say.
+    Raises Ray's error if the cluster refuses to answer, for example without its token.
     """
     until = time.monotonic() + within_s
     while True:
         here = {str(node) for node in services.find_node_ids()}  # type: ignore[no-untyped-call]
-        # A node in a container of this machine is seen among its processes, and cannot be used from outside.
+        # The processes of this machine include those of nodes in its containers, which cannot be used from outside.
         if here and any(os.path.exists(path) for node, path in _sockets_at(address, within_s) if node in here):
             return True
         if time.monotonic() > until:
@@ -34,19 +34,19 @@ def is_node_of(address: str, within_s: float) -> bool:
 
 
 def addresses_here() -> tuple[str, ...]:
-    """The clusters that nodes on this machine belong to, ``host:port`` each; that of the last ``ray start`` comes first."""
+    """The clusters of the nodes on this machine, ``host:port`` each; that of the last ``ray start`` comes first."""
     last: str | None = services.find_bootstrap_address(None)
     others = sorted(map(str, services.find_gcs_addresses()))  # type: ignore[no-untyped-call]
     return tuple(dict.fromkeys([last, *others] if last else others))
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """By node id, the amount of each resource that nobody holds; what is held whole is left out. Some tenths of a second old."""
+    """The free amount of each resource, by node id, without fully held resources. The data is some tenths of a second old."""
     free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
     return free
 
 
 def _sockets_at(address: str, within_s: float) -> list[tuple[str, str]]:
-    """The ids of a cluster's nodes, and where drivers reach them on their machine."""
+    """The ids of a cluster's nodes, and their sockets for drivers on the same machine."""
     client: Any = GcsClient(address=address)
     return [(node.hex(), each.raylet_socket_name) for node, each in client.get_all_node_info(timeout=within_s).items()]

@@ -1,7 +1,7 @@
-"""The processes that make up a Ray: starting them undisturbed, watching those that nothing goes on without, and ending what is left
-of them. What is private to Ray about that is touched here alone.
+"""The processes of Ray: start them, watch the indispensable ones, and end those that remain. Only this module touches Ray's private
+interface to them.
 
-Where it stops: a cluster that others started is watched, and never ended.
+Where it stops: it watches a cluster that others started, but never ends it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,21 @@ from offload.interrupts import HELD
 from offload.preload import minimal_agent, setup_worker
 from offload.train.cluster.reaper import MARK, end_marked
 
-RECONNECT = (
-    "gcs_rpc_server_reconnect_timeout_s"  # Ray's name for how long processes look for a control process that is gone
-)
-AWAY_S = 10.0  # the same, here; Ray's own minute is for a control process that is started again, which nobody does here
+RECONNECT = "gcs_rpc_server_reconnect_timeout_s"  # Ray's setting for how long processes look for a lost control process
+AWAY_S = 10.0  # our value; Ray's own minute is for clusters that restart their control process
 SYSTEM_CONFIG = {
     RECONNECT: int(AWAY_S),
-    # Python processes that Ray starts ahead, one a core, would stay idle: those of a run start with their imports done.
+    # Python processes that Ray starts ahead, one per core, would stay idle: those of a run start with their imports done.
     "enable_worker_prestart": False,
 }
 REACH_S = 2.0
 LOOK_S = 1.0
-REFUSED_S = 4.0  # the same where nobody listens any more, which is surer than silence
+REFUSED_S = 4.0  # patience if connections are refused, which is a surer sign than silence
 NAMES = {"gcs_server": "control process (gcs_server)", "raylet": "node process (raylet)"}
 
 
 def new_mark() -> str:
-    """What is to tell the processes of one Ray from all others."""
+    """A mark that tells the processes of one Ray from all others."""
     return secrets.token_hex(16)
 
 
@@ -71,9 +69,12 @@ def join(address: str, **options: Any) -> None:
 
 @contextmanager
 def _without_helpers() -> Iterator[None]:
-    """Within, ``ray.init`` starts no autoscaler's monitor, since one machine cannot grow, no log monitor, since a run shows what its
-    workers print by itself, and no dashboard's process. They would take two seconds of CPU time at the start, and 1 % of a core.
-    Each worker process starts a quarter of a second sooner by a script of ours (:mod:`offload.preload.setup_worker`)."""
+    """A context in which ``ray.init`` starts no helper processes.
+
+    One machine needs no autoscaler monitor, a run shows its workers' output without the log monitor, and nobody needs the dashboard.
+    They would take two seconds of CPU time at the start, and 1 % of a core. Our own script
+    (:mod:`offload.preload.setup_worker`) also starts each worker process a quarter of a second sooner.
+    """
     alone = functools.partial(
         ray._private.parameter.RayParams,
         no_monitor=True,
@@ -110,9 +111,11 @@ def _python_of(component: str, session_dir: str, unbuffered: bool = True) -> lis
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Within, ``ray.init`` leaves SIGTERM to its caller, starts processes that a terminal's Ctrl-C and end do not reach (Ray shields
-    them from Ctrl-C alone), and starts nobody who prints what raylets have to say of workers that died: a run says that itself, and
-    Ray's words are in its logs."""
+    """A context in which ``ray.init`` leaves signals and output to the run.
+
+    It leaves SIGTERM to its caller, and starts processes that neither Ctrl-C nor the end of a terminal reaches (Ray shields them only
+    from Ctrl-C). It does not print the raylets' messages about dead workers: a run reports these itself, and Ray's logs have them.
+    """
     with _instead(
         (ray._private.utils, "set_sigterm_handler", lambda handler: None),
         (ray._private.worker, "listen_error_messages", lambda worker, threads_stopped: None),
@@ -123,7 +126,7 @@ def _undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _instead(*instead: tuple[Any, str, Any]) -> Iterator[None]:
-    """Within, these attributes of Ray's are replaced."""
+    """A context in which these attributes of Ray are replaced."""
     kept = [(module, name, getattr(module, name)) for module, name, _ in instead]
     try:
         for module, name, value in instead:
@@ -135,7 +138,7 @@ def _instead(*instead: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def _out_of_reach(command: list[str], *, preexec_fn: Callable[[], None], **named: Any) -> Any:
-    """A process in a session of its own, with the signals that are held back here let through."""
+    """Start a process in its own session, and unblock the signals there that are blocked here."""
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
@@ -146,7 +149,7 @@ def _out_of_reach(command: list[str], *, preexec_fn: Callable[[], None], **named
 
 @contextmanager
 def reaped(mark: str) -> Iterator[None]:
-    """Within, a process waits for the end of this one, to end what it leaves behind."""
+    """A context in which another process waits for the end of this one, to end the processes that it leaves behind."""
     command = [sys.executable, "-S", str(Path(__file__).with_name("reaper.py")), mark]
     with subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True) as process:
         assert process.stdin is not None
@@ -158,28 +161,28 @@ def reaped(mark: str) -> Iterator[None]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill them at once, Ray's own processes first: what they would start is not started then."""
+    """Kill the marked processes at once, Ray's own first, so that they start no others."""
     kill_own()
     end_marked(mark, grace_s=0.0)
 
 
 def kill_own() -> None:
-    """Kill the processes without which a Ray that this process started ends."""
+    """Kill the core processes of the Ray that this process started; its other processes then end."""
     for process in own_processes().values():
         with contextlib.suppress(OSError):
             process.kill()
 
 
 def own_processes() -> dict[str, subprocess.Popen[bytes]]:
-    """The control process and the node process of a Ray that this process started, by their names; empty for one that it joined."""
+    """The control process and the node process of a Ray that this process started, by name; empty for a Ray that it joined."""
     node: Any = ray._private.worker._global_node
     started = {} if node is None else node.all_processes
     return {name: started[name][0].process for name in NAMES if name in started}
 
 
 class ControlWatch:
-    """Says when a process has ended that a run cannot go on without: the cluster's control process, or the node process of the
-    driver's own machine. ``now_s`` is the time, in seconds."""
+    """A watch over the processes that a run needs: the cluster's control process, and the node process of the driver's machine.
+    ``now_s`` is the time, in seconds."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         node: Any = ray._private.worker._global_node
@@ -193,7 +196,7 @@ class ControlWatch:
         self._known: str | None = None
 
     def lost(self) -> str | None:
-        """What has ended, in words; None while all is well. Takes some seconds where a joined cluster's head does not answer."""
+        """The end of such a process, in words; None while all are alive. Takes some seconds if a joined cluster's head does not answer."""
         self._known = self._known or self._found()
         return self._known
 
@@ -206,7 +209,8 @@ class ControlWatch:
         return None if self._own else self._unreachable()
 
     def _unreachable(self) -> str | None:
-        """A head with fault tolerance may come back: what the environment says of Ray's own patience holds here too."""
+        """The unreachable head, in words; None while it answers. A head with fault tolerance may come back, so the timeout that the
+        environment sets for Ray applies here too."""
         now_s = self._now_s()
         if now_s - self._looked_at < LOOK_S:
             return None
@@ -223,7 +227,7 @@ class ControlWatch:
 
 
 def connecting(address: str) -> OSError | None:
-    """What goes wrong when ``host:port`` is connected to."""
+    """The error of a connection to ``host:port``; None if it works."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
@@ -233,7 +237,7 @@ def connecting(address: str) -> OSError | None:
 
 
 def how_it_ended(status: int) -> str:
-    """The exit status of a process in words: negative where a signal ended it."""
+    """The exit status of a process in words. A negative status is the signal that ended it."""
     if status >= 0:
         return f"ended with exit code {status}"
     try:
@@ -244,14 +248,14 @@ def how_it_ended(status: int) -> str:
 
 
 def _alive(process: psutil.Process) -> bool:
-    """Whether it has not ended. A zombie, which its parent has not waited for, has ended."""
+    """Whether the process has not ended. A zombie, which its parent has not waited for, has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def _raylet_of(socket_name: str) -> psutil.Process | None:
-    """The process behind a node's socket on this machine, if it can be seen."""
+    """The process behind a node's socket on this machine, if it is visible."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.name() == "raylet" and any(word.endswith(socket_name) for word in process.cmdline()):

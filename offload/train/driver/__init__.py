@@ -1,1 +1,1 @@
-"""The process that calls ``fit()``: checks arguments, places and starts workers, decides, and writes the run directory."""
+"""The process that calls ``fit()``, which checks arguments, places and starts workers, decides, and writes the run directory."""

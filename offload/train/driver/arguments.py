@@ -1,4 +1,4 @@
-"""The arguments of a run, from its Trainer."""
+"""The arguments that a run gets from its Trainer."""
 
 from __future__ import annotations
 

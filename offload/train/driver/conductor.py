@@ -1,4 +1,4 @@
-"""Carries out what the state machine (:mod:`offload.train.driver.fleet`) asks for, and tells it what happens."""
+"""Carry out the actions of the state machine (:mod:`offload.train.driver.fleet`), and feed it events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def wait_for_start(
 ) -> tuple[Cluster, Fleet, tuple[Action, ...]]:
     """Wait until the run can start: for nodes that the autoscaler adds, or for room that other programs hold.
 
-    Returns the cluster as it is then, the run's first state, and its first actions. ``status`` shows what the run waits for.
+    Returns the cluster at that time, the run's first state, and its first actions. ``status`` shows what the run waits for.
 
     Raises ConfigError if the cluster does not suffice in time, or never can.
     """
@@ -67,17 +67,17 @@ def wait_for_start(
 
 
 def _beside(requests: NodeRequests, cluster: Cluster) -> Cluster:
-    """The cluster a moment later, with what other programs hold of it beside ``requests``."""
+    """The cluster a moment later, with the resources that programs other than ``requests`` hold."""
     while True:
         ours = requests.held()
-        time.sleep(LOOK_S)  # Ray reports what is free later than what is held
+        time.sleep(LOOK_S)  # Ray reports free resources later than held ones
         cluster = dataclasses.replace(cluster, whole=alive_nodes(), held=held_by_others(ours))
-        if requests.held() == ours:  # otherwise what has just come would count as others', and be asked for again
+        if requests.held() == ours:  # otherwise new room would count as others', and the run would ask for it again
             return cluster
 
 
 class HubPort(Protocol):
-    """What the conductor needs of the hub's client."""
+    """The part of the hub's client that the conductor needs."""
 
     def publish(self, orders: Orders) -> None:
         """See :class:`offload.train.hub.client.HubClient`."""
@@ -87,26 +87,26 @@ class HubPort(Protocol):
 
 
 class RequestPort(Protocol):
-    """Who asks the cluster for nodes; see :class:`offload.train.cluster.node_requests.NodeRequests`."""
+    """The requests to the cluster for nodes; see :class:`offload.train.cluster.node_requests.NodeRequests`."""
 
     def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None:
         """Ask the cluster for this many of each bundle."""
 
     def close(self) -> None:
-        """Ask for nothing any more."""
+        """Withdraw all requests."""
 
 
 class Conductor:
-    """Holds the state of one run. Its methods may be called from several threads.
+    """The holder of a run's state. Several threads may call its methods.
 
     Args:
         fleet: the first state.
-        first: the actions that come first.
-        hub: the run's.
-        requests: asks the cluster for nodes.
+        first: the first actions.
+        hub: the hub of the run.
+        requests: the requests to the cluster for nodes.
         tell: writes an event.
-        free: returns what nobody holds of each resource, by node id.
-        now: the time, in seconds.
+        free: returns the free amount of each resource, by node id.
+        now: a clock, in seconds.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class Conductor:
         self._do(first)
 
     def read(self, news: News) -> None:
-        """Take in the hub's news."""
+        """Process the hub's news."""
         self.handle(NewsRead(now_s=self._now(), news=news))
 
     def look(self, news: News, nodes: Sequence[NodeResources], leaving: Collection[str] = ()) -> None:
-        """Take in the hub's news and the nodes that are alive. ``leaving``: ids of those that will soon be gone."""
+        """Process the hub's news and the nodes that are alive. ``leaving``: the ids of nodes that will soon be gone."""
         with self._lock:
             self.read(news)
             self.handle(ClusterSeen(now_s=self._now(), nodes=nodes, leaving=frozenset(leaving)))
@@ -140,7 +140,7 @@ class Conductor:
                 self.handle(RoomMade(number=number))
 
     def handle(self, *events: Event | Tell) -> None:
-        """Take in events, and write those that are only to be told."""
+        """Process events; write those that are only for the user."""
         with self._lock:
             for event in events:
                 if isinstance(event, Tell):
@@ -152,7 +152,7 @@ class Conductor:
                 self._do(actions)
 
     def close(self) -> None:
-        """The run is over: ask for nothing any more."""
+        """Withdraw all requests: the run is over."""
         self._requests.close()
 
     def _do(self, actions: Sequence[Action]) -> None:
@@ -171,7 +171,7 @@ class Conductor:
                 case Ignored():
                     self._tell("ignored", what=type(action.event).__name__, reason=action.reason)
                 case Show():
-                    pass  # of a run that waits to start
+                    pass  # only a run that waits to start has this action
                 case _ as never:
                     assert_never(never)
 

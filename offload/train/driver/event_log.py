@@ -1,4 +1,4 @@
-"""Writes the run directory and the live line from the hub's news."""
+"""Write the run directory and the live line from the hub's news."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offload.train.messages import TRAIN, News, sum_of
 
 
 class EventLog:
-    """The log of one run. ``on_gpus``: whether its workers have GPUs."""
+    """The event log of one run. ``on_gpus``: whether its workers have GPUs."""
 
     def __init__(
         self, directory: RunDirectory, live: LiveLine, placement: Placement, split: BatchSplit, *, on_gpus: bool
@@ -34,7 +34,7 @@ class EventLog:
         self._first_batch_s: float | None = None
 
     def take(self, news: News) -> None:
-        """Write down what is new."""
+        """Record the news."""
         before, self.news = self.news, news
         for event in news.events:
             self._take_event(dict(event))
@@ -59,14 +59,14 @@ class EventLog:
             return
         if kind == "resumed":
             self.live.note(
-                f"resumed at epoch {event['epoch'] + 1}, step {event['step']:,} ({event['trained']:,} samples of it done)"
+                f"resumed at epoch {event['epoch'] + 1}, step {event['step']:,} ({event['trained']:,} of its samples are done)"
             )
             for damaged in event["damaged"]:
-                self.live.note(f"an older checkpoint was taken: {damaged}")
+                self.live.note(f"resuming from an older checkpoint: {damaged}")
             if event["epoch_starts_again"]:
                 self.live.note(
-                    f"the order of the samples is another than when the run began ({event['epoch_starts_again']}): this epoch "
-                    "starts again, and what was trained of it is trained once more"
+                    f"the order of the samples has changed since the run began ({event['epoch_starts_again']}): this epoch "
+                    "starts again, and its trained samples are trained once more"
                 )
         if kind == "report":
             values = "  ".join(f"{k} {v:.4g}" for k, v in event["metrics"].items())
@@ -74,7 +74,7 @@ class EventLog:
         self.tell(kind, **event)
 
     def tell(self, kind: str, **values: Any) -> None:
-        """Write an event, and show it if users would want to know."""
+        """Write an event, and show it if it matters to users."""
         self.directory.event(kind, **values)
         text = sentence(kind, values)
         if text is not None:
@@ -114,7 +114,7 @@ class EventLog:
         }
 
     def finish(self, status: str, checkpoint: str | None, error: str | None = None) -> dict[str, Any]:
-        """Write the summary and the report; returns the summary."""
+        """Write the summary and the report; return the summary."""
         groups = [*self.news.past, (self._workers, sum_of(self.news.totals))]
         totals = sum_of(dict(enumerate(each for _, each in groups)))
         document = {
@@ -152,8 +152,8 @@ class EventLog:
 
 
 def rates_of(groups: Sequence[tuple[int, Totals]]) -> dict[str, float]:
-    """The throughput and the goodput of worker groups, one after the other. ``groups``: the number of workers and all ranks' totals of
-    each.
+    """The throughput and the goodput over consecutive worker groups. ``groups``: each group's number of workers and the totals of all
+    its ranks.
 
     Both are per second that a rank spent stepping, over the same steps. Goodput is throughput × statistical efficiency, in samples of
     initial batches. At a fixed batch the two are equal.

@@ -1,4 +1,4 @@
-"""Failures of a run in users' words."""
+"""Describe failures of a run to users."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from offload.train.driver.ray_train import is_broken_connection
 
 
 def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str, type[OffloadError]]:
-    """The message for an error that came out of Ray, and its type: an error of offload behind it, or ``what`` with the innermost cause
-    and the remedy."""
+    """The message and type of an error from Ray: an offload error that caused it, or else ``what`` with the innermost cause and the
+    remedy."""
     found = find_offload_error(error)
     if found is not None:
         return str(found), type(found)
     bases = [getattr(e, "_base_exc", e) for e in causes(error)]
-    # A broken connection to a worker explains nothing if another error says why.
+    # A broken connection to a worker explains nothing if another error gives the reason.
     telling = [e for e in bases if not is_broken_connection(e)]
     inner = [e for e in telling if not type(e).__module__.startswith("ray.")]
     base = (inner or telling[1:] or bases)[-1]

@@ -20,7 +20,7 @@ class Listed:
     shuffle: bool
 
     def stream(self, seed: int) -> Stream:
-        """The data set as the feed gets it. Puts what its tasks run into the object store."""
+        """The data set for the feed. Puts the recipe of its tasks into the object store."""
         return Stream(
             recipe=PackedRecipe.of(self.pipeline.recipe(self.index, seed=seed, dataset=self.name)),
             table=self.index.table if self.index is not None else None,

@@ -1,12 +1,12 @@
-"""Ray Train's controller, with the policies of a run. This file alone touches what is private to Ray Train.
+"""Ray Train's controller, with the policies of a run. Only this file touches Ray Train's private interface.
 
 Where it stops: the policies here ask the hub how many workers should train.
 
-Each of Ray Train's helper actors is one more process that imports torch for some seconds while the run starts, and wakes a
-hundred times a second while it runs. On a host with few cores, those cores should preprocess. A run therefore omits the actors
-for data sets (it has its own feed), for removing placement groups (they end with the controller, and with the job), and for
-notices of preemption (unless the environment asks for it). Without a Ray Data pipeline it also omits the actor that coordinates
-Ray Data with the workers. The controller starts with its imports done, as the workers do (:mod:`offload.preload`).
+Each of Ray Train's helper actors is one more process. It imports torch for some seconds while the run starts, and wakes a hundred
+times a second while it runs. On a host with few cores, those cores should preprocess. A run therefore omits the actors for data sets
+(it has its own feed), for removing placement groups (they end with the controller, and with the job), and for notices of preemption
+(unless the environment asks for it). Without a Ray Data pipeline, it also omits the actor that coordinates Ray Data with the workers.
+The controller, like the workers, starts with its imports done (:mod:`offload.preload`).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ NODE_ID = "ray.io/node-id"  # a label that every node has
 BLOCKING_GET_WARNING = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"
 UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
-# Ray Train looks at its workers every 2 s. They wait for that look at the end of a run, and where two commits follow each other. While a
-# worker group is young it looks more often: a run of seconds would spend half of its time so.
+# Ray Train polls its workers every 2 s. They wait for that poll at the end of a run, and between consecutive commits. It polls a young
+# worker group more often: a run of a few seconds would otherwise spend half of its time waiting.
 YOUNG_S = 60.0
 YOUNG_LOOK_S = 0.2
-READY_WAIT_S = 0.75  # of the interval between two looks: for workers that commit before others replace them
+READY_WAIT_S = 0.75  # share of the polling interval that workers get to commit before others replace them
 LOOK_S = 2.0  # Ray Train's own interval
 ANSWER_S = 10.0
 LAST_LOOK_S = 5.0
@@ -64,7 +64,7 @@ BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset", "Broken pi
 
 
 class DecidedWorkers(FixedScalingPolicy):
-    """As many workers as the run's orders say. ``announced``: whether Ray Data learns of them."""
+    """A scaling policy that follows the run's orders. ``announced``: whether Ray Data learns of the workers."""
 
     def __init__(self, scaling_config: Any, hub: HubClient, *, announced: bool) -> None:
         super().__init__(scaling_config)
@@ -72,7 +72,7 @@ class DecidedWorkers(FixedScalingPolicy):
         self._started_at = time.monotonic()
 
     def look_s(self, usual_s: float) -> float:
-        """Seconds between two looks at the workers, usually ``usual_s``."""
+        """The seconds between two polls of the workers, usually ``usual_s``."""
         young = time.monotonic() - self._started_at < YOUNG_S
         return min(usual_s, YOUNG_LOOK_S) if young else usual_s
 
@@ -105,7 +105,7 @@ class DecidedWorkers(FixedScalingPolicy):
 
 
 class TrainController(ray_controller.TrainController):
-    """Ray Train's controller, which looks more often at a young worker group."""
+    """Ray Train's controller, which polls a young worker group more often."""
 
     @property
     def _health_check_interval_s(self) -> float:
@@ -118,9 +118,11 @@ class TrainController(ray_controller.TrainController):
 
 
 class GoOn(FailurePolicy):
-    """Restarts the workers after a process or a host died, unless several attempts in a row made no step. An exception of the user's
-    function would come again: it ends the run, after ``max_failures`` times. If workers do not fit yet, it tries again
-    ``controller_failure_limit`` times."""
+    """A failure policy that restarts the workers after a process or a host died, unless several attempts in a row made no step.
+
+    An exception of the user's function would come again, so it ends the run after ``max_failures`` times. If workers do not fit yet,
+    the policy tries again ``controller_failure_limit`` times.
+    """
 
     def __init__(self, failure_config: Any, hub: HubClient) -> None:
         super().__init__(failure_config)
@@ -134,10 +136,10 @@ class GoOn(FailurePolicy):
         if isinstance(error, WorkerGroupError):
             failures = {rank: getattr(each, "_base_exc", each) for rank, each in error.worker_failures.items()}
             too_large = [each for each in failures.values() if isinstance(each, DeviceMemoryError)]
-            if too_large:  # a worker raises it only if smaller batches come next; the other ranks were waiting for it
+            if too_large:  # a worker raises it only if smaller batches come next; the other ranks wait for that worker
                 return FailureDecision.RETRY
             lost = {rank: each for rank, each in failures.items() if isinstance(each, WORKER_LOST)}
-            # When a host dies its peers notice before Ray does: their connections to it break.
+            # When a host dies, its peers notice before Ray does: their connections to it break.
             if lost or all(map(is_broken_connection, failures.values())):
                 rank, cause = next(iter((lost or failures).items()))
                 how = how_worker_ended(rank, cause) or _first_line(cause)
@@ -162,14 +164,14 @@ def _within(count: int, limit: int) -> FailureDecision:
 
 
 def is_broken_connection(error: BaseException) -> bool:
-    """Whether a collective operation failed because a peer is gone (gloo's and NCCL's words for it)."""
+    """Whether a collective operation failed because a peer is gone, by the messages of gloo and NCCL."""
     return isinstance(error, dist.DistBackendError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in BROKEN_CONNECTION)
     )
 
 
 class Avoiding(ControllerCallback):
-    """Keeps workers off the nodes that the run's orders avoid."""
+    """A callback that keeps workers off the nodes that the run's orders avoid."""
 
     def __init__(self, hub: HubClient) -> None:
         self._hub = hub
@@ -183,7 +185,7 @@ class Avoiding(ControllerCallback):
 
 
 class LastLook(WorkerGroupCallback):
-    """Takes in the workers' reports before they end: the next ones begin from the checkpoint in them.
+    """A callback that reads the workers' last reports before they end: the next workers begin from the checkpoint in them.
 
     Ray Train knows a checkpoint once every rank has reported it. One rank may report a moment after the others.
     """
@@ -204,7 +206,7 @@ class LastLook(WorkerGroupCallback):
         # Called before any callback dismantles the receiver of reports.
         group, self._worker_group = self._worker_group, None
         if group is not None:
-            with contextlib.suppress(RayError, RuntimeError):  # workers that died report nothing any more
+            with contextlib.suppress(RayError, RuntimeError):  # dead workers report nothing
                 self._take_in(group)
         yield
 
@@ -218,10 +220,10 @@ class LastLook(WorkerGroupCallback):
             time.sleep(LAST_LOOK_PAUSE_S)
 
 
-# Statically ray.train.torch.TorchTrainer is version 1's, which lacks what version 2's has at run time.
+# To a type checker, ray.train.torch.TorchTrainer is version 1's, which lacks methods of version 2's.
 class TorchTrainer(ray.train.torch.TorchTrainer):
     """Ray Train's trainer with fewer processes. ``beside_ray_data``: whether Ray Data pipelines run beside the workers;
-    ``hub``: knows how many workers are wanted; ``controller_env``: the controller's runtime environment."""
+    ``hub``: the source of the wanted number of workers; ``controller_env``: the controller's runtime environment."""
 
     def __init__(
         self, train: Any, *, hub: HubClient, beside_ray_data: bool, controller_env: Mapping[str, Any], **options: Any
@@ -252,7 +254,7 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
         run_config: Any = self.run_config
         arguments["scaling_policy"] = DecidedWorkers(config, self._hub, announced=self._beside_ray_data)
         arguments["failure_policy"] = GoOn(run_config.failure_config, self._hub)
-        # As Ray Train does it, in the given environment; it has no handler of Ctrl-C, which the driver hears first.
+        # As Ray Train does it, but in the given environment, and without a handler of Ctrl-C: the driver handles that.
         env_vars = {BLOCKING_GET_WARNING: "0", **get_env_vars_to_propagate()}
         controller: Any = ray.remote(
             num_cpus=0,

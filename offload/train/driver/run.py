@@ -1,6 +1,6 @@
-"""One run, from a cluster to a result: places the workers, starts them and what feeds them, watches, and ends in order.
+"""One run, from a cluster to a result: place the workers, start them and their feed, watch them, and end in order.
 
-Where it stops: :mod:`offload.train.driver.trainer` checks the arguments, and :mod:`offload.train.driver.event_log` writes.
+Where it stops: :mod:`offload.train.driver.trainer` checks the arguments, and :mod:`offload.train.driver.event_log` writes the files.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ from offload.train.worker.loop import first_pass
 from offload.train.worker.process import run_worker
 from offload.train.worker.setup import WorkerSetup
 
-POLL_S = 2.0  # each answer takes CPU from the preprocessing
-POLL_BUSY_S = 0.5  # while the number of workers changes
+POLL_S = 2.0  # each answer takes CPU time from preprocessing
+POLL_BUSY_S = 0.5  # interval while the number of workers changes
 INTERRUPT_S = 0.25
-LOST_END_S = 8.0  # for Ray's shutdown without its control process, which takes 7 s
-FITTING_END_S = 3.0  # for the thread that waits for Ray Train, once its controller has ended
-PING_S = 30.0  # for a node to answer, or for Ray to notice that it is gone
+LOST_END_S = 8.0  # time for Ray's shutdown without its control process, which takes 7 s
+FITTING_END_S = 3.0  # time for the thread that waits for Ray Train, once its controller has ended
+PING_S = 30.0  # time for a node to answer, or for Ray to notice that it is gone
 FEED_THREADS = 8
 MOST_WORKERS = 1024
-MOST_RANKS_AT_ONCE = 64  # that the hub answers at the same time
-TOKEN_CPUS = 0.01  # of a worker that should reserve nothing: Ray places no group that asks for nothing
+MOST_RANKS_AT_ONCE = 64  # ranks that the hub answers at the same time
+TOKEN_CPUS = 0.01  # reservation of a worker that needs no CPUs: Ray does not place a group that asks for nothing
 
 
 class Run:
     """One call of fit().
 
-    Raises ConfigError if the workers do not fit into the cluster, or a data set cannot travel.
+    Raises ConfigError if the workers do not fit in the cluster, or a data set cannot be pickled.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Run:
         self.worker = self._worker_resources()
         if trainer.cluster.preprocessing_cores and any(each.index is None for each in listed.values()):
             raise ConfigError(
-                "preprocessing_cores asks the cluster for cores, and so does Ray Data where a ray.data.Dataset is a source: drop "
+                "preprocessing_cores asks the cluster for cores, and so does Ray Data if a source is a ray.data.Dataset: drop "
                 "preprocessing_cores, or read the data with one of offload's own sources (image_folder, parquet, webdataset, "
                 "from_torch)."
             )
         if trainer.adaptation.by_progress and listed[TRAIN].index is None:
             raise ConfigError(
-                f"the schedule goes by shares of the training, and how many samples {TRAIN!r} has is not known: pass epochs, "
+                f"the schedule uses shares of the training, and the number of samples of {TRAIN!r} is unknown: pass epochs, "
                 "such as schedule={0: 2, 30: 4}."
             )
         self.cluster, self.fleet, self._first_actions = wait_for_start(self._terms(), cluster, status=live.status)
@@ -101,9 +101,9 @@ class Run:
         self.job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
     def go(self, name: str, storage: Storage) -> dict[str, Any]:
-        """Train, with checkpoints at ``name`` of the storage; returns the content of ``summary.json``.
+        """Train, with checkpoints at ``name`` of the storage; return the content of ``summary.json``.
 
-        Raises RunError (or what else of offload's errors is behind it) for a run that failed.
+        Raises RunError, or the offload error that caused it, if the run failed.
         """
         cores = Cores(
             nodes=tuple(self.fleet.used.elements()),
@@ -145,7 +145,7 @@ class Run:
         except ray.exceptions.RayError as error:
             if (lost := control.lost()) is not None:
                 self._lost(lost)
-            # The hub died (its host ran out of memory, say). What fit() raised says more, if it did.
+            # The hub died (for example, its host ran out of memory). An error of fit(), if any, says more.
             self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
         finally:
             if marker is not None:
@@ -193,16 +193,16 @@ class Run:
         )
 
     def _packed(self) -> Any:
-        """The data sets in the object store. Raises ConfigError for one that cannot travel."""
+        """The data sets in the object store. Raises ConfigError if one cannot be pickled."""
         streams: dict[str, Stream] = {}
         for name, listed in self.listed.items():
             try:
                 streams[name] = listed.stream(self.trainer.seed)
             except Exception as error:
                 raise ConfigError(
-                    f"datasets[{name!r}] cannot be sent to the preprocessing processes: {type(error).__name__}: {error}. What "
-                    "is open (a file, a connection, a lock) does not travel: open it in __getitem__, or pass the transform "
-                    "as a class, which is constructed where it runs."
+                    f"datasets[{name!r}] cannot be sent to the preprocessing processes: {type(error).__name__}: {error}. Open "
+                    "files, connections and locks cannot be sent: open them in __getitem__, or pass the transform as a class, "
+                    "which each process constructs itself."
                 ) from None
         return ray.put(streams)
 
@@ -276,21 +276,21 @@ class Run:
         )
 
     def _prices(self) -> dict[str, float]:
-        """Known prices in dollars per hour, by instance type."""
+        """The known prices in dollars per hour, by instance type."""
         known = {name: node.usd_per_hour for name, node in built_in().nodes.items()}
         return known | dict(self.trainer.cluster.usd_per_hour or {})
 
     def _check_prices(self) -> None:
-        """Raise ConfigError if dollars decide, and the price of a node is unknown."""
+        """Raise ConfigError if the objective is cost and the price of a node is unknown."""
         prices = self._prices()
         for node in self.cluster.nodes if self.trainer.adaptation.objective == "cost" else ():
             if node.instance_type not in prices:
                 raise ConfigError(
                     f'objective="cost" needs the price of every node, and node {node.name} '
                     + (
-                        f"has no label {INSTANCE_TYPE}: start Ray there with --labels {INSTANCE_TYPE}=ml.g5.xlarge, say."
+                        f"has no label {INSTANCE_TYPE}: start Ray there with, for example, --labels {INSTANCE_TYPE}=ml.g5.xlarge."
                         if node.instance_type is None
-                        else f"is of type {node.instance_type}, which the catalog lacks: pass "
+                        else f"has type {node.instance_type}, which the catalog lacks: pass "
                         f"usd_per_hour={{{node.instance_type!r}: ...}} to offload.Cluster."
                     )
                 )
@@ -354,9 +354,9 @@ class Run:
         conductor: Conductor,
         watchers: Watchers,
     ) -> bool:
-        """Follow the run to its end. Returns whether it was stopped before that.
+        """Follow the run to its end. Return whether it was stopped before its end.
 
-        Raises KeyboardInterrupt where it is to end at once, and ControlLostError where Ray has ended.
+        Raises KeyboardInterrupt if it must end at once, and ControlLostError if Ray has ended.
         """
         tuner = self._tuner()
         ends_with = nodes_to_end_with()
@@ -370,7 +370,7 @@ class Run:
             if not self._answered(read_at):
                 return
             if not told:
-                # In this order: a drained node that ends in between would look like one that has just joined.
+                # In this order: a drained node that ends in between would look like a new node.
                 draining, alive = draining_nodes(), self.cluster.left(alive_nodes())
                 watchers.look([node for node in alive if node.node_id in conductor.fleet.in_use], draining)
                 leaving = not ends_with.isdisjoint(draining)
@@ -393,7 +393,7 @@ class Run:
                 if (interrupts.presses or leaving) and not told:
                     told = True
                     if interrupts.presses:
-                        self.live.note("stopping: a checkpoint is committed first (Ctrl-C again ends at once)")
+                        self.live.note("stopping: committing a checkpoint first (Ctrl-C again ends at once)")
                     conductor.handle(StopAsked())
                 if aside.busy:
                     continue
@@ -409,13 +409,13 @@ class Run:
         return told
 
     def _nothing_to_commit(self, fleet: Fleet) -> bool:
-        """Whether nothing is trained yet, or no worker is there, or about to be there, to commit it."""
+        """Whether nothing is trained yet, or no worker runs or is about to run that could commit it."""
         news = self.log.news
         return not (news.totals or news.past) or (not fleet.workers and not news.running)
 
     def _answered(self, now_s: float) -> bool:
-        """Whether the driver knows if the nodes of dead workers are alive. Ray needs some seconds to find out, and until then would
-        wait for room on a node that is gone."""
+        """Whether the driver knows if the nodes of dead workers are alive. Ray needs some seconds to find out, and until then, it would
+        wait for room on a dead node."""
         news = self.log.news
         if news.failures > self._failures:
             self._failures, self._asked_at = news.failures, now_s
@@ -427,7 +427,7 @@ class Run:
         self.log.take(hub.read(self.log.news.cursor))
 
     def _lost(self, what: str) -> NoReturn:
-        """Ray has ended."""
+        """End the run: Ray has ended."""
         text = f"{what}. The same command resumes from the last checkpoint."
         with handled() as interrupts:
             interrupts.end_within(LOST_END_S, f"offload: {text}", ControlLostError.exit_code)
@@ -444,7 +444,7 @@ class Run:
 
 
 def _address_of(checkpoint: Any) -> str:
-    """The path of a checkpoint with its scheme, where it is not local."""
+    """The path of a checkpoint, with its scheme if it is not local."""
     kind = str(checkpoint.filesystem.type_name)
     return f"{kind}://{checkpoint.path}" if kind in ("s3", "gcs", "abfs", "hdfs") else str(checkpoint.path)
 

@@ -19,11 +19,11 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "worker_lost":
         return f"a worker died ({event['reason']}): all workers restart from the last checkpoint"
     if kind == "worker_hung":
-        return f"worker {event['rank']} made no progress for {event['deadline_s']:g} s, at {event['where']}: the run ends it"
+        return f"worker {event['rank']} made no progress for {event['deadline_s']:g} s, at {event['where']}: the run kills it"
     if kind == "out_of_memory":
         return (
             f"local batches of {event['did_not_fit']:,} do not fit into the memory of worker {event['rank']}'s device: workers now "
-            f"take {event['local_batch_size']:,} samples at a time and accumulate {event['accum_steps'] + 1} of these"
+            f"take {event['local_batch_size']:,} samples at a time and accumulate {event['accum_steps'] + 1} micro-batches"
         )
     if kind == "preprocessing_lost":
         return f"a preprocessing process died ({event['reason']}): its tasks run again"
@@ -36,7 +36,7 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         return f"the run stops using {', '.join(event['nodes'])}: {event['reason']}"
     if kind == "cluster_changed":
         verbs = ("left", "leaving", "joined")
-        if not any(event[verb] for verb in verbs):  # an event of its own reports their memory
+        if not any(event[verb] for verb in verbs):  # another event reports their memory
             return None
         parts = [f"{verb} {', '.join(event[verb])}" for verb in verbs if event[verb]]
         return f"the cluster changed ({'; '.join(parts)}): {event['preprocessing_cores']} cores preprocess"
@@ -64,13 +64,13 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "workers_wanted":
         return f"the run wants {event['workers']} workers and has room for {event['before']}: it asks for nodes"
     if kind == "others_hold":
-        return f"other programs hold {shares(event['held'])}: this run takes what they leave now, not what they give back later"
+        return f"other programs hold {shares(event['held'])}: this run uses the rest, and will not use resources that they release later"
     if kind == "not_started":
         needs = " and ".join(f"{amount:g} {name}" for name, amount in event["needs"].items())
         free = " and ".join(f"{amount:g} {name}" for name, amount in event["free"].items())
         return (
             f"no worker has started for {event['after_s']:.0f} s: they need {event['workers']} × ({needs}), and {free} of the cluster are "
-            "free. Either they are slow to start, or other programs hold their room: then training begins when those end"
+            "free. They may be starting slowly, or other programs hold the resources; training then begins when those end"
         )
     if kind == "not_granted":
         return (
@@ -78,7 +78,7 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
             f"and {event['cores_now']} preprocessing cores go on"
         )
     if kind == "pass_not_finished" and event["untrained"]:
-        return f"the epochs ended within a pass: {event['untrained']:,} of its samples were not trained"
+        return f"training ended within a pass: {event['untrained']:,} of its samples were not trained"
     return None
 
 

@@ -1,5 +1,5 @@
-"""``offload.Trainer``: checks its arguments, lists the data, and hands over to a run. Mirrors Ray Train's ``TorchTrainer`` where the two
-overlap."""
+"""``offload.Trainer``, which checks its arguments, lists the data, and hands over to a run. It mirrors Ray Train's ``TorchTrainer``
+where the two overlap."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from offload.train.driver.run import Run
 from offload.train.messages import TRAIN
 from offload.train.worker.context import Context
 
-PATIENCE_S = 3.0  # before a listing counts as one that takes long
+PATIENCE_S = 3.0  # time after which a listing shows its progress
 
 _Config = TypeVar("_Config", Adaptation, Checkpoints, Cluster)
 
@@ -84,31 +84,31 @@ class Result:
 
 
 class Trainer:
-    """Train on workers whose data is preprocessed on every CPU of the cluster.
+    """A training whose data is preprocessed on every CPU of the cluster.
 
     Args:
         train: the function of each worker; it gets a :class:`offload.Context`.
-        datasets: by name: what :func:`offload.image_folder` and its siblings return, a ``ray.data.Dataset``, or a map-style
+        datasets: data sets by name: results of :func:`offload.image_folder` and its siblings, a ``ray.data.Dataset``, or a map-style
             torch data set. ``"train"`` is required; the others are for validation.
-        workers: how many, or (least, most): the most that fit while preprocessing keeps a core. None: one per GPU, or one
-            where there is none.
+        workers: the number of workers, or (least, most): then as many as fit while preprocessing keeps a core. None: one per GPU,
+            or one without GPUs.
         batch_size: the global batch, a number or a :class:`offload.BatchSize`.
         adaptation: how batches and workers with a range adapt, and learning rates with them.
-        cluster: what the run may ask of the cluster, and which nodes it uses.
-        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"`` for what runs under ``ctx.autocast()``.
-        checkpoints: when they are committed and how many stay.
-        seed: decides the data's order, its augmentation and the model's initial weights.
-        deterministic: whether every global batch holds the same samples, whatever the number of workers and the speed of
+        cluster: the capacity that the run may request from the cluster, and the nodes that it uses.
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"`` for code under ``ctx.autocast()``.
+        checkpoints: the schedule of checkpoints, and how many to keep.
+        seed: the seed of the data's order, its augmentation and the model's initial weights.
+        deterministic: whether every global batch holds the same samples for any number of workers and any speed of
             preprocessing. The run then uses only worker counts that divide the batch. Samples travel in smaller slices, and a late
-            or lost block delays those behind it.
+            or lost block delays the blocks after it.
         hang_s: seconds without a step, a report or a wait for data after which a worker counts as hung. The run restarts it.
-        train_loop_config: the user's own settings, as ``ctx.config``.
-        scaling_config, run_config: Ray Train's, passed on: ``use_gpu`` and ``resources_per_worker`` of the one;
-            ``storage_path``, ``storage_filesystem``, ``name`` and ``failure_config`` of the other.
-        storage_path: where checkpoints go (any file system); the run directory by default.
+        train_loop_config: the user's own settings, available as ``ctx.config``.
+        scaling_config, run_config: Ray Train's configurations. The run uses ``use_gpu`` and ``resources_per_worker`` of the former, and
+            ``storage_path``, ``storage_filesystem``, ``name`` and ``failure_config`` of the latter.
+        storage_path: the folder of checkpoints (any file system); the run directory by default.
 
     Raises:
-        ConfigError: for what is wrong with the arguments.
+        ConfigError: for invalid arguments.
     """
 
     def __init__(
@@ -179,14 +179,15 @@ class Trainer:
         cpus_per_worker: float | None = None,
         gpus_per_worker: float | None = None,
     ) -> Trainer:
-        """The same training with other workers, whatever the script says; what is None stays as it is.
+        """The same training with other workers than in the script; arguments that are None change nothing.
 
         Args:
             max_workers: the most workers. The least number stays if it is not above this; without ``workers`` it is 1.
-            cpus_per_worker, gpus_per_worker: what each reserves, in place of the scaling_config's ``resources_per_worker``.
+            cpus_per_worker, gpus_per_worker: CPUs and GPUs that each worker reserves, instead of the scaling_config's
+                ``resources_per_worker``.
 
         Raises:
-            ConfigError: for numbers that cannot be, or that the schedule of worker counts forbids.
+            ConfigError: for invalid numbers, or numbers that the schedule of worker counts forbids.
         """
         changed = copy.copy(self)
         changed.overrides = WorkerOverrides(
@@ -205,19 +206,19 @@ class Trainer:
         storage_path: str | None = None,
         quiet: bool = False,
     ) -> Result:
-        """Run the training and return its result. Resumes the unfinished run that ``run_dir`` holds.
+        """Run the training and return its result. Resume the unfinished run in ``run_dir``, if there is one.
 
         Args:
-            run_dir: where the run's files go; ``runs/<name of the script>`` by default.
+            run_dir: the folder of the run's files; ``runs/<name of the script>`` by default.
             overwrite: whether to replace a run that the directory holds, and its checkpoints in ``storage_path``.
             address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine. A wrong
-                one is refused before anything is listed or started.
-            storage_path: where checkpoints go, instead of what the Trainer says.
-            quiet: whether to show no live line.
+                address is refused before the run lists or starts anything.
+            storage_path: the folder of checkpoints, instead of the Trainer's.
+            quiet: whether to hide the live line.
 
         Raises:
-            ConfigError: for what is found before the first step.
-            RunError: for what fails later.
+            ConfigError: for problems found before the first step.
+            RunError: for later failures.
         """
         address = check_address(address)
         run_dir = f"runs/{Path(sys.argv[0]).stem or 'run'}" if run_dir is None else run_dir
@@ -225,7 +226,7 @@ class Trainer:
             Path(check_path("run_dir", run_dir, sane="a folder, such as runs/a")),
             overwrite=check_flag("overwrite", overwrite),
         )
-        # In the run directory the folder's name says what it holds; elsewhere, whose it is.
+        # In the run directory, the folder's name tells its content; elsewhere, it tells its run.
         storage_path = _storage_path(storage_path) or self.storage_path
         name = _given(self.run_config, "name") or (directory.path.name if storage_path else CHECKPOINTS)
         filesystem = self.run_config.storage_filesystem if self.run_config else None
@@ -246,15 +247,15 @@ class Trainer:
             live.status("starting Ray")
             with connected(address) as cluster:
                 run = Run(self, directory, live, listed, cluster)
-                # Only after all checks: a mistyped path must not destroy the run before.
+                # Only after all checks: a mistyped path must not destroy an earlier run.
                 if outdated:
                     remove_checkpoints(storage, name)
                 directory.begin()
                 return Result(document=run.go(name, storage), run_dir=directory.path)
 
     def listed(self, name: str, waiting: Callable[[str], None]) -> Listed:
-        """A data set with its source listed; ``waiting`` is called with the progress if that takes long. Raises ConfigError for an
-        unlistable data set, or one smaller than a batch."""
+        """List the source of a data set; call ``waiting`` with the progress if that takes long. Raises ConfigError if the data set
+        cannot be listed, or is smaller than a batch."""
         pipeline = self.datasets[name]
         index = _index_of(name, pipeline, waiting)
         wanted = self.batch_size.initial
@@ -308,7 +309,7 @@ def _storage_path(given: Any) -> str | None:
 
 
 def _check_ray_trains(scaling_config: Any, run_config: Any) -> None:
-    """Raise ConfigError for what is none of Ray Train's configurations, and for amounts of resources that cannot be."""
+    """Raise ConfigError for arguments that are not Ray Train's configurations, and for invalid amounts of resources."""
     for name, given, field in (
         ("scaling_config", scaling_config, "resources_per_worker"),
         ("run_config", run_config, "storage_filesystem"),
@@ -316,7 +317,7 @@ def _check_ray_trains(scaling_config: Any, run_config: Any) -> None:
         kind = name.title().replace("_", "")
         if given is not None and (isinstance(given, type) or not hasattr(given, field)):
             raise ConfigError(f"{name} must be a ray.train.{kind}, found {shown(given)}.")
-    if scaling_config is not None and scaling_config.num_workers != 1:  # 1 is also what Ray Train fills in
+    if scaling_config is not None and scaling_config.num_workers != 1:  # 1 is also Ray Train's default
         raise ConfigError(
             f"scaling_config: num_workers={scaling_config.num_workers} is not used. Pass workers={scaling_config.num_workers} to "
             "offload.Trainer."
@@ -329,19 +330,19 @@ def _check_ray_trains(scaling_config: Any, run_config: Any) -> None:
 
 
 def _check_nothing_was_committed(directory: RunDirectory, storage: Storage, name: str) -> None:
-    """Raise ConfigError if an unfinished run has committed a checkpoint, and the storage holds none: to begin again would
-    silently discard it."""
+    """Raise ConfigError if an unfinished run has committed a checkpoint, but the storage holds none: a new start would silently
+    discard it."""
     step = directory.committed_step()
     if step is not None:
         raise ConfigError(
             f"the run directory {directory.path} holds an unfinished run that committed a checkpoint at step {step:,}, and its "
             f"checkpoint storage {storage.path}/{name} holds none. Pass the "
-            f"{argument('storage_path')} that the run had, or {argument('overwrite', True)} to begin again."
+            f"{argument('storage_path')} of that run, or {argument('overwrite', True)} to begin again."
         )
 
 
 def _given(run_config: ray.train.RunConfig | None, field: str) -> str | None:
-    """The user's value; without one Ray fills in a dated name and a folder in the home directory."""
+    """The user's value; None if Ray filled in its default, a dated name or a folder in the home directory."""
     if run_config is None:
         return None
     value: str | None = getattr(run_config, field)

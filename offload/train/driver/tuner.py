@@ -1,6 +1,6 @@
-"""Turns the workers' reports into decisions: an observation each interval, a decision, and events for the state machine.
+"""Turn the workers' reports into decisions: in each interval an observation, a decision, and events for the state machine.
 
-Where it stops: :mod:`offload.adapt.decide` decides, and :mod:`offload.train.driver.fleet` draws the consequences.
+Where it stops: :mod:`offload.adapt.decide` decides, and :mod:`offload.train.driver.fleet` changes the run accordingly.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from offload.train.driver.fleet.state import Fleet
 from offload.train.messages import TRAIN, News, sum_of
 from offload.train.worker.batches import PREFETCH_BLOCKS
 
-LOOKED_BACK = 2  # intervals that must agree before cores are released
-LEAST_VARIATION = 0.1  # from task to task: a shared machine varies at least by this
+LOOKED_BACK = 2  # intervals that must agree before the run releases cores
+LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
 
 
 class Tuner:
-    """Decides for one run.
+    """The decisions of one run.
 
     Args:
-        batch_size: the range that the user gave.
-        adaptation: how to choose.
-        core_bounds: least and most preprocessing cores, where the cluster is asked for them.
+        batch_size: the user's range of batch sizes.
+        adaptation: the user's rules.
+        core_bounds: the least and the most preprocessing cores, if the run asks the cluster for them.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Tuner:
         self._state = State()
         self._looked: tuple[float, News] | None = None
         self._expected: tuple[BatchSplit, float] | None = None
-        self._device: deque[float] = deque(maxlen=LOOKED_BACK)  # samples/s that the workers would have trained at
+        self._device: deque[float] = deque(maxlen=LOOKED_BACK)  # samples/s that the workers could have trained
 
     def look(self, news: News, fleet: Fleet, now_s: float) -> list[Event | Tell]:
-        """What follows from the news; decides where an interval has passed since the last time."""
+        """The events that follow from the news, with a decision if an interval has passed since the last one."""
         split = news.group.split
         if not news.running or fleet.busy or split is None:
             self._looked = None
@@ -89,9 +89,9 @@ class Tuner:
         self._state, decision = decide(self._state, self._situation(news, split, options, fleet), rules)
         if isinstance(decision, Resize) and not fleet.fits(decision.split.workers):
             events.append(WorkersWanted(workers=decision.split.workers))
-            # It happens once there is room, if it is still wanted then.
+            # The change happens once there is room, if it is still wanted then.
             self._state = State(wanted_workers=decision.split.workers, asked=rules.agreeing)
-            decision = Keep(reason=f"{decision.reason}; nodes for them are asked for")
+            decision = Keep(reason=f"{decision.reason}; the run asks for nodes")
         elif self._state.wanted_workers is None and not isinstance(decision, Resize) and not scheduled:
             events.append(WorkersWanted(workers=split.workers))
         return events + self._decided(decision, interval)
@@ -122,7 +122,7 @@ class Tuner:
         return [Tell(kind="decided", values=told), ResizeDecided(split=batch)]
 
     def _entries_followed(self, news: News, fleet: Fleet) -> list[Event | Tell]:
-        """Let workers go on that wait for the schedule's count: they have it, or it does not fit."""
+        """Let workers go on that wait for the scheduled count: they have reached it, or it does not fit."""
         begun = self._adaptation.entries_begun(news.epoch, _progress(news))
         return [EntriesFollowed(entries=begun)] if begun > fleet.entries_followed else []
 
@@ -130,8 +130,10 @@ class Tuner:
         return self._adaptation.scheduled(news.epoch, _progress(news))
 
     def _cores_wanted(self, interval: Interval, news: News, fleet: Fleet) -> list[Event | Tell]:
-        """As many cores as the workers are worth, where the cluster can have more or fewer. Goes by these very intervals: the model of
-        all sizes is slower to follow where the same size takes another time than before."""
+        """The wanted number of cores, if the cluster can grow or shrink.
+
+        It follows from the last intervals alone: the model of all sizes follows more slowly if the time of a size changes.
+        """
         bounds, each = self._core_bounds, self.seen.input_samples_per_s(1.0)
         pace, cores = news.rates.get(TRAIN, {}).get("input_pace_samples_per_s"), news.cores[0]
         if pace and cores:
@@ -139,7 +141,7 @@ class Tuner:
             each = min(each, pace / cores)
         if interval.device_samples_per_s is not None:
             self._device.append(interval.device_samples_per_s)
-        # Cores that have just come may not preprocess yet, and would seem slow.
+        # New cores may not preprocess yet, and would seem slow.
         settled = self.seen.recent is not None and self.seen.recent.settled
         if bounds is None or not self._device or math.isinf(each) or not settled:
             return []
@@ -204,7 +206,7 @@ class Tuner:
 
 
 def _progress(news: News) -> float:
-    """The share of the training that is done; 0 where its end is unknown."""
+    """The completed share of the training; 0 if its end is unknown."""
     return min(news.group.useful / news.group.goal, 1.0) if news.group.goal else 0.0
 
 
@@ -216,10 +218,10 @@ def _restarted(before: News, now: News) -> bool:
 
 
 def interval_of(before: News, now: News, split: BatchSplit, *, nodes: int, cores: int) -> Interval:
-    """What happened between two looks, with global batches cut by ``split``, on ``nodes`` nodes.
+    """The interval between two looks, with global batches split by ``split``, on ``nodes`` nodes.
 
-    Leaves out the wait for a pass's first batch, which does not depend on the batch and says nothing about the input's rate, and
-    deliveries while not all ``cores`` preprocessed.
+    It omits the wait for a pass's first batch, which does not depend on the batch size and says nothing about the input's rate. It
+    also omits deliveries while not all ``cores`` preprocessed.
     """
     since: Totals = sum_of(now.totals).minus(sum_of(before.totals))
     ceiling = now.rates.get(TRAIN, {}).get("input_ceiling_samples_per_s")

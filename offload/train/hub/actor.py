@@ -1,7 +1,7 @@
-"""The hub: the run's only actor beside the driver. It feeds the workers and receives their reports. (Each further process would take
+"""The hub, the run's only actor beside the driver. It feeds the workers and receives their reports. (Each further process would take
 some seconds to start.)
 
-This module imports neither torch nor Ray Train: on a host with few cores the hub starts beside the workers, which import both.
+This module imports neither torch nor Ray Train: on a host with few cores, the hub starts beside the workers, which import both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from offload.train.messages import GroupStart
 
 
 class Hub(Feed, Board):
-    """Workers take batches from it and report to it, and the driver reads it. Call it through
+    """The actor from which workers take batches and to which they report; the driver reads it. Call it through
     :class:`offload.train.hub.client.HubClient`."""
 
     def __init__(self, streams: dict[str, Stream], cores: Cores, nodes: int) -> None:
@@ -22,25 +22,25 @@ class Hub(Feed, Board):
         Feed.__init__(self, streams, cores, run=ray.get_runtime_context().current_actor)
 
     def begin_group(self) -> GroupStart:
-        """A worker group starts: drop the passes of the group before it."""
+        """Start a worker group; drop the passes of the previous group."""
         start = super().begin_group()
         self.begin(start.attempt)
         return start
 
     def lost(self, node: str, error: BaseException) -> None:
-        """A preprocessing process died."""
+        """Report that a preprocessing process died."""
         self.note("preprocessing_lost", node=node, reason=str(error).strip().splitlines()[0])
 
     def slow(self, node: str, what: str, seconds: float) -> None:
-        """A preprocessing process has worked on one sample for a long time."""
+        """Report that a preprocessing process has worked on one sample for a long time."""
         self.note("preprocessing_slow", node=_address(node), what=what, seconds=round(seconds))
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
-        """A preprocessing process ends, since nothing can interrupt its call."""
+        """Report that a preprocessing process ends because nothing can interrupt its call."""
         super().given_up(_address(node), what, seconds)
 
     def works(self, node: str) -> None:
-        """A node has begun to preprocess."""
+        """Report that a node has begun to preprocess."""
         self.note("node_preprocesses", node=node)
 
 

@@ -1,4 +1,4 @@
-"""The part of the hub that workers report to and the driver reads.
+"""The part of the hub to which workers report and which the driver reads.
 
 Workers push measurements and events, and get the driver's newest orders in return. Ray Train's controller asks the board how many
 workers to start. Where it stops: the board decides nothing.
@@ -16,7 +16,7 @@ from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.train.messages import GroupStart, GroupStatus, News, Orders, Push, sum_of
 
-FAILURES = 2  # of workers on a node, within FORGET_S, before it counts as failing
+FAILURES = 2  # worker failures on a node within FORGET_S before it counts as failing
 FORGET_S = 3600.0
 FRUITLESS = 3  # attempts in a row without progress
 
@@ -25,8 +25,8 @@ class Board:
     """The workers' reports and the driver's orders. Its methods run on several threads.
 
     Args:
-        rates, cores, speeds, process_bytes: return what :class:`News` holds of these.
-        nodes: of the cluster, for the expected rate of failures.
+        rates, cores, speeds, process_bytes: functions that return the :class:`News` fields of these names.
+        nodes: the number of nodes of the cluster, for the expected rate of failures.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Board:
         self._orders = Orders()
         self._attempt = 0
         self._running = False
-        self._committed = self._handed_over = 0  # attempts of the last groups that were ready to end, and were ended
+        self._committed = self._handed_over = 0  # attempts of the last groups that were ready to end, and that ended
         self._most_local: int | None = None
         self._node_of: dict[int, str] = {}
         self._failed_at: dict[str, list[float]] = {}
@@ -62,7 +62,7 @@ class Board:
     # -- the driver ------------------------------------------------------------------------------------------------
 
     def publish(self, orders: Orders) -> None:
-        """Make these orders the present ones, unless newer ones have come: Ray does not keep the order of calls."""
+        """Make these the current orders, unless newer ones have arrived: Ray does not keep the order of calls."""
         with self._changed:
             if orders.serial > self._orders.serial:
                 self._orders = orders
@@ -102,7 +102,7 @@ class Board:
     # -- the workers -----------------------------------------------------------------------------------------------
 
     def begin_group(self) -> GroupStart:
-        """A worker group starts: totals count anew."""
+        """Start a worker group; its totals begin at zero."""
         with self._board:
             if self._totals:
                 self._past.append((max(self._group.workers, 1), sum_of(self._totals)))
@@ -117,7 +117,7 @@ class Board:
             )
 
     def push(self, push: Push) -> Orders:
-        """Take in what a rank reports; returns the newest orders."""
+        """Record a rank's report; return the newest orders."""
         with self._board:
             self._totals[push.rank] = push.totals
             self._node_of[push.rank] = push.node
@@ -130,13 +130,13 @@ class Board:
             return self._orders
 
     def ready_to_end(self, attempt: int) -> None:
-        """Rank 0 of a group reports that all ranks have committed and wait for their end."""
+        """Note rank 0's report that all ranks of its group have committed and wait for their end."""
         with self._changed:
             self._committed = attempt
             self._changed.notify_all()
 
     def out_of_memory(self, rank: int, split: BatchSplit) -> bool:
-        """A local batch did not fit into the device's memory: halve the limit of local batches. Returns False if it cannot be halved
+        """Halve the limit of local batches: one did not fit into the device's memory. Return False if the limit cannot be halved
         further."""
         with self._board:
             most = min(split.local_batch_size // 2, self._most_local or split.local_batch_size)
@@ -159,7 +159,7 @@ class Board:
     # -- Ray Train's controller ------------------------------------------------------------------------------------
 
     def workers_to_start(self, timeout_s: float) -> int:
-        """How many workers to start; 0 for none now. After a failure the driver first looks at the remaining nodes."""
+        """The number of workers to start; 0 for none now. After a failure, the driver first looks at the remaining nodes."""
         with self._changed:
             self._changed.wait_for(self._may_start, timeout_s)
             return self._orders.workers if self._may_start() else 0
@@ -168,8 +168,11 @@ class Board:
         return self._orders.workers > 0 and self._orders.failures_seen >= self._failures
 
     def workers_to_replace_with(self, timeout_s: float) -> int:
-        """How many workers replace the present ones, once these are ready to end; 0 if they are not ready in time, or if no orders end
-        them. Answers once for a group: Ray Train may ask again before the next workers have begun."""
+        """The number of workers that replace the present ones, once these are ready to end.
+
+        It is 0 if they are not ready in time, or if no orders end them. Each group gets one answer: Ray Train may ask again before the
+        next workers have begun.
+        """
         with self._changed:
             if self._orders.end_of(self._attempt) != "resize":
                 return 0
@@ -184,9 +187,9 @@ class Board:
         return ready and self._orders.workers > 0 and self._handed_over < self._attempt
 
     def worker_failed(self, reason: str, ranks: Sequence[int] = ()) -> bool:
-        """Processes of these ranks died. Without ranks, one died and only its peers have noticed so far.
+        """Note that processes of these ranks died. Without ranks, one died, and only its peers have noticed so far.
 
-        Returns whether to try again, which ends after several attempts in a row without progress.
+        Return whether to try again; False after several attempts in a row without progress.
         """
         self.note("worker_lost", reason=reason)
         with self._changed:
@@ -203,5 +206,5 @@ class Board:
             return self._fruitless < FRUITLESS
 
     def nodes_to_avoid(self) -> tuple[str, ...]:
-        """Nodes that should hold no worker."""
+        """The nodes that should hold no worker."""
         return self._orders.avoid

@@ -1,4 +1,4 @@
-"""How the driver, the workers and Ray Train's controller call the hub."""
+"""The client of the hub for the driver, the workers and Ray Train's controller."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Pending(Protocol[_T_co]):
     """An answer that is still to come."""
 
     def done(self) -> bool:
-        """Whether the answer is there."""
+        """Whether the answer has arrived."""
 
     def result(self) -> _T_co:
-        """Wait for the answer. Raises what the hub raised."""
+        """Wait for the answer. Raises the hub's error."""
 
 
 class HubClient:
-    """The hub, typed: every call is checked against the method that answers it.
+    """A typed client of the hub: mypy checks every call against the method that answers it.
 
     Calls raise ``ray.exceptions.RayError`` if the hub is gone. The client can be sent to other processes.
     """
@@ -123,12 +123,12 @@ class HubClient:
         return self._start(method, *args, **named).result()
 
     def _start(self, method: Callable[Concatenate[Any, _P], _T], *args: _P.args, **named: _P.kwargs) -> Pending[_T]:
-        """Call a method of the hub."""
+        """Call a method of the hub without waiting."""
         return _Remote(getattr(self.actor, method.__name__).remote(*args, **named))
 
 
 class _Remote:
-    """The answer of an actor."""
+    """The pending answer of an actor."""
 
     def __init__(self, ref: Any) -> None:
         self._ref = ref

@@ -1,1 +1,1 @@
-"""A process that trains: batches, steps, agreement between ranks, gradient noise, checkpoints."""
+"""The worker process, which trains: batches, steps, agreement between ranks, gradient noise, checkpoints."""

@@ -1,4 +1,4 @@
-"""What ranks agree on with every batch: when to stop, how to cut the next batch, and what each measured of the gradient.
+"""The agreement of ranks with every batch: when to stop, how to split the next batch, and each rank's measurements of the gradient.
 
 The numbers travel with the gather that batches need anyway, ahead of training by the prefetch depth. So all ranks act on them at the
 same batch, and training never waits for them.
@@ -31,8 +31,8 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """What all ranks know with a batch. ``end``: training ends before it; ``due``: a checkpoint is due before it; ``split``:
-    how the global batches after it are cut, where that is to change."""
+    """The common knowledge of all ranks at a batch. ``end``: training ends before it; ``due``: a checkpoint is due before it;
+    ``split``: the new split of the global batches after it, if it changes."""
 
     end: End = ""
     due: bool = False
@@ -44,7 +44,7 @@ class Agreement(Protocol):
     """One rank's messages in one kind of pass."""
 
     def says(self) -> list[int]:
-        """This rank's numbers, equally many on every rank."""
+        """This rank's numbers; every rank has equally many."""
 
     def heard(self, told: Sequence[Sequence[int]]) -> Heard:
         """The conclusion from all ranks' numbers."""
@@ -54,7 +54,7 @@ class Agreement(Protocol):
 
 
 class NoAgreement:
-    """A validation pass: ranks have nothing to agree on."""
+    """The agreement of a validation pass: ranks have nothing to agree on."""
 
     def says(self) -> list[int]:
         return []
@@ -67,14 +67,14 @@ class NoAgreement:
 
 
 class TrainingAgreement:
-    """One rank in a training pass.
+    """The agreement of one rank in a training pass.
 
     Args:
-        rank, workers: this one, and how many there are.
-        end: how the driver's newest orders end the group. Any rank may say so.
-        split: how they cut global batches. Rank 0's word counts.
-        due: whether a checkpoint is due. Rank 0's word counts: clocks differ.
-        mail: measurements under way.
+        rank, workers: this rank, and the number of ranks.
+        end: how the driver's newest orders end the group. Any rank may announce it.
+        split: the split of global batches in these orders. Rank 0 decides.
+        due: whether a checkpoint is due. Rank 0 decides, since clocks differ.
+        mail: the measurements under way.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class TrainingAgreement:
 
 
 class Mailbox:
-    """Measurements on their way to all ranks. The next pass sends what one pass did not.
+    """Measurements on their way to all ranks. The next pass sends the measurements that remain from this one.
 
-    ``width``: numbers of a :class:`Part`.
+    ``width``: the number of numbers in a :class:`Part`.
     """
 
     def __init__(self, width: int) -> None:
@@ -123,18 +123,18 @@ class Mailbox:
         self._in: dict[int, dict[int, Part]] = {}
 
     def post(self, step: int, part: Part) -> None:
-        """This rank measured step ``step``."""
+        """Add this rank's measurement of step ``step``."""
         self._out.append((step, part))
 
     def outgoing(self) -> list[int]:
-        """The next measurement as numbers of a message."""
+        """The next measurement as the numbers of a message."""
         if not self._out:
             return [NOTHING] * (1 + self._width)
         step, part = self._out.popleft()
         return [step, *np.array(part.to_floats(), dtype=np.float64).view(np.int64).tolist()]
 
     def incoming(self, told: Sequence[Sequence[int]]) -> tuple[Measured, ...]:
-        """The measurements that these messages, one of each rank, complete."""
+        """The measurements that these messages, one from each rank, complete."""
         complete = []
         for rank, (step, *numbers) in enumerate(told):
             if step == NOTHING:

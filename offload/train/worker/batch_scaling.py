@@ -1,5 +1,6 @@
-"""A worker's side of adaptive batches: ranks measure gradient noise and agree on it, scale learning rates with the batch, and count
-progress in samples of initial batches.
+"""The worker's side of adaptive batches: measure gradient noise, scale learning rates with the batch, and count progress.
+
+The ranks agree on the gradient noise, and count progress in samples of initial batches.
 
 Every rank computes the same values from the same messages. Where it stops: the driver chooses the next batch
 (:mod:`offload.adapt.decide`).
@@ -25,9 +26,9 @@ class BatchScaling:
     """One rank's knowledge of its gradients, in a run with a range of batch sizes.
 
     Args:
-        batch_size: the range.
+        batch_size: the range of batch sizes.
         adaptation: the rules.
-        workers: ranks.
+        workers: the number of ranks.
     """
 
     def __init__(self, batch_size: BatchSize, adaptation: Adaptation, *, workers: int) -> None:
@@ -41,19 +42,20 @@ class BatchScaling:
         self._newest = -1
 
     def adopt(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """The optimizers whose gradients are measured and whose rates follow the batch."""
+        """Measure the gradients of these optimizers, and scale their learning rates with the batch."""
         self._optimizers = optimizers
         self._meter = NoiseMeter(optimizers, self._workers)
         self.mail = Mailbox(self._meter.width)
 
     def begin_step(self, step: int, split: BatchSplit, scaler: torch.amp.GradScaler | None) -> None:
-        """Before the first backward of a global batch."""
+        """Prepare for the first backward pass of a global batch."""
         if self._meter is not None:
             scale = scaler.get_scale if scaler is not None else lambda: 1.0
             self._meter.begin(step, split.accum_steps + 1, scale)
 
     def end_step(self, step: int, split: BatchSplit, rows: int) -> None:
-        """Behind the last backward of a global batch of ``rows`` samples, with gradients unscaled and not clipped."""
+        """Finish the measurement after the last backward pass of a global batch of ``rows`` samples, with gradients unscaled and not
+        clipped."""
         if self._meter is None:
             return
         whole = rows == split.global_batch_size
@@ -62,7 +64,7 @@ class BatchScaling:
             self.mail.post(step, part)
 
     def heard(self, measured: Sequence[Measured]) -> None:
-        """Take in complete measurements."""
+        """Add complete measurements to the average."""
         for each in measured:
             first: Part = each.parts[0]
             sqr, var = moments_of(each.parts, self._initial)
@@ -82,7 +84,7 @@ class BatchScaling:
 
     @contextmanager
     def scaled_rates(self, rows: int, passes: float) -> Iterator[None]:
-        """A context in which learning rates are those for a global batch of ``rows`` samples."""
+        """A context with the learning rates for a global batch of ``rows`` samples."""
         groups = [(o, g) for o in self._optimizers for g in o.param_groups]
         noises = self.noise.groups
         size, before = max(rows, self._initial), [g["lr"] for _, g in groups]
@@ -115,5 +117,5 @@ class BatchScaling:
         return self.noise.to_state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`to_state`."""
+        """Restore the result of :meth:`to_state`."""
         self.noise = NoiseAverage.from_state(state, self._initial)

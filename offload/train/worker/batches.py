@@ -1,9 +1,9 @@
 """The worker's end of the data path: slices of blocks in, local batches on the device out, ahead of the training thread.
 
-One thread fetches blocks, a second cuts them into batches (into pinned memory where there is a GPU), agrees
-with the other ranks on the batch's rows, and moves it to the device on a stream of its own. The ranks' agreement is a
-gather of a few numbers on a process group of its own, ahead of training by the prefetch depth: the training thread never
-waits for it unless it waits for data. What else the ranks agree on comes with it (:mod:`offload.train.worker.agreement`).
+One thread fetches blocks. A second thread cuts them into batches (in pinned memory for a GPU), agrees with the other ranks on the
+batch's rows, and moves the batch to the device on a stream of its own. The ranks' agreement is a gather of a few numbers on a process
+group of its own, ahead of training by the prefetch depth. The training thread never waits for it unless it waits for data. Other
+agreements of the ranks travel with it (:mod:`offload.train.worker.agreement`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from offload.train.worker.feed_client import BlockLostError, FeedClient
 PREFETCH_BATCHES = 2
 PREFETCH_BLOCKS = 2
 CLOSE_S = 10.0
-BREAK_OFF_S = 1.0  # for which a rank waits for samples when training should end
+BREAK_OFF_S = 1.0  # time that a rank waits for samples when training should end
 VIEWED_ROW_BYTES = 4096
 _TENSORS = frozenset(
     [
@@ -48,7 +48,7 @@ _TENSORS = frozenset(
         "complex64",
         "complex128",
     ]
-)  # numpy types that torch computes with; others stay arrays
+)  # numpy types for torch tensors; columns of other types stay arrays
 
 
 class Peers(Protocol):
@@ -65,7 +65,7 @@ class Peers(Protocol):
 
 
 class NoPeers:
-    """A rank that agrees with nobody, in a world of one."""
+    """The peers of a rank in a world of one."""
 
     world_size = 1
 
@@ -89,9 +89,11 @@ class Skipped:
 
 @dataclass(kw_only=True)
 class LocalBatch:
-    """One rank's part of a micro-batch. ``rows`` are this rank's samples (0: a filler that must weigh nothing),
-    ``all_rows`` those of all ranks; ``positions`` are what becomes trained with them; ``split`` is how its global batch is
-    cut, and ``heard`` what the ranks agreed on with it."""
+    """One rank's part of a micro-batch.
+
+    ``rows`` is the number of this rank's samples (0: a filler that must weigh nothing), ``all_rows`` that of all ranks. ``positions``
+    are the positions that the batch trains. ``split`` is the split of its global batch, and ``heard`` the ranks' agreement with it.
+    """
 
     tensors: dict[str, Any]
     rows: int
@@ -107,9 +109,9 @@ class LocalBatch:
 class Batches:
     """The local batches of one pass on one rank. Iterate once; ``close()`` ends its threads.
 
-    ``padded``: every rank takes part in every step of the pass, with a filler that weighs nothing where it has no samples
-    left (a DDP step needs all ranks). Otherwise a rank simply ends when its samples do. ``split``: how global batches are
-    cut, until ``agreement`` hears of another way. ``in_order``: a block that was lost holds up those behind it.
+    ``padded``: every rank takes part in every step of the pass (a DDP step needs all ranks); a rank without samples gets a filler that
+    weighs nothing. Otherwise, a rank simply ends when its samples do. ``split``: the split of global batches, until ``agreement``
+    gives another. ``in_order``: a lost block delays the blocks after it.
     """
 
     def __init__(
@@ -132,11 +134,11 @@ class Batches:
         self._padded, self._agreement, self._template, self._in_order = padded, agreement, template, in_order
         self._pieces: queue.Queue[tuple[Columns, int] | BaseException | None] = queue.Queue(maxsize=PREFETCH_BLOCKS)
         self._batches: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
-        # Skipped and heard behind the last batch, complete when get() has returned None.
+        # Skipped samples and agreements after the last batch, complete once get() has returned None.
         self.leftover: list[Skipped] = []
         self.last_heard = Heard()
         self._closed = threading.Event()
-        self._broken_off = False  # this rank stopped waiting for samples, since training ends
+        self._broken_off = False  # this rank stopped waiting for samples because training ends
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._threads = [
             threading.Thread(target=work, name=f"{name}-{key.name}", daemon=True)
@@ -146,7 +148,7 @@ class Batches:
             thread.start()
 
     def get(self) -> LocalBatch | None:
-        """The next batch, None at the end of the pass. Raises what went wrong in preprocessing."""
+        """Return the next batch, None at the end of the pass. Raises the error of preprocessing."""
         item = self._batches.get()
         if isinstance(item, BaseException):
             raise item
@@ -159,7 +161,7 @@ class Batches:
         return item
 
     def close(self) -> None:
-        """End the threads and wait for them, but not forever, since another rank may have died."""
+        """End the threads and wait for them, but not forever: another rank may have died."""
         self._closed.set()
         self._feed.leave(self._key, self._peers.rank)
         until = time.monotonic() + CLOSE_S
@@ -184,7 +186,7 @@ class Batches:
     def _next_piece(self) -> tuple[Columns, int] | BaseException | None:
         waiting_since = time.monotonic()
         while not self._closed.is_set():
-            # A sample may never come. A worker that should end does not wait for it: nobody has trained it yet.
+            # A sample may never come. A worker that should end does not wait for it; the sample is not trained yet.
             if self._agreement.ending() and time.monotonic() - waiting_since > BREAK_OFF_S and self._pieces.empty():
                 self._broken_off = True
                 return None
@@ -224,8 +226,8 @@ class Batches:
                 if batch.heard.end:
                     break
             else:
-                # This rank has no more samples, or must close; the others may have some. All make the same number of
-                # agreements in a pass, or the next pass's first would meet this one's last.
+                # This rank has no more samples, or must close; the others may have some. All ranks make the same number of
+                # agreements in a pass: otherwise, the next pass's first would meet this one's last.
                 while self._padded:
                     batch = self._agree(None, 0, ())
                     if batch is None:
@@ -238,7 +240,7 @@ class Batches:
             self._put(self._batches, error)
 
     def _cut(self) -> Iterator[tuple[Columns, int, tuple[Skipped, ...]]]:
-        """Batches of the local size, which may change meanwhile, made of pieces as they come; the last one holds the rest."""
+        """Yield batches of the local size, which may change meanwhile, from pieces as they come; the last batch holds the rest."""
         pieces: list[Columns] = []
         counts: list[int] = []
         skipped: list[Skipped] = []
@@ -262,8 +264,8 @@ class Batches:
             self.leftover += skipped
 
     def _joined(self, pieces: list[Columns]) -> Columns:
-        """One batch out of views of blocks: the one copy of the path, into pinned memory for a GPU. On a CPU a batch that
-        lies within a block is a view of it."""
+        """Join views of blocks to one batch. This is the only copy of the data path, to pinned memory for a GPU. On a CPU, a batch
+        that lies within a block is a view of it."""
         joined: Columns = {}
         for name in pieces[0]:
             parts = [p[name] for p in pieces]
@@ -297,7 +299,7 @@ class Batches:
         moved = self._move(columns) if rows and columns is not None else None
         own_ready_s = time.monotonic()
         if rows and columns is not None and self._key.name not in self._template:
-            # Copies: views would keep their block as long as the run lasts.
+            # Copies: views would keep their block for the rest of the run.
             self._template[self._key.name] = {n: copy.copy(c[:1]) for n, c in columns.items()}
         all_rows, heard, split, broken_off = rows, Heard(), self._split, False
         if self._padded:
@@ -312,7 +314,7 @@ class Batches:
                 self._template.setdefault(self._key.name, filler)
             self._advance(heard)
         if not all_rows and not broken_off:
-            # Training ends with the epoch: after a resume from here the user's loop would see a pass without batches.
+            # End training with the epoch: after a resume from here, the user's loop would see a pass without batches.
             self.last_heard = heard
             return None
         positions = columns[POSITION] if rows and columns is not None else np.zeros(0, dtype=np.int64)
@@ -332,7 +334,7 @@ class Batches:
         )
 
     def _advance(self, heard: Heard) -> None:
-        """The ranks agreed on a micro-batch. A new split begins with a global batch."""
+        """Advance by a micro-batch on which the ranks have agreed. A new split begins with a global batch."""
         self._next_split = heard.split or self._next_split
         last = self._micro == self._split.accum_steps
         self._micro = 0 if last else self._micro + 1
@@ -362,7 +364,7 @@ class Batches:
 
 
 class _Line:
-    """Pieces on their way into batches. A lost piece comes again later; ``in_order``: others wait for it."""
+    """The pieces on their way into batches. A lost piece comes again later; with ``in_order``, the others wait for it."""
 
     def __init__(self, in_order: bool) -> None:
         self.lost: set[tuple[int, int, int]] = set()
@@ -370,12 +372,12 @@ class _Line:
         self._waiting: dict[tuple[int, int, int], tuple[Columns, int] | None] = {}
 
     def lose(self, place: tuple[int, int, int]) -> None:
-        """The piece at this place is lost, perhaps again."""
+        """Note that the piece at this place is lost, perhaps again."""
         self.lost.add(place)
         self._waiting.setdefault(place, None)
 
     def came(self, place: tuple[int, int, int], piece: tuple[Columns, int]) -> list[tuple[Columns, int]]:
-        """The pieces that may go on after the arrival of this one."""
+        """Add a piece that arrived; return the pieces that may now go on."""
         self.lost.discard(place)
         if not self._in_order:
             return [piece]
@@ -390,12 +392,12 @@ class _Line:
 
 
 def _worth_a_view(column: np.ndarray[Any, Any]) -> bool:
-    """Whether rows are large. Small ones (labels) are copied: users keep them, and a view would keep the whole block."""
+    """Whether the rows are large. Small rows (labels) are copied: users keep them, and a view would keep the whole block."""
     return column.nbytes >= VIEWED_ROW_BYTES * len(column) and column.flags.c_contiguous
 
 
 class _OwnedMemory:
-    """Memory of the object store as writable. Ray hands it out as read-only, but this worker is the only reader of these rows, and
+    """A writable view of object store memory. Ray hands it out as read-only, but this worker is the only reader of these rows, and
     torch has no read-only tensors."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
@@ -405,7 +407,7 @@ class _OwnedMemory:
 
 
 def writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same memory as an array that may be written to."""
+    """The same memory as a writable array."""
     return array if array.flags.writeable else np.asarray(_OwnedMemory(array))
 
 
@@ -414,7 +416,7 @@ def _is_numeric(column: object) -> bool:
 
 
 def _as_tensor(column: Any) -> Any:
-    """A tensor of an array, if torch has its type; anything else unchanged."""
+    """The array as a tensor, if torch has its type; anything else unchanged."""
     if not isinstance(column, np.ndarray):
         return column
     if (name := torch_only(column.dtype)) is not None:

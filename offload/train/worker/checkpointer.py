@@ -1,4 +1,4 @@
-"""Keeps a worker's checkpoints, and finds the one to resume from."""
+"""Store a worker's checkpoints, and find the one from which to resume."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from offload.train.checkpoints.format import Training
 from offload.train.checkpoints.storage import reason_of
 
 Content = tuple[dict[str, Any], dict[str, Any]]
-"""A model's state, and that of its training, as plain data."""
+"""The states of the model and of its training, as plain data."""
 
 
 class Stored(Protocol):
     """A checkpoint of the run."""
 
     def read(self) -> tuple[dict[str, Any], Training]:
-        """The checkpoint's content. Raises RunError if it is damaged."""
+        """Read the checkpoint's content. Raises RunError if it is damaged."""
 
 
 class Checkpointer(Protocol):
-    """Keeps a run's checkpoints. ``storing``: whether one that training does not wait for is under way."""
+    """The checkpoints of a run. ``storing``: whether the run is writing a checkpoint without waiting for it."""
 
     @property
     def storing(self) -> bool: ...
 
     def newest(self) -> Stored | None:
-        """The checkpoint to resume from; None for a new run."""
+        """The checkpoint from which to resume; None for a new run."""
 
     def before(self, newest: Any) -> Sequence[Stored]:
         """The older checkpoints, newest first."""
 
     def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
-        """Store a checkpoint. All ranks must call it; ``content`` is None on those that write none. Without ``wait`` training goes on
+        """Store a checkpoint. All ranks must call it; ``content`` is None on ranks that do not write. Without ``wait``, training goes on
         meanwhile, and must not change the content.
 
-        Raises RunError if the storage refuses it; without ``wait``, that ends the run later.
+        Raises RunError if the storage refuses it; without ``wait``, the error ends the run later.
         """
 
 
 class RayStored:
-    """A checkpoint that Ray Train knows."""
+    """A checkpoint in Ray Train's list."""
 
     def __init__(self, checkpoint: Any) -> None:
         self.path = str(checkpoint.path)
@@ -59,7 +59,7 @@ class RayStored:
 
 
 class RayCheckpointer:
-    """Keeps checkpoints through Ray Train."""
+    """The checkpoints of a run, stored through Ray Train."""
 
     def __init__(self) -> None:
         self._storing = False
@@ -83,8 +83,7 @@ class RayCheckpointer:
             self._report_later(dict(metrics), content)
 
     def _report_later(self, metrics: dict[str, Any], content: Content | None) -> None:
-        """Report the content, which training must not change any more, from a thread of Ray Train, which keeps the order of
-        reports."""
+        """Report the content, which training must not change any more, from a Ray Train thread that keeps the order of reports."""
         later = ray.train.CheckpointUploadMode.ASYNC
         if content is None:
             ray.train.report(metrics, checkpoint_upload_mode=later)
@@ -114,7 +113,7 @@ class RayCheckpointer:
 
 
 def _report(metrics: dict[str, Any], content: Content | None) -> None:
-    """Store a checkpoint and report it; ``content`` is None on the ranks that write none."""
+    """Store a checkpoint and report it; ``content`` is None on ranks that do not write."""
     with tempfile.TemporaryDirectory(prefix="offload-") as folder:
         try:
             if content is not None:

@@ -1,4 +1,4 @@
-"""Decides when a worker commits a checkpoint, and measures its cost. :mod:`offload.adapt.commits` has the formula."""
+"""Decide when a worker commits a checkpoint, and measure the cost. :mod:`offload.adapt.commits` has the formula."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from offload.train.worker.reporter import Reporter
 from offload.train.worker.state import TrainingState
 from offload.train.worker.watchdog import Watchdog
 
-LEAST_TO_GO_ON_S = 5.0  # between commits that training does not wait for: Ray Train takes one in every 2 s
-FIRST_COMMIT_S = 60.0  # until the cost of a commit is known
+LEAST_TO_GO_ON_S = 5.0  # least interval of commits without waiting: Ray Train accepts one every 2 s
+FIRST_COMMIT_S = 60.0  # interval until the cost of a commit is known
 
 
 class Committer:
-    """Commits on one rank.
+    """The commits of one rank.
 
     Args:
         checkpoints: the user's settings.
-        state: what is committed.
-        reporter, watchdog: hear of every commit, the reporter of rank 0 only.
-        rank: of this worker.
+        state: the training state to commit.
+        reporter, watchdog: receivers of every commit; only rank 0's reporter gets it.
+        rank: the rank of this worker.
         failures_per_s: the rate of failures, as far as known.
     """
 
@@ -43,7 +43,7 @@ class Committer:
         self._due_at = time.monotonic()
 
     def commit(self, reason: str, metrics: Mapping[str, float], adapting: Mapping[str, Any]) -> None:
-        """Write a checkpoint. All ranks must call it. Training waits until it is written, unless it is a regular one."""
+        """Write a checkpoint. All ranks must call it. Training waits until it is written, except for regular commits."""
         began = time.monotonic()
         later = reason == "interval" and (self._interval_s() or 0.0) >= LEAST_TO_GO_ON_S
         with self._watchdog.waiting():
@@ -58,7 +58,7 @@ class Committer:
             )
 
     def due(self) -> bool:
-        """Whether the interval has passed since the last checkpoint, or since this last returned True. Called before each step."""
+        """Whether the interval has passed since the last checkpoint, or since this last returned True. Call it before each step."""
         every_s, now = self._interval_s(), time.monotonic()
         if every_s is None or self._state.storing or now - max(self._due_at, self._state.committed_at) < every_s:
             return False

@@ -1,7 +1,7 @@
-"""The context: the user's function gets it as ``ctx``.
+"""The context, which the user's function gets as ``ctx``.
 
-A plain PyTorch loop stays a loop. The context brings batches that were preprocessed elsewhere, keeps gradients exact where ranks hold
-unequal batches, measures where time goes, and commits what a resume needs.
+A plain PyTorch loop stays a loop. The context brings preprocessed batches, keeps gradients exact if ranks hold unequal batches,
+measures the use of time, and commits the state that a resume needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from offload.model.checks import check_count, check_number, shown
 from offload.train.messages import TRAIN
 from offload.train.worker.loop import TrainingLoop
 
-MOST_EPOCHS = 10**9  # more are a mistake
+MOST_EPOCHS = 10**9  # a larger number is a mistake
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Other = TypeVar("Other")
@@ -27,10 +27,10 @@ Third = TypeVar("Third")
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """Facts about a data set. ``samples``: their number, None for a ``ray.data.Dataset``; ``class_names``: those of an image folder in
-    the order of the labels, None for other sources."""
+    """Facts about a data set. ``samples``: the number of samples, None for a ``ray.data.Dataset``; ``class_names``: the classes of an
+    image folder in the order of the labels, None for other sources."""
 
-    # Not "classes": cloudpickle takes torch and a name "classes" in one function for the module torch.classes, which does not travel.
+    # Not "classes": cloudpickle mistakes torch and a name "classes" in one function for torch.classes, which it cannot pickle.
     samples: int | None
     class_names: tuple[str, ...] | None
 
@@ -68,16 +68,16 @@ class Context:
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps of the run so far, those before a restart included."""
+        """The number of optimizer steps of the run so far, including those before a restart."""
         return self._loop.state.progress.step
 
     @property
     def rows(self) -> int:
-        """The number of real samples in the current batch: 0 for the filler row of a worker that has no samples left."""
+        """The number of real samples in the current batch; 0 for the filler of a worker that has no samples left."""
         return self._loop.rows
 
     def info(self, name: str = TRAIN) -> DatasetInfo:
-        """Facts about a data set. Raises RunError for one that the Trainer does not have."""
+        """Facts about a data set. Raises RunError if the Trainer has no data set of this name."""
         setup = self._loop.setup
         self._check_dataset(name)
         return DatasetInfo(samples=setup.sized[name], class_names=setup.classes.get(name))
@@ -100,8 +100,8 @@ class Context:
         """Put a model on this worker's device, join it with the other workers' models, and restore it and the others from the run's
         checkpoint, if there is one. Several workers join their models with DistributedDataParallel.
 
-        ``others`` are optimizers, and anything else with ``state_dict`` and ``load_state_dict`` (learning-rate schedulers, say).
-        Returns the arguments in their order, the model wrapped; the model alone if given alone.
+        ``others`` are optimizers, and any other objects with ``state_dict`` and ``load_state_dict``, such as learning-rate schedulers.
+        Returns the arguments in their order, with the model wrapped; only the model if it was the only argument.
         """
         model = self._loop.prepare(model, others)
         return (model, *others) if others else model
@@ -117,10 +117,10 @@ class Context:
     # -- data ------------------------------------------------------------------------------------------------------
 
     def epochs(self, n: int) -> Iterator[int]:
-        """The numbers of the epochs still to train, of ``n`` in all. After a restart it goes on with the epoch that was under way.
-        Commits a checkpoint at the end of each.
+        """Yield the numbers of the epochs still to train, of ``n`` in all. After a restart, it goes on with the interrupted epoch.
+        Commits a checkpoint at the end of each epoch.
 
-        Raises ConfigError if ``n`` is no whole number of at least 0.
+        Raises ConfigError if ``n`` is not a whole number of at least 0.
         """
         count = check_count("the number of epochs in ctx.epochs(n)", n, most=MOST_EPOCHS, sane="such as 10")
         return self._loop.epochs(count)
@@ -132,12 +132,12 @@ class Context:
     def batches(self, name: str, *columns: str) -> Iterator[tuple[Any, ...]]: ...
 
     def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
-        """This worker's batches of a data set: dicts of tensors on the device, with ``sample_id``, int64. With ``columns``, tuples of
-        those, as a DataLoader gives them: ``for images, labels in ctx.batches("train", "image", "label")``.
+        """Yield this worker's batches of a data set: dicts of tensors on the device, with ``sample_id``, int64. With ``columns``, yield
+        tuples of these, as a DataLoader does: ``for images, labels in ctx.batches("train", "image", "label")``.
 
-        Over all workers each sample comes once. In a pass over ``"train"`` all workers get equally many batches. The last ones are
-        smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. Of other data sets
-        (validation) each worker gets its own samples and nothing else.
+        Over all workers, each sample comes once. In a pass over ``"train"``, all workers get equally many batches. The last ones are
+        smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. For other data sets
+        (validation), each worker gets only its own samples.
         """
         self._check_dataset(name)
         found = self._loop.batches(name)
@@ -153,13 +153,13 @@ class Context:
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradient of a loss that is the mean over the current batch.
 
-        Weights it so that the optimizer sees the mean over all samples of the global batch, however unequal the workers' parts are,
-        and scales it for fp16. Workers exchange gradients with the global batch's last micro-batch.
+        It weights the gradient so that the optimizer sees the mean over all samples of the global batch, even if the workers' parts
+        are unequal, and scales it for fp16. Workers exchange gradients with the last micro-batch of the global batch.
         """
         self._loop.backward(loss)
 
     def step(self, *, clip_norm: float | None = None) -> bool:
-        """Step the prepared optimizers and clear their gradients, if the global batch is complete; returns whether.
+        """Step the prepared optimizers and clear their gradients, if the global batch is complete; return whether it is.
 
         ``clip_norm`` clips the norm of the whole gradient first. Raises ConfigError if it is not above 0.
         """
@@ -170,27 +170,27 @@ class Context:
     # -- results ---------------------------------------------------------------------------------------------------
 
     def sum(self, value: Any) -> float:
-        """The sum of a number over all workers. All workers must call it."""
+        """Return the sum of a number over all workers. All workers must call it."""
         return self._loop.sum([_number("ctx.sum(value)", value)])[0]
 
     def accumulate(self, **values: Any) -> None:
-        """Add numbers or tensors to this epoch's sums, for a batch of ``ctx.batches("train")`` behind its ``ctx.step()``:
+        """Add numbers or tensors to this epoch's sums, for a batch of ``ctx.batches("train")``, after its ``ctx.step()``:
         ``ctx.accumulate(loss=loss.detach() * ctx.rows, rows=ctx.rows)``."""
         numbers = {name: _number(f"ctx.accumulate({name}=...)", value) for name, value in values.items()}
         self._loop.state.accumulate(numbers)
 
     def accumulated(self) -> dict[str, float]:
-        """This epoch's sums over all workers. They count each sample once, however often workers were restarted or their number
-        changed. All workers must call it."""
+        """Return this epoch's sums over all workers. They count each sample once, even if workers restarted or their number changed.
+        All workers must call it."""
         return self._loop.accumulated()
 
     def report(self, **metrics: Any) -> None:
-        """Record metrics (numbers or tensors; the mean over the workers). All workers must call it equally often."""
+        """Record metrics (numbers or tensors) as means over the workers. All workers must call it equally often."""
         self._loop.report({name: _number(f"ctx.report({name}=...)", value) for name, value in metrics.items()})
 
 
 def _number(name: str, value: Any) -> float:
-    """A number, or a tensor or array of one element, as a float; NaN and infinity, too: a loss may be either. Raises RunError
+    """A number, or a tensor or array of one element, as a float. NaN and infinity are allowed: a loss may be either. Raises RunError
     for anything else."""
     try:
         return float(value.detach().item() if isinstance(value, torch.Tensor) else value)
@@ -200,7 +200,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def tuple_of(batch: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
-    """Some columns of a batch, in their order. Raises RunError for one that it does not have."""
+    """The given columns of a batch, in that order. Raises RunError if a column is missing."""
     missing = [name for name in columns if name not in batch]
     if missing:
         raise RunError(f"there is no column {missing[0]!r}; a batch has {', '.join(batch)}.")

@@ -1,4 +1,4 @@
-"""Estimates the largest local batch that fits into the device's memory, from measured batches.
+"""Estimate the largest local batch that fits into the device's memory, from measured batches.
 
 Where it stops: a batch that does not fit raises :class:`DeviceMemoryError`, and :class:`offload.train.hub.board.Board` bounds the
 next ones.
@@ -12,7 +12,7 @@ import torch
 
 from offload.errors import RunError
 
-USABLE = 0.9  # of the device's memory: the rest is for fragments, and for kernels that take more at other sizes
+USABLE = 0.9  # share of the device's memory; the rest is for fragmentation, and kernels that need more at other sizes
 
 
 class DeviceMemoryError(RunError):
@@ -20,8 +20,8 @@ class DeviceMemoryError(RunError):
 
 
 def largest_local_batch(local_batch_size: int, *, peak: float, resident: float, total: float) -> int:
-    """The largest local batch that fits. Batches of ``local_batch_size`` allocated up to ``peak`` bytes, ``resident`` of them also
-    between batches (model, optimizer); the device has ``total``."""
+    """The largest local batch that fits. Batches of ``local_batch_size`` allocated up to ``peak`` bytes; ``resident`` bytes of these
+    stay between batches (model, optimizer). The device has ``total`` bytes."""
     each = (peak - resident) / local_batch_size
     if each <= 0:
         return local_batch_size
@@ -29,20 +29,20 @@ def largest_local_batch(local_batch_size: int, *, peak: float, resident: float, 
 
 
 class DeviceMemory:
-    """Memory measured on one worker's device. Measures nothing on a CPU."""
+    """The memory measured on one worker's device; nothing on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
         self._resident = 0
 
     def between_batches(self) -> None:
-        """Between batches: what is allocated now stays."""
+        """Measure the memory that stays allocated between batches."""
         if self._device is not None:
             self._resident = torch.cuda.memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def largest(self, local_batch_size: int) -> int | None:
-        """The largest local batch, after a batch of this size; None if unknown."""
+        """The largest local batch that fits, measured after a batch of this size; None if unknown."""
         if self._device is None:
             return None
         free, _ = torch.cuda.mem_get_info(self._device)

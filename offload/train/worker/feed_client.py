@@ -25,7 +25,7 @@ class FeedClient(Protocol):
         """See :meth:`offload.pipeline.feed.Feed.take`."""
 
     def start_fetching(self, slices: Sequence[Slice]) -> None:
-        """Start the transfer of the blocks of these slices to this host, all at the same time."""
+        """Start the transfers of these slices' blocks to this host, all at the same time."""
 
     def columns(self, piece: Slice) -> Columns:
         """The content of a slice, with its samples' positions and ids. Raises BlockLostError."""
@@ -38,7 +38,7 @@ class FeedClient(Protocol):
 
 
 class BlockReader:
-    """Reads blocks out of the object store."""
+    """A reader of blocks in the object store."""
 
     def start_fetching(self, slices: Sequence[Slice]) -> None:
         refs = list({piece.ref: None for piece in slices})
@@ -58,7 +58,7 @@ class BlockReader:
 
 
 class HubFeed(BlockReader):
-    """The hub as a :class:`FeedClient`. Asks for the next slices while the last ones are being fetched."""
+    """The hub as a :class:`FeedClient`. It asks for the next slices while it fetches the last ones."""
 
     def __init__(self, hub: HubClient) -> None:
         self._hub = hub

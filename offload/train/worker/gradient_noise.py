@@ -1,8 +1,8 @@
-"""Gradient noise, measured in a worker while it trains: how far gradients of a step's parts differ from each other.
+"""Measure gradient noise in a worker while it trains: the differences between the gradients of a step's parts.
 
-If a step has several parts (workers, accumulated micro-batches), their gradients are compared; a single part is compared with the
-step before. For optimizers that precondition their gradient (the Adam family), preconditioned gradients are compared. Measuring
-costs a norm per parameter and part, so only some steps are measured.
+If a step has several parts (workers, accumulated micro-batches), the meter compares their gradients. It compares a single part with
+the step before. For optimizers that precondition their gradient (the Adam family), it compares preconditioned gradients. A
+measurement costs a norm per parameter and part, so it measures only some steps.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from offload.model.noise import gradient_moments
 
-EVERY = 8  # one step in EVERY is measured
-EAGER = 32  # all of the first steps are measured, for an early estimate
+EVERY = 8  # the meter measures one step in EVERY
+EAGER = 32  # the meter measures each of the first EAGER steps, for an early estimate
 ADAM_FAMILY = ("adam", "lamb", "adopt")
 
 
@@ -25,8 +25,8 @@ class Part:
     """One rank's part of a measurement, by parameter group.
 
     Args:
-        count: the number of compared gradients, of all ranks.
-        samples_each: samples behind each of them.
+        count: the number of compared gradients, over all ranks.
+        samples_each: the number of samples in each of them.
         paired: whether they belong to consecutive steps.
         squares: sums of the squared norms of this rank's gradients.
         total: squared norms of the mean of all gradients.
@@ -39,7 +39,7 @@ class Part:
     total: tuple[float, ...]
 
     def to_floats(self) -> list[float]:
-        """For a message."""
+        """The part as numbers of a message."""
         return [float(self.count), float(self.samples_each), float(self.paired), *self.squares, *self.total]
 
     @classmethod
@@ -56,8 +56,8 @@ class Part:
 
 
 def moments_of(parts: Sequence[Part], batch_size: int) -> tuple[list[float], list[float]]:
-    """``(|G|², tr(Σ))`` by parameter group at the initial batch, from every rank's part. Rank 0's norm of the mean gradient counts:
-    if ranks differed in its last bit, they would step differently far."""
+    """``(|G|², tr(Σ))`` by parameter group at the initial batch, from every rank's part. All ranks use rank 0's norm of the mean
+    gradient: if ranks differed in its last bit, their steps would differ."""
     first = parts[0]
     sqr, var = [], []
     for group, total in enumerate(first.total):
@@ -74,7 +74,8 @@ def is_adam(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class NoiseMeter:
-    """Measures on one rank. For each global batch: :meth:`begin`, the backward passes, and :meth:`finish` before the optimizers step."""
+    """The meter of one rank. Call, for each global batch, :meth:`begin`, the backward passes, and :meth:`finish` before the optimizers
+    step."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], world_size: int) -> None:
         self._groups = [(each, group) for each in optimizers for group in each.param_groups]
@@ -87,12 +88,12 @@ class NoiseMeter:
 
     @property
     def width(self) -> int:
-        """Numbers of a :class:`Part` as a message."""
+        """The number of numbers in the message of a :class:`Part`."""
         return 3 + 2 * len(self._groups)
 
     def begin(self, step: int, micro_batches: int, loss_scale: Callable[[], float]) -> None:
-        """Before the first backward of step ``step``, made of ``micro_batches`` on each rank. ``loss_scale``: what fp16
-        multiplied the losses with."""
+        """Prepare for the first backward pass of step ``step``, with ``micro_batches`` on each rank. ``loss_scale``: the factor by
+        which fp16 multiplied the losses."""
         self._micro_batches = micro_batches
         if not _measured(step) or self._world_size * micro_batches < 2:
             return
@@ -111,8 +112,8 @@ class NoiseMeter:
         return note
 
     def finish(self, step: int, *, local_batch_size: int, whole: bool) -> Part | None:
-        """The measurement of the step whose mean gradient the parameters hold, unscaled and not clipped; None if there
-        is none. ``whole``: whether all of its local batches were full, on all ranks."""
+        """Return the measurement of the step whose mean gradient the parameters hold, unscaled and not clipped; None if there is
+        none. ``whole``: whether all its local batches were full, on all ranks."""
         for handle in self._handles:
             handle.remove()
         norms, self._norms = self._norms, [[] for _ in self._groups]
@@ -121,7 +122,7 @@ class NoiseMeter:
             return self._pair(step, local_batch_size, whole=whole)
         if not hooked or not whole:
             return None
-        # A micro-batch's loss was divided by their number, and multiplied by fp16's scale.
+        # Each micro-batch's loss was divided by the number of micro-batches, and multiplied by fp16's scale.
         undo = (self._micro_batches / self._loss_scale) ** 2
         squares = [undo * _sum_of_squares(each, g) for each, (_, g) in zip(norms, self._groups, strict=True)]
         total = [
@@ -138,7 +139,7 @@ class NoiseMeter:
         )
 
     def _pair(self, step: int, local_batch_size: int, *, whole: bool) -> Part | None:
-        """This step's gradient compared with the one before."""
+        """Compare this step's gradient with the previous step's."""
         kept, self._before = self._before, None
         if not whole:
             return None
@@ -154,7 +155,7 @@ class NoiseMeter:
         for (optimizer, group), old in zip(self._groups, before, strict=True):
             pairs = [(p, _grad(p), o) for p, o in zip(group["params"], old, strict=True)]
             if any(new.shape != was.shape for _, new, was in pairs):
-                return None  # a parameter has its first gradient, or no gradient any more
+                return None  # a parameter has just gained or lost its gradient
             norms = [_norm(g, optimizer, group, p) for p, new, was in pairs for g in (new, was)]
             squares.append(_sum_of_squares(norms, group))
             means = [_norm((new + was) / 2, optimizer, group, p) for p, new, was in pairs]
@@ -180,7 +181,7 @@ def _grad(parameter: torch.Tensor) -> torch.Tensor:
 def _norm(
     gradient: torch.Tensor, optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
 ) -> torch.Tensor:
-    """The norm of a gradient, preconditioned if the optimizer does that."""
+    """The norm of a gradient, preconditioned if the optimizer preconditions it."""
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     elif is_adam(optimizer):

@@ -1,5 +1,5 @@
-"""The ranks of a run, as torch.distributed connects them. Small messages go over gloo on the CPU, whatever the gradients
-use, so that they neither wait for the GPU nor make it wait."""
+"""The ranks of a run, connected by torch.distributed. Small messages always go over gloo on the CPU, so that they neither wait for
+the GPU nor make it wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 class Talk(Protocol):
-    """Connects the training threads of all ranks. All must call each method, in the same order."""
+    """The connection of all ranks' training threads. All ranks must call each method, in the same order."""
 
     rank: int
     world_size: int

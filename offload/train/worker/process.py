@@ -1,4 +1,4 @@
-"""The process of a worker: the user's function with its context, among the ranks that Ray Train has started."""
+"""The process of a worker: run the user's function with its context, among the ranks that Ray Train has started."""
 
 from __future__ import annotations
 
@@ -88,4 +88,4 @@ def _exit_of(user_function: Any, error: BaseException, rank: int) -> str:
         did = f"called sys.exit({'' if error.code is None else shown(error.code)})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{name}() {did} on rank {rank}{where}. Return from it to end the training, or raise an exception that says what is wrong."
+    return f"{name}() {did} on rank {rank}{where}. Return from it to end the training, or raise an exception that describes the problem."

@@ -1,4 +1,4 @@
-"""A worker's line to the hub: measurements, events and the user's output go out, the driver's newest orders come back."""
+"""The worker's connection to the hub: measurements, events and the user's output go out, the driver's newest orders come back."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HUNG = 70  # exit status of a process that hung
 
 
 class Reporter:
-    """Pushes every ``interval_s`` seconds from a thread, and at once on request. Ends the process if ``watchdog`` finds that it
-    hangs.
+    """A thread that pushes to the hub every ``interval_s`` seconds, and at once on request. It ends the process if ``watchdog`` finds
+    that it hangs.
 
     Args:
-        hub: the run's.
-        rank: of this worker.
+        hub: the hub of the run.
+        rank: the rank of this worker.
         start: the start of its group.
         node: the id of this worker's node.
     """
@@ -104,7 +104,7 @@ class Reporter:
                 self._watch()
                 self.flush()
             except ray.exceptions.RayError:
-                return  # the driver is gone; the worker will be stopped
+                return  # the driver is gone; Ray will stop the worker
 
     def _watch(self) -> None:
         where = self._watchdog.hung_at() if self._watchdog is not None else None

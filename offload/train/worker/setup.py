@@ -14,7 +14,7 @@ from offload.train.hub.client import HubClient
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
-    """What the driver gives every worker."""
+    """The driver's settings for a worker."""
 
     hub: HubClient
     split: BatchSplit

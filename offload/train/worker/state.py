@@ -1,6 +1,6 @@
 """A worker's training state (model, optimizers, generators, progress), committed to checkpoints and restored from them.
 
-Where it stops: :mod:`offload.train.worker.loop` knows when to commit, and what a batch is.
+Where it stops: :mod:`offload.train.worker.loop` decides when to commit, and handles batches.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class TrainingState:
 
     Args:
         talk: the other ranks; None in a world of one.
-        checkpoints: keeps the run's checkpoints.
-        seed, samples: of the run and its training data (None: unknown). Together they make the order of an epoch; both are
-            recorded in its checkpoints.
-        scaler: of the gradients, for fp16.
-        resumable: whether the training samples can be told apart, so that a pass can go on where it stopped.
+        checkpoints: the run's checkpoints.
+        seed, samples: the seed of the run, and the number of its training samples (None: unknown). Together they determine the order
+            of an epoch; checkpoints record both.
+        scaler: the gradient scaler, for fp16.
+        resumable: whether training samples have stable ids, so that a pass can go on where it stopped.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TrainingState:
 
     @property
     def storing(self) -> bool:
-        """Whether a commit that training does not wait for is under way."""
+        """Whether a commit is under way without training waiting for it."""
         return self._checkpoints.storing
 
     @property
@@ -76,11 +76,11 @@ class TrainingState:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether steps were made since the last commit."""
+        """Whether there were steps since the last commit."""
         return self.progress.step > self._committed_step
 
     def load(self) -> None:
-        """Read the run's newest checkpoint, if there is one. It knows trained samples by their place in the epoch's order. If that
+        """Read the run's newest checkpoint, if there is one. It records trained samples by their position in the epoch's order. If that
         order has changed, ``changed`` says why, and the epoch starts again."""
         newest = self._checkpoints.newest()
         if newest is None:
@@ -105,7 +105,7 @@ class TrainingState:
             except RunError as error:
                 content = None
                 errors.append(str(error))
-            # A rank may read what another cannot: all ranks take the checkpoint that every one of them can read.
+            # One rank may be able to read a checkpoint that another cannot: all use the newest that every rank can read.
             furthest = at if content is not None else at + 1
             agreed = furthest if self._talk is None else max(self._talk.gather_objects(furthest))
             if agreed == at and content is not None:
@@ -115,18 +115,18 @@ class TrainingState:
             if len(tried) == 1:
                 tried += self._checkpoints.before(newest)
             if at >= len(tried):
-                raise RunError(errors[0] if errors else "another worker could read no checkpoint of this run.")
+                raise RunError(errors[0] if errors else "another worker could not read any checkpoint of this run.")
 
     def adopt(self, model: torch.nn.Module, others: Sequence[Any]) -> None:
         """Take charge of a model on its device and of the objects that belong to it, and restore the checkpoint's state.
 
-        Raises RunError for an object without state, ConfigError if the checkpoint does not fit, and for state that no checkpoint
-        can hold: better now than hours later, when the run resumes.
+        Raises RunError for an object without state. Raises ConfigError if the checkpoint does not fit, and for state that no
+        checkpoint can hold: better now than hours later, when the run resumes.
         """
         odd = next((o for o in others if not hasattr(o, "load_state_dict")), None)
         if odd is not None:
             raise RunError(
-                f"ctx.prepare takes a model, optimizers and what has a state_dict; found {type(odd).__name__}."
+                f"ctx.prepare takes a model, optimizers and objects with a state_dict; found {type(odd).__name__}."
             )
         self.model = model
         self.optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
@@ -136,7 +136,7 @@ class TrainingState:
         self._try_commit()
 
     def stepped(self, positions: Sequence[np.ndarray[Any, Any]], rows: int, useful: float) -> None:
-        """Note an optimizer step on these positions of the pass; ``rows``: of all ranks; ``useful``: their worth."""
+        """Record an optimizer step on these positions of the pass. ``rows``: the samples of all ranks; ``useful``: their worth."""
         self._trained += positions
         progress = self.progress
         self.progress = dataclasses.replace(
@@ -149,7 +149,7 @@ class TrainingState:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def accumulated(self) -> dict[str, float]:
-        """The sums of the pass over all ranks, with those from before a restart."""
+        """The sums of the pass over all ranks, including those from before a restart."""
         mine = [self._sums] if self._talk is None else self._talk.gather_objects(self._sums)
         total = dict(self._summed)
         for each in mine:
@@ -168,10 +168,10 @@ class TrainingState:
         self.progress = dataclasses.replace(self.progress, epoch=epoch, trained=Ranges())
 
     def commit(self, metrics: Mapping[str, Any], adapting: Mapping[str, Any], *, wait: bool) -> None:
-        """Write a checkpoint of this very step, through Ray Train. ``adapting``: what adaptation has learned; ``wait``: until
-        it is stored, or only until its content is copied.
+        """Write a checkpoint of this step, through Ray Train. ``adapting``: the state of adaptation; ``wait``: whether to wait until the
+        checkpoint is stored, or only until its content is copied.
 
-        Raises RunError if the storage refuses it; without waiting, that ends the run later.
+        Raises RunError if the storage refuses it; without ``wait``, the error ends the run later.
         """
         mine = Ranges.of(np.concatenate(self._trained)) if self._trained else Ranges()
         all_trained = [mine] if self._talk is None else self._talk.gather_objects(mine)
@@ -184,7 +184,7 @@ class TrainingState:
         self._summed, self._sums = self.accumulated(), {}
         if not self._resumable:
             self._summed = {}
-            trained = Ranges()  # unnumbered samples cannot be told apart: the epoch starts again
+            trained = Ranges()  # samples without ids cannot be identified: the epoch starts again
         self.progress = dataclasses.replace(self.progress, trained=trained)
         self._trained.clear()
         position = {"epoch": self.progress.epoch, "step": self.progress.step}
@@ -199,7 +199,7 @@ class TrainingState:
         self._committed_step, self.settled = self.progress.step, wait
 
     def _try_commit(self) -> None:
-        """Save and load everything in memory, with tensors of no size. Raises ConfigError for state that cannot be loaded."""
+        """Save and load everything in memory, with empty tensors. Raises ConfigError for state that cannot be loaded."""
         try:
             content = self._content([checkpoints.rng_state()], {}, tensor=lambda each: each.detach().new_empty(0))
         except NotPlainError as error:
@@ -216,7 +216,7 @@ class TrainingState:
         adapting: Mapping[str, Any],
         tensor: Callable[[torch.Tensor], torch.Tensor] = lambda each: each,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(model state, :class:`Training` state) as plain data, with ``tensor`` of each tensor. Raises NotPlainError."""
+        """(model state, :class:`Training` state) as plain data, with ``tensor`` applied to each tensor. Raises NotPlainError."""
         assert self.model is not None
         model = to_plain(self.model.state_dict(), "the model's state_dict()", tensor)
         training = Training(
@@ -251,7 +251,7 @@ class TrainingState:
         self._stored_model = {}  # as large as the model
 
 
-_REMEDY_PLAIN = "Let its state_dict() give such data, or do not pass it to ctx.prepare."
+_REMEDY_PLAIN = "Make its state_dict() return such data, or do not pass it to ctx.prepare."
 
 
 def _state_of(item: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -259,5 +259,5 @@ def _state_of(item: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor on the CPU, which training does not change any more."""
+    """A copy of a tensor on the CPU, which training does not change."""
     return tensor.detach().to("cpu", copy=True)

@@ -1,5 +1,5 @@
-"""From local batches to optimizer steps: gradients in which every sample of a global batch weighs the same, however unequal the ranks'
-parts are, accumulated where a global batch comes in several micro-batches."""
+"""Turn local batches into optimizer steps. Every sample of a global batch has the same weight in the gradient, even if the ranks'
+parts are unequal. A global batch of several micro-batches accumulates gradients."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from offload.train.worker.watchdog import Watchdog
 
 
 class Stepper:
-    """Steps on one rank.
+    """The optimizer steps of one rank.
 
     Args:
         state: the training state, with the optimizers and the scaler.
-        meter, watchdog: hear of every half of a step.
-        rank, workers: this one, and how many there are.
+        meter, watchdog: receivers of every half of a step.
+        rank, workers: this rank, and the number of ranks.
         scaling: measures gradient noise and scales learning rates; None if batches are fixed.
         join: joins a model with those of the other workers.
-        memory: of the device.
+        memory: the memory of the device.
 
     Attributes:
-        model: as :meth:`join` returned it.
-        batch: the local batch under way; None between two.
+        model: the result of :meth:`join`.
+        batch: the current local batch; None between two batches.
         stepping: whether the optimizers are stepping: a failure meanwhile leaves them half updated.
         most_local: the largest local batch that fits into the device's memory, as far as known.
     """
@@ -61,7 +61,7 @@ class Stepper:
         self._trained: list[np.ndarray[Any, Any]] = []
 
     def join(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model, joined with those of the other workers if there are several."""
+        """Return the model, joined with those of the other workers if there are several."""
         if self._workers > 1 and any(p.requires_grad for p in model.parameters()):
             model = self._join(model, self._meter.last_gradient)
         self.model = model
@@ -69,25 +69,25 @@ class Stepper:
 
     @property
     def between_global_batches(self) -> bool:
-        """Whether nothing is accumulated."""
+        """Whether no gradient is accumulated."""
         return self._micro_batches == 0
 
     def begin_global_batch(self, split: BatchSplit) -> None:
-        """Before the first micro-batch of a global batch."""
+        """Prepare for the first micro-batch of a global batch."""
         if self._scaling is not None:
             self._memory.between_batches()
             self._scaling.begin_step(self._state.progress.step, split, self._state.scaler)
 
     def take(self, batch: LocalBatch) -> None:
-        """The user gets the next local batch."""
+        """Note that the user gets the next local batch."""
         self.batch, self._went_backward = batch, False
 
     def backward(self, loss: torch.Tensor, has_another: Callable[[], bool]) -> None:
-        """Accumulate the gradient of a loss that is the mean over the local batch. ``has_another`` is asked only while gradients
-        accumulate: whether the pass goes on after this micro-batch."""
+        """Accumulate the gradient of a loss that is the mean over the local batch. ``has_another`` returns whether the pass goes on after
+        this micro-batch; it is called only while gradients accumulate."""
         batch = self.batch
         if batch is None:
-            raise RunError("ctx.backward(loss) belongs into the loop over ctx.batches('train'), once per batch.")
+            raise RunError("call ctx.backward(loss) in the loop over ctx.batches('train'), once per batch.")
         if self._went_backward:
             raise RunError(
                 "ctx.backward(loss) was called twice for one batch. Add the losses up first: ctx.backward(loss + other)."
@@ -95,7 +95,7 @@ class Stepper:
         self._went_backward = True
         split = batch.split
         last = self._micro_batches == split.accum_steps or not has_another()
-        # A lone micro-batch knows the rows of its global batch; one of several assumes full ones and step() corrects.
+        # A single micro-batch knows the rows of its global batch; one of several assumes full ones, and step() corrects that.
         goal = batch.all_rows if split.accum_steps == 0 else split.global_batch_size
         weight = batch.rows * self._workers / goal
         scaled = loss if weight == 1.0 else loss * weight
@@ -115,16 +115,16 @@ class Stepper:
         self._is_last = last
 
     def step(self, *, clip_norm: float | None, passes: float) -> int:
-        """Step the optimizers and clear their gradients, if the global batch is complete. Returns its rows then, 0 otherwise.
-        ``passes``: how many were trained so far, for learning rates that warm up."""
+        """Step the optimizers and clear their gradients, if the global batch is complete. Return its rows, or 0 if it is not complete.
+        ``passes``: the number of passes trained so far, for learning rates that warm up."""
         batch = self.batch
         if batch is None:
-            raise RunError("ctx.step() belongs behind ctx.backward(loss), once per batch of ctx.batches('train').")
+            raise RunError("call ctx.step() after ctx.backward(loss), once per batch of ctx.batches('train').")
         if not self._went_backward:
-            # Other ranks that went backward wait for this one's gradients. They end with it, so they do not hang.
+            # Ranks that called backward() wait for this rank's gradients. They end with it, so they do not hang.
             raise RunError(
-                f"worker {self._rank} called ctx.step() for a batch without ctx.backward(loss). Every worker goes backward for "
-                "every batch; one that has no samples gets a filler that weighs nothing."
+                f"worker {self._rank} called ctx.step() for a batch without ctx.backward(loss). Every worker must call it for "
+                "every batch; a worker without samples gets a filler that weighs nothing."
             )
         self._trained.append(batch.positions)
         self.batch = None
@@ -166,20 +166,20 @@ class Stepper:
 
 
 Join = Callable[[torch.nn.Module, Callable[[], None]], torch.nn.Module]
-"""Joins a model with those of the other workers; calls the second argument at each bucket of gradients that becomes ready."""
+"""A function that joins a model with those of the other workers, and calls its second argument for each bucket of ready gradients."""
 
 
 def join_distributed(model: torch.nn.Module, ready: Callable[[], None]) -> torch.nn.Module:
     """A model joined by DistributedDataParallel, with its own all-reduce."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # slow, and seldom needed
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # a slow import, seldom needed
 
     def all_reduce(bucket: Any) -> torch.futures.Future[torch.Tensor]:
         ready()
         return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the world's group
 
     device = next(model.parameters()).device
-    # Buffers are not broadcast before every forward: the ranks' own statistics serve training as well, and validation may then
-    # run unequal numbers of batches. They become equal where validation starts.
+    # Buffers are not broadcast before every forward pass: the ranks' own statistics serve training as well, and validation may
+    # then run unequal numbers of batches. Validation makes them equal when it starts.
     joined = torch.nn.parallel.DistributedDataParallel(
         model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
     )

@@ -1,4 +1,4 @@
-"""Finds out whether a worker hangs: it would stop all others for ever, without a word. Waiting for data is no hang."""
+"""Detect a worker that hangs, which would silently stop all others forever. Waiting for data is not a hang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 
 class Watchdog:
-    """Watches the thread that constructs it. ``deadline_s``: the thread counts as hung after so long without a sign of life."""
+    """A watchdog of the thread that constructs it. ``deadline_s``: the time without a sign of life after which the thread counts as
+    hung."""
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
@@ -20,12 +21,12 @@ class Watchdog:
         self._waiting = False
 
     def alive(self) -> None:
-        """A sign of life."""
+        """Give a sign of life."""
         self._alive_at = time.monotonic()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within, the thread waits for data."""
+        """A context in which the thread waits for data."""
         self._waiting = True
         try:
             yield
@@ -34,7 +35,7 @@ class Watchdog:
             self.alive()
 
     def hung_at(self) -> str | None:
-        """Where the thread hangs, or None if it does not. For another thread to ask."""
+        """The place where the thread hangs, or None if it does not. Call it from another thread."""
         if self._waiting or time.monotonic() - self._alive_at < self.deadline_s:
             return None
         frame = sys._current_frames().get(self._thread)

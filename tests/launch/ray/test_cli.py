@@ -233,7 +233,7 @@ def test_ctrl_c_leaves_the_job_and_stop_commits_a_checkpoint(place: Place, tmp_p
 
     again = place.launch(*arguments)
     assert (
-        f"the job {job[1]} runs in ~/offload-runs/{getpass.getuser()}/stopped already: stop it first (--stop {job[1]})"
+        f"the job {job[1]} already runs in ~/offload-runs/{getpass.getuser()}/stopped: stop it first (--stop {job[1]})"
         in refusal(again)
     )
     state = json.loads(place.launch("--status", job[1], "--json").stdout)
@@ -242,7 +242,7 @@ def test_ctrl_c_leaves_the_job_and_stop_commits_a_checkpoint(place: Place, tmp_p
     stopped = place.launch("--stop", job[1], "--json")
     assert stopped.returncode == 0, stopped.stderr
     assert (json.loads(stopped.stdout)["status"], json.loads(stopped.stdout)["exit_code"]) == ("STOPPED", 130)
-    assert "a checkpoint is committed first" in stopped.stderr
+    assert "it first commits a checkpoint" in stopped.stderr
     summary = json.loads(place.read(f"~/offload-runs/{getpass.getuser()}/stopped", "summary.json"))
     assert summary["status"] == "interrupted"
     assert summary["checkpoint"] is not None
@@ -284,7 +284,7 @@ def build():
 
 def test_a_token_that_is_missing_or_wrong(place: Place, tmp_path: Path) -> None:
     missing = refusal(place.launch(place.script, RAY_AUTH_MODE="disabled"))
-    assert "asks for a token, and was given none: here RAY_AUTH_MODE is disabled" in missing
+    assert "asks for a token, and got none: here RAY_AUTH_MODE is disabled" in missing
     wrong = refusal(place.launch(place.script, RAY_AUTH_TOKEN="0" * 64))
     assert "refuses the token: here RAY_AUTH_MODE is token, and the token comes from RAY_AUTH_TOKEN" in wrong
     for text in (missing, wrong):
@@ -299,14 +299,14 @@ def test_a_token_that_is_missing_or_wrong(place: Place, tmp_path: Path) -> None:
 
 def test_other_ports_of_the_cluster_are_not_its_dashboard(place: Place) -> None:
     text = refusal(place.offload("launch", "ray", place.script, "--address", f"http://{place.hosts.ray_address}"))
-    assert "is no Ray dashboard" in text
+    assert "is not a Ray dashboard" in text
     assert "(usually 8265)" in text
 
 
 def test_a_driver_runs_on_nodes_only(place: Place, tmp_path: Path) -> None:
     address = str(place.hosts.ray_address)
     text = refusal(place.offload("run", place.script, "--address", address, "--run-dir", tmp_path / "run"))
-    assert f"this machine is no node of the Ray cluster at '{address}'" in text
+    assert f"this machine is not a node of the Ray cluster at '{address}'" in text
     assert f"offload launch ray SCRIPT --address {place.url}" in text
 
 

@@ -502,9 +502,9 @@ def test_the_command_in_the_head_makes_a_token_for_its_owner_alone(tmp_path: Pat
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        ([], "is no plan"),
-        ({"schema": "offload.profile/1"}, "is of schema 'offload.profile/1', not 'offload.plan/1'"),
-        ({"schema": "offload.plan/1"}, "is no plan: it has no field 'candidates'. Make it with offload plan -o"),
+        ([], "is not a plan"),
+        ({"schema": "offload.profile/1"}, "has schema 'offload.profile/1', not 'offload.plan/1'"),
+        ({"schema": "offload.plan/1"}, "is not a plan: it has no field 'candidates'. Make it with offload plan -o"),
         (plan_document(SHAPE, recommended=None), "recommends no candidate"),
         (plan_document(SHAPE, candidates=[]), "recommends no candidate"),
         (
@@ -530,7 +530,7 @@ def test_what_is_no_plan_for_a_cluster_is_refused(plan: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("10.0.0.1\n10.0.0.2; rm -rf /\n", "hosts.txt, line 2: '10.0.0.2; rm -rf /' is no address"),
+        ("10.0.0.1\n10.0.0.2; rm -rf /\n", "hosts.txt, line 2: '10.0.0.2; rm -rf /' is not an address"),
         ("a\nb\na\n", "hosts.txt, line 3: a is repeated"),
         ("a\nb\n", "hosts lists 2 hosts, and the plan is for 5 (2 × ml.g5.xlarge + 3 × ml.c5.4xlarge)"),
     ],
@@ -602,11 +602,11 @@ def test_options_reach_the_file(folder: Path) -> None:
     [
         (("--plan", "none.json", "--emit", "hosts"), "the plan none.json cannot be read: No such file"),
         (("--plan", "half.json", "--emit", "hosts"), "the plan half.json is not JSON"),
-        (("--plan", "p.json", "--emit", "hosts"), "p.json is of schema 'offload.profile/1'"),
+        (("--plan", "p.json", "--emit", "hosts"), "p.json has schema 'offload.profile/1'"),
         (("--plan", "nothing.json", "--emit", "kuberay"), "nothing.json recommends no candidate"),
         (("--plan", "own.json", "--emit", "kuberay"), "no instance type 'tower'"),
-        (("--plan", "own.json", "--emit", "ray-aws", "--catalog", "own.toml"), "tower is no EC2 instance type"),
-        (("--plan", "plan.json"), "--plan plan.json is there for --emit"),
+        (("--plan", "own.json", "--emit", "ray-aws", "--catalog", "own.toml"), "tower is not an EC2 instance type"),
+        (("--plan", "plan.json"), "--plan plan.json needs --emit"),
         (("--plan", "plan.json", "--emit", "hosts", *PROFILE), "--profile is for making one"),
         (("--plan", "plan.json", "--emit", "hosts", "--spot", "all"), "--spot is for --emit ray-aws and kuberay"),
         (("--plan", "plan.json", "--emit", "hosts", "-o", "x.json"), "--output is for making one"),
@@ -614,11 +614,11 @@ def test_options_reach_the_file(folder: Path) -> None:
         (("--plan", "plan.json", "--emit", "hosts", "--hosts", "binary"), "the hosts file binary cannot be read"),
         (("--plan", "plan.json", "--emit", "hosts", "--image", "i"), "--image is for --emit ray-aws and kuberay"),
         (("--plan", "plan.json", "--emit", "kuberay", "--region", "eu-west-1"), "--region is for --emit ray-aws"),
-        (("--plan", "plan.json", "--emit", "ray-aws", "--region", "Ireland"), "--region is one of AWS's"),
+        (("--plan", "plan.json", "--emit", "ray-aws", "--region", "Ireland"), "--region must be an AWS region"),
         (("--plan", "plan.json", "--emit", "ray-aws", "--ami", "ubuntu"), "found 'ubuntu'"),
         (("--plan", "plan.json", "--emit", "hosts", "--cluster-name", "My Cluster"), "found 'My Cluster'"),
-        (("--plan", "plan.json", "--emit", "kuberay", "--image", ""), "--image is the name of a container image"),
-        (("--plan", "plan.json", "--emit", "kuberay", "--job", " "), "--job is a command of one line"),
+        (("--plan", "plan.json", "--emit", "kuberay", "--image", ""), "--image must be the name of a container image"),
+        (("--plan", "plan.json", "--emit", "kuberay", "--job", " "), "--job must be a command on one line"),
         (("--plan", "plan.json", "--emit", "kuberay", "--job", "a\nb"), "found 'a\\nb'"),
         (("--plan", "plan.json", "--emit", "ray-aws", "--job", "a"), "--job is for --emit kuberay"),
         ((*PROFILE, "--ami", AMI), "--ami is for --emit ray-aws"),

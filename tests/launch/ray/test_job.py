@@ -173,7 +173,7 @@ def test_links_that_stay_here_are_named(script: Path, tmp_path: Path) -> None:
     (script.parent / "within").symlink_to(script)
     done = run(script, "--dry-run")
     assert done.exit_code == 0
-    assert "links out of the folder, or to folders, do not travel: 'to-data', 'to-file'\n" in done.stderr
+    assert "links out of the folder, or to folders, are not uploaded: 'to-data', 'to-file'\n" in done.stderr
 
 
 # --- what is refused before any call ----------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monk
     (script.parent / "runs").mkdir()
     hidden = script.rename(script.parent / "runs" / "train_it.py")
     (hidden.parents[1] / "id_rsa").unlink()
-    assert "train_it.py would not travel" in refused(hidden, "--working-dir", hidden.parents[1])
+    assert "train_it.py would not be uploaded" in refused(hidden, "--working-dir", hidden.parents[1])
 
 
 @pytest.mark.parametrize("name", ["auth_token", "my_auth_token.txt", "service-account-7.json", "kubeconfig.yaml"])
@@ -235,11 +235,11 @@ def test_the_limit_is_that_of_rays_dashboard() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--run-dir", "runs/a"], "--run-dir runs/a is relative, and a job's working directory is removed"),
-        (["--name", "my run"], "--name is made of letters, digits, - _ and dots, 100 at most, found 'my run'"),
+        (["--run-dir", "runs/a"], "--run-dir runs/a is relative, and Ray removes a job's working directory"),
+        (["--name", "my run"], "--name must consist of letters, digits, - _ and dots, 100 at most, found 'my run'"),
         (["--env", "AWS_SECRET_ACCESS_KEY=x"], "AWS_SECRET_ACCESS_KEY looks like a secret"),
-        (["--env", "A"], "--env is NAME=VALUE, found 'A'"),
-        (["--env", "RAY_JOB_STOP_WAIT_TIME_S=long"], "is a whole number of seconds, found 'long'"),
+        (["--env", "A"], "--env must be NAME=VALUE, found 'A'"),
+        (["--env", "RAY_JOB_STOP_WAIT_TIME_S=long"], "must be a whole number of seconds, found 'long'"),
         (["--requirements", "/nowhere"], "--requirements /nowhere cannot be read: No such file or directory"),
         (["--max-workers", "0"], "--max-workers must be at least 1 (such as 4), found 0"),
         (["--cpus-per-worker", "-1"], "--cpus-per-worker must be at least 0 (such as 2), found -1"),
@@ -254,7 +254,7 @@ def test_the_limit_is_that_of_rays_dashboard() -> None:
         (["--env", "MIRROR=https://me:hunter2@host/"], "--env MIRROR has an address with a password or a token in it"),
         (["--storage-path", "s3://k:hunter2@host/b"], "--storage-path has an address with a password or a token in it"),
         (["--", "3", "--db=postgres://me:hunter2@db/x"], "argument 2 of the script has an address with a password"),
-        ([], "--address is missing: that of the cluster's dashboard, such as http://head:8265"),
+        ([], "--address is missing: pass the address of the cluster's dashboard, such as http://head:8265"),
     ],
 )
 def test_options_that_cannot_be(script: Path, options: list[str], says: str) -> None:
@@ -352,8 +352,8 @@ def test_scripts_that_are_none(script: Path) -> None:
         (["--status", "a", "--dry-run"], "and --dry-run has no effect there"),
         (["--stop", "a", "--name", "b"], "and --name has no effect there"),
         (["--status", "a", "--no-wait"], "and --no-wait has no effect there"),
-        (["--status", ""], "--status is the id of a job, as the launch said it, found ''"),
-        (["--stop", ""], "--stop is the id of a job, as the launch said it, found ''"),
+        (["--status", ""], "--status must be the id of a job, as the launch printed it, found ''"),
+        (["--stop", ""], "--stop must be the id of a job, as the launch printed it, found ''"),
     ],
 )
 def test_a_job_is_launched_or_looked_at_or_stopped(options: list[str], says: str) -> None:
@@ -470,12 +470,12 @@ def this_ray() -> str:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (lambda: Asked((404, "not found")), "is no Ray dashboard, or one that takes no jobs"),
-        (lambda: Asked((200, "<html>")), "is no Ray dashboard, or one that takes no jobs"),
-        (lambda: Asked((500, "broken")), "is no Ray dashboard, or one that takes no jobs"),
-        (lambda: Asked((401, "no")), "asks for a token, and was given none"),
+        (lambda: Asked((404, "not found")), "is not a Ray dashboard, or it takes no jobs"),
+        (lambda: Asked((200, "<html>")), "is not a Ray dashboard, or it takes no jobs"),
+        (lambda: Asked((500, "broken")), "is not a Ray dashboard, or it takes no jobs"),
+        (lambda: Asked((401, "no")), "asks for a token, and got none"),
         (lambda: Asked((403, "no")), "refuses the token"),
-        (lambda: Asked((200, of_ray("2.40.0"))), "runs Ray 2.40.0, and here is Ray "),
+        (lambda: Asked((200, of_ray("2.40.0"))), "runs Ray 2.40.0, and this is Ray "),
         (lambda: Asked((200, of_ray("2.40.0"))), "pip install 'ray[data,train]==2.40.0'"),
         (lambda: Asked((200, this_ray()), (404, "no")), "did not list its jobs: no. The head needs ray[default]"),
     ],
@@ -566,7 +566,7 @@ def test_what_listens_says_nothing_or_something_else(
         server.shutdown(socket.SHUT_RDWR)
     for link in links:
         link.close()
-    assert ("timed out" if answer is None else "is no Ray dashboard") in text
+    assert ("timed out" if answer is None else "is not a Ray dashboard") in text
 
 
 @pytest.mark.parametrize(
@@ -649,7 +649,7 @@ def test_where_no_websocket_passes_the_log_is_asked_for(logs: list[str], statuse
     assert end["exit_code"] == 0
     assert "".join(shown) == "one\ntwo\nthree\n"
     assert len(said) == 1
-    assert re.search(r"the log of train-1 at \S+ broke off: 400, .*\. It is asked for every 0.05 s instead", said[0])
+    assert re.search(r"the log of train-1 at \S+ broke off: 400, .*\. Polling it every 0.05 s instead", said[0])
     assert job.tailed == watch.FAILURES
 
 
@@ -670,7 +670,7 @@ def test_a_job_that_does_not_stop_in_time_is_a_failure(monkeypatch: pytest.Monke
     with dashboard(Dashboard(logs=[""], statuses=["RUNNING"], runtime_env=environment)) as url:
         done = run("--stop", "train-1", "--address", url)
         assert done.exit_code == 1
-        assert "train-1 still runs, longer than it was given to stop" in done.output
+        assert "train-1 still runs, after its time to stop" in done.output
         assert run("--stop", "train-1", "--no-wait", "--address", url).exit_code == 0
 
 
@@ -691,7 +691,7 @@ def test_ctrl_c_while_a_job_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch) 
     with dashboard(Dashboard(logs=[""], statuses=["RUNNING"])) as url:
         done = run("--stop", "train-1", "--address", url)
     assert done.exit_code == 130
-    assert "train-1 is being stopped" in done.output
+    assert "train-1 is stopping" in done.output
     assert "goes on" not in done.output
 
 

@@ -112,7 +112,7 @@ def test_what_cannot_be_packed_is_named(script: Path) -> None:
     script.with_name("requirements.txt").unlink()
     (script.parent / "offload").mkdir()
     (script.parent / "offload" / "mine.py").write_text("")
-    with pytest.raises(ConfigError, match="holds a package 'offload', as offload's own is called: rename it"):
+    with pytest.raises(ConfigError, match="holds a package 'offload', which is the name of offload's own: rename it"):
         pack(script, ENTRY, "token")
 
 

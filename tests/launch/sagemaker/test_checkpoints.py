@@ -59,7 +59,7 @@ def listed(path: Path) -> list[str]:
 def test_what_one_host_wrote_is_brought_to_several_and_back(folder: Shelf, shared: Shelf) -> None:
     write(folder, 1, 2)
     [said] = bring_newest(folder, shared)
-    assert said == f"the newest checkpoint, checkpoint_2, is in {folder.uri}: it is copied to {shared.uri}"
+    assert said == f"the newest checkpoint, checkpoint_2, is in {folder.uri}: copying it to {shared.uri}"
     assert listed(Path(shared.uri) / "run") == ["checkpoint_1", "checkpoint_2"]
     path = write(shared, 5, 6)  # beside those: Ray Train removes some, and an interruption keeps it from that
     assert [*bring_newest(shared, folder)]
@@ -200,4 +200,4 @@ def test_a_place_that_may_not_be_read_is_named_and_the_other_is_used(
     write(Shelf(uri=str(place.run_dir), name="checkpoints"), 1)
     monkeypatch.setattr(checkpoints, "open_filesystem", denied)
     assert not starts_anew(place, "s3://not/mine")
-    assert "offload: s3://not/mine is not looked into for checkpoints: ACCESS_DENIED" in capsys.readouterr().err
+    assert "offload: not looking for checkpoints in s3://not/mine: ACCESS_DENIED" in capsys.readouterr().err

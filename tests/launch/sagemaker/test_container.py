@@ -171,7 +171,7 @@ def test_an_image_without_pip_and_one_without_a_network_say_so() -> None:
     assert reason_of(lines).splitlines() == [
         "Could not find a version that satisfies the requirement ray==2.60.0 (from versions: none)",
         "No matching distribution found for ray==2.60.0",
-        "No package index was reached: without a network take an image that holds the requirements.",
+        "No package index was reached: without a network, use an image that has the requirements.",
     ]
     assert reason_of([]) == "it said nothing"
 

@@ -94,5 +94,5 @@ def test_a_container_that_is_not_as_it_should_be(tmp_path: Path, document: Any, 
 
 
 def test_outside_a_container(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is missing: this is to run in a SageMaker training container"):
+    with pytest.raises(ConfigError, match=r"is missing: this must run in a SageMaker training container"):
         read_hosts(tmp_path, {})

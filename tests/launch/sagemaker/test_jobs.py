@@ -255,7 +255,7 @@ def test_a_gpu_host_that_sees_none_ends_all_with_its_name(tmp_path: Path, withou
         run.job.start()
         assert run.job.wait(300) == dict.fromkeys(run.job.names, 1), run.logs()[-6000:]
         for found in failures(run).values():
-            assert f"{without} (ml.g5.xlarge) sees no GPU: take an image with CUDA" in found
+            assert f"{without} (ml.g5.xlarge) sees no GPU: use an image with CUDA" in found
 
 
 STRANGER = """

@@ -169,22 +169,22 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--cpu", "ml.c6g.large:1"], "ml.c6g.large serves models and does not train"),
         (["--cpu", "ml.m5.large:1"] * 4, "InstanceGroups: 6 entries, at most 5"),
         (["--gpu", "ml.c5.xlarge:1"], "ml.c5.xlarge, which has no GPU"),
-        (["--gpu", "ml.g5.xlarge"], "a group is TYPE:COUNT, such as ml.c5.4xlarge:2; found 'ml.g5.xlarge'"),
+        (["--gpu", "ml.g5.xlarge"], "a group must be TYPE:COUNT, such as ml.c5.4xlarge:2; found 'ml.g5.xlarge'"),
         (["--name", "a_b"], "TrainingJobName: 'a_b' does not match"),
         (["--role", "training"], "RoleArn: 'training' does not match"),
         (["--volume-gib", "-1"], "VolumeSizeInGB: -1, at least 0"),
         (["--max-usd", "0.1"], r"\$0.1 buys \d+ s of these instances"),
         (["--max-hours", "10000"], "MaxRuntimeInSeconds: 36000000, at most 2,419,200 (28 days)"),
-        (["--input", "train"], "an input is NAME=s3://... or NAME@GROUP,GROUP=s3://..., found 'train'"),
-        (["--input", "train=/data"], "an input is NAME=s3://"),
+        (["--input", "train"], "an input must be NAME=s3://... or NAME@GROUP,GROUP=s3://..., found 'train'"),
+        (["--input", "train=/data"], "an input must be NAME=s3://"),
         (["--input", "a@gpu=s3://b/a", "--input", "b=s3://b/b"], "either all channels name their groups or none does"),
         (
             ["--input", "a@cpu=s3://b/a"],
             "channel 'a' leaves out the group 'gpu', whose hosts list the data and preprocess, too: --input a@gpu,cpu=",
         ),
         (["--input", "a=s3://b/a", "--input-mode", "Pipe"], "'Pipe' is not one of 'File', 'FastFile'"),
-        (["--input-mode", "FastFile"], "--input-mode FastFile says how --input is read, and there is no --input"),
-        (["--env", "A"], "--env is NAME=VALUE, found 'A'"),
+        (["--input-mode", "FastFile"], "--input-mode FastFile says how to read --input, and there is no --input"),
+        (["--env", "A"], "--env must be NAME=VALUE, found 'A'"),
         (["--tag", "A=1", "--tag", "A=2"], "--tag A is given twice"),
         (["--env", "MY_PASSWORD=hunter2"], "MY_PASSWORD looks like a secret"),
         (["--", "--api-key", "hunter2"], "api-key looks like a secret"),
@@ -194,10 +194,10 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--max-usd", "nan"], "'nan' is not a number above 0"),
         (["--max-hours", "inf"], "'inf' is not a number above 0"),
         (["--hosts-deadline", "-1"], "'-1' is not a number above 0"),
-        (["--gpu", "ml.g5.xlarge:" + "9" * 5000], "a group is TYPE:COUNT"),
+        (["--gpu", "ml.g5.xlarge:" + "9" * 5000], "a group must be TYPE:COUNT"),
         (["--subnet", "subnet-1"], "a VPC needs both subnets and security groups"),
-        (["--framework-version", "2.8"], "say which image: either --image-uri URI, or --framework-version"),
-        (["--plan", "plan.json"], "say which instances: either --gpu TYPE:COUNT"),
+        (["--framework-version", "2.8"], "name the image: either --image-uri URI, or --framework-version"),
+        (["--plan", "plan.json"], "name the instances: either --gpu TYPE:COUNT"),
         (["--hyperparameter", "note=" + "x" * 2500], r"HyperParameters.note: \d+ characters"),
         (["--hyperparameter", "sagemaker_program=x.py"], "the hyperparameter 'sagemaker_program' cannot be set"),
         (["--hyperparameter", "--lr=1"], "the hyperparameter '--lr' would reach the script as ----lr: give its name"),
@@ -228,11 +228,11 @@ def test_bad_input_is_refused_before_any_call(script: Path, args: list[str], tex
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE], "say which instances"),
+        (["--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE], "name the instances"),
         (["--cpu", "ml.c5.xlarge:1", "--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE], "--gpu is missing"),
         (["--gpu", "ml.g5.xlarge:1", "--bucket", "b-b", "--image-uri", IMAGE], "--role is missing"),
         (["--gpu", "ml.g5.xlarge:1", "--role", ROLE, "--image-uri", IMAGE], "--bucket is missing"),
-        (USUAL, "say which image"),
+        (USUAL, "name the image"),
         *(
             ([*USUAL, "--framework-version", version], text)
             for version, text in {
@@ -271,8 +271,8 @@ def test_a_script_that_could_not_run_is_refused(script: Path, content: str | Non
     [
         (None, "cannot be read: No such file"),
         ("{", "is not JSON: Expecting"),
-        ("[]", "is no plan"),
-        ('{"schema": "offload.plan/2", "candidates": [], "recommended": 0}', "is of schema 'offload.plan/2'"),
+        ("[]", "is not a plan"),
+        ('{"schema": "offload.plan/2", "candidates": [], "recommended": 0}', "has schema 'offload.plan/2'"),
         ('{"schema": "offload.plan/1", "candidates": [], "recommended": 0}', "recommends no candidate"),
         (json.dumps(plan_document({"ml.c5.large": 1})), "0 types of GPU"),
     ],
@@ -468,7 +468,7 @@ def test_what_every_launcher_promises(
     assert first.token != second.token
     launcher = SageMakerLauncher(Service(), built_in(), "boto3")
     contract.holds(launcher, first, lambda: True)
-    with pytest.raises(ConfigError, match="there has been a job 'mine-1'"):
+    with pytest.raises(ConfigError, match="already has a job 'mine-1'"):
         launcher.submit(second)
 
 
@@ -622,7 +622,7 @@ def test_a_name_that_is_taken_is_refused_and_the_other_job_keeps_its_bundle(
     service.answers = [refusal("ResourceInUse", "Training job names must be unique")]
     done = run(*args, env=environment)
     assert done.exit_code == 2, done.output
-    assert "there has been a job 'mine' in this account already: choose another --name" in done.output
+    assert "this account already has a job 'mine': choose another --name" in done.output
     there = {each["Key"]: each["ETag"] for each in s3.list_objects_v2(Bucket="my-bucket")["Contents"]}
     assert there[first["Key"]] == first["ETag"]
 

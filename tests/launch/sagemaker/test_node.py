@@ -127,7 +127,7 @@ def test_a_job_that_another_launcher_started_is_refused(tmp_path: Path, content:
     path.parent.mkdir(parents=True)
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ConfigError, match="does not hold what the launcher tells"):
+    with pytest.raises(ConfigError, match="does not hold the launcher's settings"):
         read_settings(tmp_path)
 
 

@@ -90,7 +90,7 @@ def test_a_host_of_other_versions_is_refused_with_both(head: Rendezvous) -> None
 
 
 def test_who_has_another_token_or_none_is_refused_and_the_job_is_unharmed(head: Rendezvous) -> None:
-    with pytest.raises(ConfigError, match=r"has another token: this host is no part of its job"):
+    with pytest.raises(ConfigError, match=r"has another token: this host does not belong to its job"):
         comes(head, "algo-1", token="another")
     with socket.create_connection(head.address) as silent, socket.create_connection(head.address) as odd:
         odd.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -140,7 +140,7 @@ def test_a_head_that_never_starts_is_named() -> None:
 
 def test_a_head_that_falls_silent_is_lost(head: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "SILENT_S", 0.3)
-    with pytest.raises(HeadLost, match=r"was not heard of for 0.3 s"):
+    with pytest.raises(HeadLost, match=r"has been silent for 0.3 s"):
         list(comes(head, "algo-1").messages())
 
 
@@ -154,7 +154,7 @@ def test_a_head_that_dies_is_lost() -> None:
         dying.start()
         heard = Follower(listener.address, TOKEN, "algo-1", deadline_s=60).messages()  # type: ignore[arg-type]
         assert next(heard) == {"ray": "x"}
-        with pytest.raises(HeadLost, match="ended without saying"):
+        with pytest.raises(HeadLost, match="ended without reporting"):
             next(heard)
         dying.join(10)
 

@@ -102,7 +102,7 @@ def test_metrics_are_read_from_a_progress_line() -> None:
         ),
         (
             {"groups": groups_of("ml.p3.2xlarge:1", ["ml.c5.xlarge:1"]), "kms_key": "alias/x"},
-            "the key of volumes is given by its id or ARN, not by an alias: 'alias/x'",
+            "the key of volumes must be an id or ARN, not an alias: 'alias/x'",
         ),
         ({"hyperparameters": {"note": "x" * 2500}}, "HyperParameters.note: 2502 characters"),
         ({"tags": {f"t{i}": "" for i in range(51)}}, "Tags: 51 entries, at most 50"),

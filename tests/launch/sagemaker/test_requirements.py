@@ -69,7 +69,7 @@ def silent_server() -> Iterator[int]:
 def test_what_fits_is_told(own: Path, text: str) -> None:
     own.write_text(text)
     own.with_name("more.txt").write_text("plain>1\n")
-    assert check_requirements(own, IMAGE) == "requirements.txt: can be installed beside offload on Python 3.12."
+    assert check_requirements(own, IMAGE) == "requirements.txt: can be installed with offload on Python 3.12."
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_pip_would_refuse_there_is_refused_here(own: Path, text: str, said:
 
 def test_where_the_images_python_is_not_known_any_of_those_that_it_may_be_will_do(own: Path) -> None:
     own.write_text("new\n")
-    assert "on Python 3.13 (assumed: the image's tag does not tell)" in check_requirements(own, Contents())
+    assert "on Python 3.13 (assumed, since the image's tag does not say)" in check_requirements(own, Contents())
     own.write_text("plain==1.0\n")
     with pytest.raises(ConfigError, match=r"on Python 3\.12 or 3\.11 or 3\.13 \(assumed"):
         check_requirements(own, Contents())
@@ -121,7 +121,7 @@ def test_where_it_cannot_be_checked_a_note_says_so_and_the_launch_goes_on(
         monkeypatch.setattr(resolve, "_uv", lambda: None)
     if why == "ours":  # an index that lacks what offload needs proves nothing against the user
         monkeypatch.setattr(resolve, "requirements", lambda own: ["nowhere"])
-    assert "not checked whether it can be installed beside offload (" in check_requirements(own, IMAGE, deadline_s)
+    assert "not checked whether it can be installed with offload (" in check_requirements(own, IMAGE, deadline_s)
 
 
 def test_a_network_that_is_off_or_a_package_that_cannot_be_built_refuses_nobody(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_notice_without_a_time_that_can_be_read_is_one_all_the_same(rest: str)
 
 @pytest.mark.parametrize("text", ["", "<html>Welcome</html>", "[]", "null", '{"action": null}', '{"time": "x"}'])
 def test_what_is_no_notice_is_not_taken_for_one(text: str) -> None:
-    with pytest.raises(MetadataError, match="holds no notice"):
+    with pytest.raises(MetadataError, match="does not hold a notice"):
         parse_notice(text, NOW)
 
 
@@ -119,9 +119,9 @@ def answering(reply: bytes) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", f"PUT {TOKEN} was answered with 403"),
-        (b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", "was answered with 500"),
-        (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", "was answered with 401"),
+        (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", f"PUT {TOKEN} returned status 403"),
+        (b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", "returned status 500"),
+        (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", "returned status 401"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH-2.0"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe", "decode"),
         (b"", "timed out"),
@@ -150,7 +150,7 @@ def test_an_address_that_is_none_is_said(endpoint: str) -> None:
 def test_a_garbled_notice_is_no_notice_and_no_silence() -> None:
     with MetadataService() as service:
         service.answer(INSTANCE_ACTION, "{")
-        with pytest.raises(MetadataError, match="holds no notice"):
+        with pytest.raises(MetadataError, match="does not hold a notice"):
             InstanceMetadata(service.url).notice(NOW)
 
 

@@ -1,7 +1,7 @@
-"""A cluster file for ``ray up`` on AWS: a small head on demand that neither trains nor preprocesses, and GPU and CPU nodes, each on spot
-capacity or on demand as planned. Beside CPU nodes on spot capacity there are some on demand for when there is none of it.
+"""A cluster file for ``ray up`` on AWS: a small on-demand head that neither trains nor preprocesses, and GPU and CPU nodes, each on spot
+capacity or on demand as planned. On-demand CPU nodes can replace spot CPU nodes when there is no spot capacity.
 
-Where it stops: network, key pair, head's role and security group are those that Ray makes by itself.
+Where it stops: Ray itself makes the network, key pair, head's role and security group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from offload.launch.ray.cluster_files.text import File, Part
 
 HEAD_TYPE = "m5.large"
 HEAD_GIB, NODE_GIB = 150, 200
-"""Disks: the image with torch and CUDA unpacks to some 20 GiB, and Ray spills objects that do not fit into memory."""
+"""The size of disks: the image with torch and CUDA unpacks to some 20 GiB, and Ray spills objects that do not fit into memory."""
 NO_AMI = "ami-FILL-IN"
 DRIVER_AMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 IDLE_MINUTES = 5
@@ -26,10 +26,10 @@ CONTAINER = "offload"
 def cluster_file(
     planned: Planned, software: Software, *, cluster: str, region: str, ami: str | None, image: str | None
 ) -> File:
-    """The file. ``ami``: for all nodes, with NVIDIA's driver and Docker; None leaves a gap that AWS refuses. ``image``: one that
-    holds the requirements; None: Ray's own, into which they are installed.
+    """The cluster file. ``ami``: the image of all nodes, with NVIDIA's driver and Docker; None leaves a gap that AWS refuses.
+    ``image``: a container image with the requirements; None: Ray's own, in which the nodes install them.
 
-    Raises ConfigError for a type that EC2 cannot have.
+    Raises ConfigError for a type that EC2 does not have.
     """
     return File(
         head=_head(planned, cluster, region),
@@ -143,7 +143,7 @@ def _types(planned: Planned, ami: str) -> dict[str, Any]:
     for nodes in planned.groups:
         types[_type_name(nodes)] = _workers(nodes, ami, spot=nodes.spot, least=nodes.count)
     if planned.cpu is not None and planned.cpu.spot:
-        # Of two types that would do, Ray takes the one of the higher priority, unless it could not be had lately.
+        # Of two suitable types, Ray takes the one with the higher priority, unless it was recently unavailable.
         types["cpu-spot"]["priority"] = 1
         types["cpu-on-demand"] = _workers(planned.cpu, ami, spot=False, least=0)
     return types
@@ -175,7 +175,7 @@ def _node(instance_type: str, ami: str, disk_gib: int) -> dict[str, Any]:
                 "Ebs": {"VolumeSize": disk_gib, "VolumeType": "gp3", "DeleteOnTermination": True, "Encrypted": True},
             }
         ],
-        # Version 2 of the metadata service, reachable from the node alone: containers share its network, so one hop will do.
+        # Version 2 of the metadata service, reachable only from the node: containers share its network, so one hop suffices.
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
     }
 
@@ -185,7 +185,7 @@ def _ec2_type(name: str) -> str:
     found = name.removeprefix("ml.")
     if found.count(".") != 1:
         raise ConfigError(
-            f"{name} is no EC2 instance type; EC2's types have names such as g5.xlarge. Rename the catalog's nodes, or pass "
+            f"{name} is not an EC2 instance type; EC2's types have names such as g5.xlarge. Rename the catalog's nodes, or pass "
             f"{argument('emit', 'hosts', python='the plan to hosts.cluster_file')}."
         )
     return found

@@ -9,7 +9,7 @@ from offload.launch.ray.cluster_files.text import WIDTH
 
 DASHBOARD = "http://127.0.0.1:8265"
 STORAGE = "s3://YOUR-BUCKET/runs/train"
-TOKEN_FILE = "auth_token"  # the name under which Ray looks for it in ~/.ray
+TOKEN_FILE = "auth_token"  # the name that Ray expects in ~/.ray
 
 
 def token_folder(cluster: str) -> str:
@@ -18,14 +18,14 @@ def token_folder(cluster: str) -> str:
 
 
 def make_token(cluster: str) -> str:
-    """The shell command that makes a token, unless one exists: a running cluster keeps its token. Only the owner may read folder
-    and file."""
+    """The shell command that makes a token unless one exists: a running cluster keeps its token. Only the owner may read the folder
+    and the file."""
     file = f"{token_folder(cluster)}/{TOKEN_FILE}"
     return f"(umask 077; mkdir -p {token_folder(cluster)}; [ -s {file} ] || openssl rand -hex 32 > {file})"
 
 
 def head_of(kind: str, planned: Planned, cluster: str, prices: str, steps: dict[str, list[str]]) -> str:
-    """The plan in a sentence, and the steps: each has a name, and lines to type."""
+    """The plan in a sentence, and the steps. Each step has a name, and lines to type."""
     made = (
         f"A Ray cluster of {planned} for offload, made by offload plan --emit {kind}. Planned: {planned.samples_per_s:,.0f} samples/s "
         f"for ${planned.usd_per_hour:.2f} an hour{prices}."
@@ -40,8 +40,8 @@ def head_of(kind: str, planned: Planned, cluster: str, prices: str, steps: dict[
 
 
 def submit(cluster: str, tunnel: str) -> list[str]:
-    """How any machine with the token submits a script: through a tunnel, since the dashboard listens on its own host only.
-    Checkpoints need a place that all nodes reach. A run that begins before the GPUs are there must still reserve them."""
+    """The commands that submit a script from any machine with the token: through a tunnel, since the dashboard listens only on its own
+    host. Checkpoints need a place that all nodes reach. A run that begins before the GPUs arrive must still reserve them."""
     return [
         f"{tunnel}   # keep it open, and in another shell:",
         f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token_folder(cluster)}/{TOKEN_FILE}",

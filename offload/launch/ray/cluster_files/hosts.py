@@ -1,6 +1,6 @@
-"""A cluster file for ``ray up`` on your own hosts: the first one is the head, and also works as the others do.
+"""A cluster file for ``ray up`` on your own hosts: the first host is the head, and also works like the others.
 
-Where it stops: Python, Ray and what offload imports are on the hosts already; nothing is installed there.
+Where it stops: the hosts already have Python, Ray and offload's requirements; nothing is installed there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
 
 
 def parse_hosts(text: str, source: str) -> tuple[str, ...]:
-    """The addresses in a file, one a line, without comments. Raises ConfigError for an invalid or repeated address."""
+    """The addresses in a file, one per line, without comments. Raises ConfigError for an invalid or repeated address."""
     found: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
         address = line.partition("#")[0].strip()
@@ -25,7 +25,7 @@ def parse_hosts(text: str, source: str) -> tuple[str, ...]:
             continue
         if not _ADDRESS.fullmatch(address):
             raise ConfigError(
-                f"{source}, line {number}: {address!r} is no address: write one host name or IP address a line."
+                f"{source}, line {number}: {address!r} is not an address: write one host name or IP address per line."
             )
         if address in found:
             raise ConfigError(f"{source}, line {number}: {address} is repeated; each host is one node.")
@@ -34,13 +34,13 @@ def parse_hosts(text: str, source: str) -> tuple[str, ...]:
 
 
 def cluster_file(planned: Planned, software: Software, *, cluster: str, hosts: tuple[str, ...] | None) -> File:
-    """The file. ``hosts``: as many as were planned, those with GPUs first; None leaves names to be replaced.
+    """The cluster file. ``hosts``: as many hosts as planned, those with GPUs first; None leaves placeholder names.
 
-    Raises ConfigError if they are not as many as were planned.
+    Raises ConfigError if their number differs from the plan's.
     """
     if hosts is not None and len(hosts) != planned.count:
         raise ConfigError(
-            f"{argument('hosts')} lists {len(hosts)} hosts, and the plan is for {planned.count} ({planned}): list those, the ones "
+            f"{argument('hosts')} lists {len(hosts)} hosts, and the plan is for {planned.count} ({planned}): list as many, those "
             "with GPUs first."
         )
     head, *others = hosts or _names(planned)
@@ -78,7 +78,7 @@ def cluster_file(planned: Planned, software: Software, *, cluster: str, hosts: t
 
 
 def _names(planned: Planned) -> list[str]:
-    """To be replaced by addresses."""
+    """Placeholder names, for the user to replace with addresses."""
     return [
         f"{'gpu' if group.kind.gpus else 'cpu'}-host-{number}"
         for group in planned.groups
@@ -87,9 +87,9 @@ def _names(planned: Planned) -> list[str]:
 
 
 def _starts(planned: Planned, cluster: str) -> tuple[str, str]:
-    """The commands that start Ray on the head and on the others, without the addresses of each other."""
+    """The commands that start Ray on the head and on the other hosts, without addresses."""
     kind = planned.gpu.kind.name
-    if planned.cpu is not None:  # ray up has one command for all: a host says which of the two types it is
+    if planned.cpu is not None:  # ray up has one command for all hosts: each host detects which of the two types it is
         kind = f"$(nvidia-smi -L >/dev/null 2>&1 && echo {kind} || echo {planned.cpu.kind.name})"
     token = f"$HOME/{token_folder(cluster).removeprefix('~/')}/{TOKEN_FILE}"
     prepare = f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}; ulimit -n 65536; ray start"

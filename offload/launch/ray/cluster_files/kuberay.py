@@ -1,7 +1,7 @@
-"""A KubeRay manifest: a RayCluster with a head that neither trains nor preprocesses, and a group each of GPU and CPU pods; or a
-RayJob that brings this cluster up for one command, and takes it down.
+"""A KubeRay manifest: a RayCluster, or a RayJob that brings this cluster up for one command and takes it down.
 
-One pod takes one node of the planned type, spot or not as planned. Where it stops: Kubernetes' own autoscaler, or a person, adds the nodes.
+The cluster has a head that neither trains nor preprocesses, a group of GPU pods and a group of CPU pods. Each pod takes one node of the
+planned type, on spot capacity or not as planned. Where it stops: Kubernetes' own autoscaler, or a person, adds the nodes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from offload.launch.ray.cluster_files.planned import Nodes, Planned
 from offload.launch.ray.cluster_files.software import Software
 from offload.launch.ray.cluster_files.text import File, Part
 
-OPERATOR = "1.5.1"  # the first with authOptions
+OPERATOR = "1.5.1"  # the first version with authOptions
 IDLE_S = 300
-GRACE_S = 120  # what a spot notice leaves
-DRAIN_S = 110  # of that, in which Ray hears of it and training commits and leaves
+GRACE_S = 120  # the time after a spot notice
+DRAIN_S = 110  # the part of it in which Ray learns of the notice, and training commits and leaves
 HEAD_GIB = 8
 GPU = "nvidia.com/gpu"
-FOR_POD = 0.85  # of a node's memory: the rest is the kubelet's and the daemon sets', and less is usable than is sold
-FOR_SHM = 0.35  # of the pod's memory: Ray's object store takes 30 %
+FOR_POD = 0.85  # share of a node's memory: the rest is for the kubelet and daemon sets, and not all of it is usable
+FOR_SHM = 0.35  # share of the pod's memory: Ray's object store takes 30 %
 SPOT = {
     "eks.amazonaws.com/capacityType": "SPOT",
     "karpenter.sh/capacity-type": "spot",
@@ -30,9 +30,9 @@ SPOT = {
 }
 """The labels of spot nodes on EKS, Karpenter, GKE, AKS."""
 SPOT_TAINTS = ("cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority")
-"""Taints by which GKE and AKS keep other pods away from such nodes."""
+"""Taints with which GKE and AKS keep other pods off spot nodes."""
 
-# Without a node's id it is that of the node it runs on. Once Ray's processes there have ended, so has the container, and this with it.
+# Without a node's id, ray drain-node drains its own node. Once Ray's processes there end, the container ends, and this command with it.
 LEAVE = (
     "ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'the pod is being deleted' "
     f"--deadline-remaining-seconds {DRAIN_S} && sleep {DRAIN_S}"
@@ -53,8 +53,8 @@ _JOB = (
 def cluster_file(
     planned: Planned, software: Software, *, cluster: str, image: str | None, job: str | None = None
 ) -> File:
-    """The file. ``image``: one that holds the requirements; None: Ray's own, on which one must be built. ``job``: the command of
-    a RayJob; None: a RayCluster, which stays."""
+    """The manifest. ``image``: an image with the requirements; None: Ray's own, on which the user must build one. ``job``: the command
+    of a RayJob; None: a RayCluster, which stays."""
     spec, groups = _spec(planned, software, image or software.image), _GROUPS
     if job is not None:
         spec = {"entrypoint": job, "shutdownAfterJobFinishes": True, "backoffLimit": 0, "rayClusterSpec": spec}
@@ -165,7 +165,7 @@ def _group(nodes: Nodes, image: str) -> dict[str, Any]:
 
 
 def _container(name: str, image: str, asked: dict[str, str], memory_gib: int) -> dict[str, Any]:
-    """Requests equal limits: Ray would rely on resources that Kubernetes only lends."""
+    """A container whose requests equal its limits: Ray would rely on resources that Kubernetes only lends."""
     resources = asked | {"memory": f"{memory_gib}Gi"}
     return {
         "name": name,
@@ -176,7 +176,7 @@ def _container(name: str, image: str, asked: dict[str, str], memory_gib: int) ->
 
 
 def _pod(container: dict[str, Any], memory_gib: int) -> dict[str, Any]:
-    """A pod with room for the object store: Kubernetes' own /dev/shm has 64 MiB."""
+    """A pod with room for the object store: Kubernetes' default /dev/shm has 64 MiB."""
     shm_mib = math.ceil(memory_gib * 1024 * FOR_SHM)
     return {
         "restartPolicy": "Never",  # a restarted pod would be a node that Ray does not know
@@ -186,11 +186,11 @@ def _pod(container: dict[str, Any], memory_gib: int) -> dict[str, Any]:
 
 
 def _where(nodes: Nodes) -> dict[str, Any]:
-    """On spot nodes only, or on none. The label of a spot node depends on who runs Kubernetes: any one of them counts."""
+    """Node affinity: spot nodes only, or no spot nodes. The label of spot nodes depends on the provider, so any of them counts."""
     labels = [
         {"key": key, "operator": "In" if nodes.spot else "NotIn", "values": [value]} for key, value in SPOT.items()
     ]
-    # Of terms one must hold, of a term's expressions all.
+    # One term must hold, with all its expressions.
     return {
         "nodeSelectorTerms": [{"matchExpressions": [label]} for label in labels]
         if nodes.spot

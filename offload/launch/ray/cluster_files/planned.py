@@ -1,4 +1,4 @@
-"""A plan's recommendation as a cluster file needs it: nodes with GPUs, and nodes that only preprocess."""
+"""A plan's recommendation in the form for cluster files: nodes with GPUs, and nodes that only preprocess."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """Nodes of one type, one or more. ``spot``: whether they are planned on spot capacity."""
+    """One or more nodes of one type. ``spot``: whether they are planned on spot capacity."""
 
     kind: NodeType
     count: int
@@ -27,9 +27,9 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The nodes for workers, those that only preprocess (or None), and what the plan expects of them together.
+    """The worker nodes, the nodes that only preprocess (or None), and their expected rate and price.
 
-    ``usd_per_hour`` is at the prices that the plan was made with: spot prices for the nodes that ``priced_as_spot`` names.
+    ``usd_per_hour`` uses the prices of the plan: spot prices for the nodes that ``priced_as_spot`` names.
     """
 
     gpu: Nodes
@@ -40,7 +40,7 @@ class Planned:
 
     @property
     def groups(self) -> tuple[Nodes, ...]:
-        """Nodes with GPUs first."""
+        """The groups, with GPU nodes first."""
         return (self.gpu,) if self.cpu is None else (self.gpu, self.cpu)
 
     @property
@@ -56,7 +56,7 @@ class Planned:
 
     @property
     def count(self) -> int:
-        """All nodes together."""
+        """The number of all nodes."""
         return sum(group.count for group in self.groups)
 
     def __str__(self) -> str:
@@ -64,10 +64,10 @@ class Planned:
 
 
 def planned(plan: Plan, catalog: Catalog, source: str, spot: Spot | None = None) -> Planned:
-    """A plan's recommendation. ``spot``: the nodes on spot capacity, in place of the plan's choice.
+    """A plan's recommendation. ``spot``: the nodes on spot capacity, instead of the plan's choice.
 
-    Raises ConfigError for instance types that the catalog lacks or no label can carry, and for a shape other than one type with
-    GPUs and at most one without.
+    Raises ConfigError if the catalog lacks an instance type, if a label cannot hold its name, or if the shape is not one type with
+    GPUs and at most one type without.
     """
     best = plan.best
     gpu, cpu = _groups(best.shape, spot or plan.spot, catalog, source)
@@ -96,7 +96,7 @@ def _groups(shape: Mapping[str, int], spot: Spot, catalog: Catalog, source: str)
         named = ", ".join(n.kind.name for n in nodes) or "no nodes"
         raise ConfigError(
             f"{source} recommends {len(gpus)} types of nodes with GPUs and {len(cpus)} without ({named}), and a cluster file "
-            "takes one with and at most one without: make the plan for one type (offload plan --gpu-type ml.g5.xlarge)."
+            "takes one type with and at most one without: make the plan for one type (offload plan --gpu-type ml.g5.xlarge)."
         )
     return gpus[0], cpus[0] if cpus else None
 

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster must hold for a run of this offload: the same Python, Ray and packages as here."""
+"""The software that a cluster's nodes need for a run of this offload: the same Python, Ray and packages as here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offload.launch.requirements import IN_IMAGE, requirements
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """Versions. A job brings offload itself along; what offload imports must be on the nodes."""
+    """The versions of the software. A job uploads offload itself; the nodes must have offload's requirements."""
 
     ray: str
     python: tuple[int, int]
@@ -19,7 +19,7 @@ class Software:
 
     @property
     def image(self) -> str:
-        """Ray's own image of these versions: it holds Ray, but not the requirements."""
+        """Ray's own image with these versions. It has Ray, but not the requirements."""
         major, minor = self.python
         return f"rayproject/ray:{self.ray}-py{major}{minor}-gpu"
 
@@ -30,8 +30,8 @@ class Software:
 
 
 def installed() -> Software:
-    """What is installed here."""
-    # "2.8.0+cpu" is a build for this machine; nodes take the one that their index has for them.
+    """The software that is installed here."""
+    # "2.8.0+cpu" is a build for this machine; nodes take the build that their index offers.
     torch = [f"{package}=={version(package).split('+')[0]}" for package in IN_IMAGE]
     return Software(
         ray=version("ray"),

@@ -1,4 +1,4 @@
-"""A YAML file with comments that say why. PyYAML writes no comments, so each top-level part carries its own."""
+"""YAML files with comments that give reasons. PyYAML writes no comments, so each top-level part carries its own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class File:
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """Write repeated values out, without YAML's anchors: people edit these files."""
+        """Write out repeated values, without YAML anchors: people edit these files."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""The transitions: ``step(state, event) -> (state, actions)``.
+"""The transitions of the state machine, ``step(state, event) -> (state, actions)``.
 
 A change of the workers has four parts, none of which waits: preprocessing leaves the cores that the next workers take
 (:class:`MakingRoom`), the workers commit and end, Ray Train starts the next group (:class:`Committing`), and preprocessing takes the
@@ -56,16 +56,16 @@ from offload.train.driver.fleet.state import (
 )
 from offload.train.messages import TRAIN, News
 
-ROOM_TIMEOUT_S = 60.0  # for the tasks on cores that workers take
-GRANT_S = 900.0  # for nodes to join after the run asked for them
-REFUSED_S = 1800.0  # without new requests, after nodes did not come
-OVERDUE_S = 60.0  # after which the run reports that no worker has started
+ROOM_TIMEOUT_S = 60.0  # time for the tasks on cores that workers take
+GRANT_S = 900.0  # time for nodes to join after the run asked for them
+REFUSED_S = 1800.0  # time without new requests after nodes did not come
+OVERDUE_S = 60.0  # time after which the run reports that no worker has started
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
-    """The state after an event, and the actions to carry out.
+    """Return the state after an event, and the actions to carry out.
 
-    Raises ConfigError if the run can never start: the cluster does not suffice, and nothing can be asked for.
+    Raises ConfigError if the run can never start: the cluster does not suffice and cannot grow.
     """
     if isinstance(state, Starting):
         return _start(state, event)
@@ -89,12 +89,12 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
             raise
         if terms.grows:
             missing = missing_at_start(event.nodes, terms)
-            if not missing:  # nodes are not what is wrong
+            if not missing:  # missing nodes are not the problem
                 raise
             if event.now_s - since_s > terms.nodes_deadline_s:
                 raise ConfigError(
-                    f"the nodes that were asked for did not come within {terms.nodes_deadline_s:.0f} s (nodes_deadline_s): {error} "
-                    "ray status shows what the autoscaler does: a quota may be used up, or the cluster at its largest."
+                    f"the requested nodes did not come within {terms.nodes_deadline_s:.0f} s (nodes_deadline_s): {error} "
+                    "ray status shows the autoscaler's state: a quota may be exhausted, or the cluster at its maximum size."
                 ) from None
             parts = ", ".join(f"{count} × {_in_words(bundle)}" for bundle, count in missing.items())
             beside = f"; other programs hold {event.held}" if event.held else ""
@@ -102,12 +102,12 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
             return dataclasses.replace(state, since_s=since_s), (Ask(missing=missing, hold=True), shown)
         if not event.held:
             raise
-        start_on(event.whole, terms, terms.first)  # raises where the whole cluster would not suffice either
+        start_on(event.whole, terms, terms.first)  # raises if even the whole cluster would not suffice
         return dataclasses.replace(state, since_s=since_s), (
             Show(text=f"waiting for room: other programs hold {event.held}"),
         )
     nodes, told = Nodes.at_start(event.nodes, terms.selection, event.now_s)
-    # Without a range the run keeps the workers that fit at the start, and has fewer only after it lost nodes.
+    # Without a range, the run keeps the workers that fit at the start, and has fewer only after it lost nodes.
     bounds = terms.bounds if terms.chosen else (1, placement.workers)
     used = Counter({n.node_id: cores for n, cores in zip(nodes.usable, placement.cores_by_node, strict=True) if cores})
     fleet = Fleet(
@@ -135,14 +135,14 @@ def _in_words(bundle: Bundle) -> str:
 
 
 class _Turn:
-    """One event: the state that it leads to so far, and the actions."""
+    """The processing of one event: the state so far, and the actions."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self._actions: list[Action] = []
 
     def end(self) -> tuple[Fleet, tuple[Action, ...]]:
-        """The state and the actions. Publishes the orders that follow from the state, where they have changed."""
+        """Return the state and the actions, with a Publish action if the orders that follow from the state have changed."""
         orders = orders_of(self.fleet)
         if orders != self.fleet.published:
             orders = dataclasses.replace(orders, serial=orders.serial + 1)
@@ -160,7 +160,7 @@ class _Turn:
         self.do(Tell(kind=kind, values=values))
 
     def take(self, event: Event) -> None:
-        """Carry out an event."""
+        """Process an event."""
         match event:
             case NewsRead():
                 self._read(event)
@@ -185,7 +185,7 @@ class _Turn:
             case _ as never:
                 assert_never(never)
 
-    # -- what was decided ------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------------
 
     def _resize(self, event: ResizeDecided) -> None:
         if self.fleet.busy:
@@ -193,7 +193,7 @@ class _Turn:
         elif self.fleet.stop:
             self.do(Ignored(event=event, reason="the run is ending"))
         elif not self.fleet.room.may_be(event.split.workers):
-            self.do(Ignored(event=event, reason=f"{event.split.workers} workers are not within what the user allows"))
+            self.do(Ignored(event=event, reason=f"{event.split.workers} workers are outside the user's limits"))
         elif (placement := self.fleet.room.placed(event.split.workers)) is None:
             self.do(Ignored(event=event, reason=f"there is no room for {event.split.workers} workers now"))
         else:
@@ -240,12 +240,12 @@ class _Turn:
         self._watch_start(news)
 
     def _finish(self, phase: Committing) -> None:
-        """The change is over once a group with as many workers as it asks for trains."""
+        """End the change once a group with the wanted number of workers trains."""
         fleet = self.fleet
         if fleet.group.attempt <= fleet.ends_group or not fleet.group.workers:
             return
         if fleet.group.workers != phase.next.workers:
-            # It started just before the orders reached the hub, after a failure, say.
+            # It started just before the orders reached the hub, for example after a failure.
             self._set(ends_group=fleet.group.attempt)
             return
         before = fleet.placement.workers
@@ -329,7 +329,7 @@ class _Turn:
         elif isinstance(phase, Committing):
             self._set(
                 phase=dataclasses.replace(phase, next=placement)
-            )  # its end gives preprocessing the cores that are left
+            )  # its end gives preprocessing the remaining cores
         elif isinstance(phase, MakingRoom) and going_on is not None:
             # The change under way still fits: another node is no reason to start over.
             self._make_room(going_on, split=phase.split, decided=phase.decided, at_once=phase.at_once)
@@ -339,7 +339,7 @@ class _Turn:
             self._take_up(placement)
 
     def _strand(self, *, leaving: bool) -> None:
-        """No number of workers fits. Workers whose nodes are about to leave commit within the notice."""
+        """Wait for nodes: no number of workers fits. Workers whose nodes are about to leave commit within the notice."""
         self._set(phase=Stranded(), ends_group=self.fleet.group.attempt if leaving else self.fleet.ends_group)
 
     def _take_up(self, placement: Placement) -> None:
@@ -348,7 +348,7 @@ class _Turn:
         ended = isinstance(fleet.phase, Stranded | MakingRoom) and fleet.ends_group >= fleet.group.attempt > 0
         fewer = placement.workers < fleet.placement.workers
         if ended or fewer:
-            # After a loss of nodes workers hold cores that preprocessing needs, and may wait for it: they cannot commit first.
+            # After a loss of nodes, workers may hold the cores of preprocessing and wait for data: they cannot commit first.
             self._set(
                 phase=Committing(next=placement, lost=True),
                 ends_group=fleet.group.attempt,
@@ -382,7 +382,7 @@ class _Turn:
     def _room_made(self, event: RoomMade) -> None:
         phase = self.fleet.phase
         if not isinstance(phase, MakingRoom) or phase.reshape != event.number:
-            self.do(Ignored(event=event, reason="the change that needed the room was given up"))
+            self.do(Ignored(event=event, reason="the change that needed the room was abandoned"))
             return
         self._set(
             phase=Committing(next=phase.next, decided=phase.decided),
@@ -401,8 +401,8 @@ class _Turn:
     # -- requests to the cluster -----------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask for missing nodes. While workers start, the run asks for nothing: a request holds new room for a moment, and the workers
-        could need that room."""
+        """Ask for missing nodes. Requests pause while workers start: a request holds new room for a moment, and the workers could need
+        that room."""
         fleet = self.fleet
         stranded = isinstance(fleet.phase, Stranded)
         if not stranded and (fleet.busy or not fleet.group.running):
@@ -417,7 +417,7 @@ class _Turn:
         elif missing and since_s is None:
             since_s = fleet.now_s
         elif since_s is not None and fleet.now_s - since_s >= GRANT_S:
-            # Without any worker the run cannot go on, and keeps asking.
+            # Without a worker, the run cannot go on, and keeps asking.
             since_s = None
             self._tell_not_granted(stranded=stranded)
             refused_until_s = refused_until_s if stranded else fleet.now_s + REFUSED_S

@@ -1,4 +1,4 @@
-"""The events that the state machine takes in, and the actions that it returns."""
+"""The events of the state machine, and the actions that it returns."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ClusterSeen:
 
     Args:
         now_s: the time, in seconds.
-        nodes: alive, without what other programs hold of them.
+        nodes: the nodes that are alive, without the resources that other programs hold.
         leaving: ids of nodes that are alive but will soon be gone.
-        whole: the same nodes with what other programs hold. Matters while the run starts.
-        held: what other programs hold, in words. Matters while the run starts.
+        whole: the same nodes with the resources that other programs hold. Matters while the run starts.
+        held: the resources that other programs hold, in words. Matters while the run starts.
     """
 
     now_s: float
@@ -35,7 +35,7 @@ class ClusterSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class NewsRead:
-    """The hub's news were read."""
+    """The driver has read the hub's news."""
 
     now_s: float
     news: News
@@ -43,14 +43,14 @@ class NewsRead:
 
 @dataclass(frozen=True, kw_only=True)
 class RoomMade:
-    """Preprocessing has left the cores that the :class:`Reshape` of this number took from it, or took too long."""
+    """Preprocessing has left the cores that the :class:`Reshape` with this number took from it, or has timed out."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeDecided:
-    """Another number of workers is worth a restart. ``split``: how they cut global batches."""
+    """Another number of workers is worth a restart. ``split``: their split of global batches."""
 
     split: BatchSplit
 
@@ -86,7 +86,7 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class EntriesFollowed:
-    """The driver has done what it can for this many entries of the schedule of worker counts."""
+    """The driver has followed this many entries of the schedule of worker counts, as far as it can."""
 
     entries: int
 
@@ -124,8 +124,8 @@ class Reshape:
     """Preprocess on these nodes, one core for each mention.
 
     Args:
-        number: rises with each.
-        nodes: their ids.
+        number: a serial number.
+        nodes: the ids of the nodes.
         stores: bytes of object store by node id.
         timeout_s: how long to wait for the tasks on other cores. Above 0, :class:`RoomMade` follows.
     """
@@ -138,7 +138,7 @@ class Reshape:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """Ask the cluster's autoscaler for these, and for nothing else. ``hold``: keep new nodes until all have come."""
+    """Ask the cluster's autoscaler for these bundles, and nothing else. ``hold``: keep new nodes until all have come."""
 
     missing: Mapping[Bundle, int]
     hold: bool = False
@@ -154,7 +154,7 @@ class Tell:
 
 @dataclass(frozen=True, kw_only=True)
 class TellNotStarted:
-    """Tell the user that no worker has started for ``after_s`` seconds, and what of their needs is free."""
+    """Tell the user that no worker has started for ``after_s`` seconds, and how much of the needed resources is free."""
 
     workers: int
     after_s: float

@@ -1,4 +1,4 @@
-"""Selects the cluster's nodes that a run may use: those that are alive, stay, and are reliable."""
+"""Select the cluster's nodes that a run may use: those that are alive, stay, and are reliable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from offload.train.driver.fleet.messages import Tell
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The usable nodes have changed: names of the nodes that left, are about to leave, and joined."""
+    """A change of the usable nodes: the names of nodes that left, are about to leave, or joined."""
 
     left: tuple[str, ...]
     leaving: tuple[str, ...]
@@ -32,13 +32,13 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What makes a node usable.
+    """The criteria for usable nodes.
 
     Args:
-        worker: what each worker reserves.
-        most: workers that there may be.
+        worker: the resources that each worker reserves.
+        most: the most workers.
         mixed: whether workers may train on several kinds of GPU at once.
-        asked: the kind of GPU to train on; None: the one that holds the most workers.
+        asked: the kind of GPU to train on; None: the kind that holds the most workers.
     """
 
     worker: WorkerResources
@@ -52,15 +52,15 @@ class Nodes:
     """The cluster's nodes as a run knows them.
 
     Args:
-        selection: what makes a node usable.
-        alive: all of the cluster.
-        usable: the nodes that the run may use, with GPUs of one kind and room for the processes that their memory holds.
+        selection: the criteria for usable nodes.
+        alive: all nodes of the cluster.
+        usable: the nodes that the run may use, with GPUs of one kind and room for the processes that fit in their memory.
         gpu_type: the kind of GPU to train on; None: any.
         noticed: ids of nodes under notice. Notices are never taken back.
         failing: ids of nodes on which workers failed repeatedly.
-        flapping: addresses of machines that were lost too often.
-        losses: when machines were lost.
-        since: when each node was seen first, in seconds.
+        flapping: addresses of machines that the run lost too often.
+        losses: the times at which machines were lost.
+        since: the time at which each node was first seen, in seconds.
     """
 
     selection: Selection
@@ -75,7 +75,7 @@ class Nodes:
 
     @classmethod
     def at_start(cls, nodes: Sequence[NodeResources], selection: Selection, now_s: float) -> tuple[Nodes, list[Tell]]:
-        """The nodes of a run that begins, and what users should know of them."""
+        """The nodes at the start of a run, and messages to the user about them."""
         gpu_type = _gpu_type(nodes, selection, None)
         usable = within_memory(nodes_for(nodes, gpu_type))
         since = {node.node_id: now_s for node in nodes}
@@ -84,7 +84,7 @@ class Nodes:
 
     @property
     def without_workers(self) -> tuple[str, ...]:
-        """Ids of the nodes that should hold no worker, although they could."""
+        """The ids of the nodes that could hold a worker but should not."""
         usable = {node.node_id: node for node in self.usable}
         return tuple(
             node.node_id
@@ -94,7 +94,7 @@ class Nodes:
 
     @property
     def needed_gpu_type(self) -> str | None:
-        """The kind that further nodes for workers must have; None if any node would do."""
+        """The kind of GPU that further worker nodes must have; None if any kind will do."""
         several = self.selection.asked is not None or len(gpu_types(self.alive, self.selection.worker)) > 1
         return self.gpu_type if several and self.gpu_type != UNKNOWN_GPU else None
 
@@ -109,7 +109,7 @@ class Nodes:
         now_s: float,
         process_bytes: float = PROCESS_BYTES,
     ) -> tuple[Nodes, Change | None, list[Tell]]:
-        """Follow the cluster. The change is None where the usable nodes are the same.
+        """Follow the cluster. The change is None if the usable nodes are the same.
 
         Args:
             alive: the cluster's nodes now.
@@ -118,7 +118,7 @@ class Nodes:
             used: ids of nodes that work for the run.
             enough: whether training can go on with these nodes alone. The last such node is never excluded.
             now_s: the time, in seconds.
-            process_bytes: the most memory that a preprocessing process was seen to hold.
+                process_bytes: the largest memory measured in a preprocessing process.
         """
         nodes = self._with_losses(alive, used, now_s)
         nodes = dataclasses.replace(nodes, alive=tuple(alive), noticed=nodes.noticed | set(leaving))
@@ -146,8 +146,8 @@ class Nodes:
         return dataclasses.replace(self, losses=self.losses.with_lost(unannounced, now_s), since=since)
 
     def _has_a_sibling(self, lost: NodeResources) -> bool:
-        """Whether another node was at its address before it: several nodes at one address are no machine that comes and goes. One
-        that came after it may be the same machine, started again before its loss was noticed."""
+        """Whether another node was at its address before it: ignore co-located nodes when counting flaps. A later node may be the same
+        machine, restarted before the run noticed its loss."""
         since = self.since.get(lost.node_id, 0.0)
         others = [node for node in self.alive if node.name == lost.name and node.node_id != lost.node_id]
         return any(self.since.get(node.node_id, 0.0) <= since for node in others)
@@ -156,7 +156,7 @@ class Nodes:
         self, failing: Collection[str], enough: Callable[[Sequence[NodeResources]], bool], now_s: float
     ) -> tuple[Nodes, list[Tell]]:
         flapping = self.losses.flapping(now_s)
-        nodes = dataclasses.replace(self, flapping=self.flapping & flapping)  # those that were forgotten may come again
+        nodes = dataclasses.replace(self, flapping=self.flapping & flapping)  # forgotten machines may come again
         told: list[Tell] = []
         failed = [node for node in nodes.alive if node.node_id in failing and node.node_id not in nodes.failing]
         if nodes._can_spare(failed, enough):
@@ -179,7 +179,7 @@ class Nodes:
 
 
 def _gpu_type(nodes: Sequence[NodeResources], selection: Selection, before: str | None) -> str | None:
-    """The kind of GPU to train on; where there is none at all, the one before."""
+    """The kind of GPU to train on; the previous kind if no node has GPUs now."""
     if selection.mixed:
         return None
     return selection.asked or one_gpu_type(nodes, selection.worker, selection.most, before) or before
@@ -190,7 +190,7 @@ def _excluded_because(nodes: Sequence[NodeResources], reason: str) -> Tell:
 
 
 def _short_of_memory(before: Sequence[NodeResources], now: Sequence[NodeResources], process_bytes: float) -> list[Tell]:
-    """Names the nodes whose memory lets fewer of their cores preprocess than ``before``."""
+    """Messages about nodes whose memory lets fewer cores preprocess than ``before``."""
     room = {node.node_id: node.process_room for node in before}
     short = [node for node in now if node.process_room < room.get(node.node_id, math.inf)]
     if not short:

@@ -1,4 +1,4 @@
-"""Finds where workers and cores fit, their price, and what the cluster would have to add. Pure."""
+"""Find where workers and cores fit, their price, and the nodes that the cluster would have to add. Pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Terms:
     """The user's terms, fixed for a run.
 
     Args:
-        worker: what each worker reserves.
-        bounds: least and most workers.
-        first: the same for the first worker group, which a schedule may limit.
-        allowed: whether a count may be used at all.
+        worker: the resources that each worker reserves.
+        bounds: the least and the most workers.
+        first: the bounds of the first worker group, which a schedule may limit.
+        allowed: whether a worker count is allowed at all.
         chosen: whether decisions choose the count; otherwise it only follows the cluster.
-        grows: whether the run asks the cluster for nodes for workers.
-        cores: least and most cores that preprocess, where the run asks the cluster for them; None: all that there are.
+        grows: whether the run asks the cluster for worker nodes.
+        cores: the least and the most cores that preprocess, if the run asks the cluster for them; None: all cores.
         mixed_gpus: whether workers may train on several kinds of GPU at once.
-        gpu_type: the kind to train on; None: the one that holds the most workers.
+        gpu_type: the kind of GPU to train on; None: the kind that holds the most workers.
         usd_per_hour: known prices of instance types.
         nodes_deadline_s: how long the run waits for nodes before it starts.
     """
@@ -48,7 +48,7 @@ class Terms:
 
     @property
     def selection(self) -> Selection:
-        """Which nodes can be used on these terms."""
+        """The criteria for usable nodes on these terms."""
         return Selection(worker=self.worker, most=self.bounds[1], mixed=self.mixed_gpus, asked=self.gpu_type)
 
     @property
@@ -59,18 +59,18 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The nodes that a run may use, and how its cores lie on them.
+    """The nodes that a run may use, and the distribution of its cores over them.
 
     Args:
-        terms: what the user allows.
-        bounds: least and most workers.
-        nodes: of the cluster.
+        terms: the user's terms.
+        bounds: the least and the most workers.
+        nodes: the usable nodes of the cluster.
         core_cpus: ``num_cpus`` of a preprocessing core.
-        used: cores that preprocess, by node id.
-        speeds: how fast each node's cores are, by node id, relative to each other.
+        used: the number of cores that preprocess, by node id.
+        speeds: the relative speed of each node's cores, by node id.
         usd_per_core: dollars per hour of a core on a node that only preprocesses; None: unknown.
-        grows: whether the cluster would add nodes for workers now.
-        elastic: whether it would add cores.
+        grows: whether the cluster would add worker nodes now.
+        elastic: whether the cluster would add cores.
     """
 
     terms: Terms
@@ -88,11 +88,11 @@ class Room:
         return self.bounds[0] <= workers <= self.bounds[1] and self.terms.allowed(workers)
 
     def placed(self, workers: int) -> Placement | None:
-        """So many workers on these nodes; None if they do not fit."""
+        """The placement of this many workers on these nodes; None if they do not fit."""
         return placed(self.nodes.usable, self.terms.worker, workers)
 
     def most(self, workers: int) -> Placement | None:
-        """The most workers up to this number that fit; None if not even the least number fits."""
+        """The placement of as many workers as fit, up to this number; None if not even the least number fits."""
         try:
             within = self.bounds[0], min(self.bounds[1], workers)
             return place_most(self.nodes.usable, self.terms.worker, within, self.terms.allowed)
@@ -108,16 +108,16 @@ class Room:
         return True
 
     def node_ids(self, cores_by_node: Sequence[int]) -> tuple[str, ...]:
-        """The nodes' ids, each as often as it has cores."""
+        """The nodes' ids, each repeated once per core."""
         counts = zip(self.nodes.usable, cores_by_node, strict=True)
         return tuple(node.node_id for node, count in counts for _ in range(count))
 
     def stores(self) -> dict[str, float]:
-        """Bytes of object store, by node id."""
+        """The sizes of the object stores in bytes, by node id."""
         return {node.node_id: node.store_bytes for node in self.nodes.usable}
 
     def cores_by_node(self, placement: Placement, cores_goal: int | None, workers_goal: int) -> tuple[int, ...]:
-        """How many cores of each node preprocess beside these workers, for the wanted numbers of cores and workers."""
+        """The number of cores of each node that preprocess beside these workers, for the wanted numbers of cores and workers."""
         nodes = self.nodes.usable
         spare = [
             self.terms.grows and self.terms.worker.trains_on(node) and not held
@@ -127,14 +127,14 @@ class Room:
             return on_fewest_nodes(placement, cores_goal, [self.used[node.node_id] for node in nodes], spare)
         if workers_goal > placement.workers:
             return placement.cores_by_node
-        # A node for workers that holds none is released, so that the cluster can take it back.
+        # An idle worker node is released, so that the cluster can remove it.
         return tuple(0 if idle else cores for cores, idle in zip(placement.cores_by_node, spare, strict=True))
 
     # -- options ---------------------------------------------------------------------------------------------------
 
     def options(self, placement: Placement, cores_goal: int | None, *, stranded: bool) -> list[Option]:
-        """The counts that fit, and those that would fit on requested nodes; only the present one if decisions do not choose
-        counts."""
+        """The worker counts that fit, and those that would fit on requested nodes; only the present count if decisions do not choose
+        it."""
         least, most = self.bounds if self.terms.chosen else (placement.workers, placement.workers)
         found: list[Option] = []
         new = 0
@@ -152,7 +152,7 @@ class Room:
     def _nodes_for(
         self, workers: int, least_new: int, placement: Placement, *, stranded: bool
     ) -> tuple[NodeResources, ...] | None:
-        """The nodes with room for this many workers: the present ones, or these and at least ``least_new`` more like them."""
+        """Nodes with room for this many workers: the present nodes, or these and at least ``least_new`` more of the same kind."""
         nodes = self.nodes.usable
         if stranded or self.placed(workers) is not None or not self.grows:
             return nodes
@@ -169,10 +169,10 @@ class Room:
     def _cores_with(
         self, nodes: Sequence[NodeResources], placement: Placement, now: Placement, cores_goal: int | None
     ) -> float:
-        """The cores that would preprocess beside these workers, in cores as fast as the present ones are in the mean."""
+        """The cores that would preprocess beside these workers, in cores of the present mean speed."""
         limits = self.terms.cores
         if self.elastic and limits is not None:
-            # They come and go with what the workers need, one as much as the other.
+            # The cores scale with the workers, since every worker needs as much.
             each = (cores_goal or 0) / max(now.workers, 1)
             return float(min(max(math.ceil(each * placement.workers), limits[0]), limits[1]))
         used = [self.used[node.node_id] for node in nodes]
@@ -192,10 +192,10 @@ class Room:
             return None
         return sum(price for price, _ in held if price is not None) + beside * (self.usd_per_core or 0.0)
 
-    # -- what the cluster would have to add ------------------------------------------------------------------------
+    # -- missing nodes ---------------------------------------------------------------------------------------------
 
     def missing(self, placement: Placement | None, cores_goal: int | None, workers_goal: int) -> dict[Bundle, int]:
-        """What this many cores and workers need beyond the present nodes, with these workers placed."""
+        """The bundles that this many cores and workers need beyond the present nodes, with these workers placed."""
         cores = 0 if placement is None else placement.cores
         workers = 0
         if self.terms.grows:
@@ -209,9 +209,9 @@ class Room:
 
 
 def start_on(nodes: Sequence[NodeResources], terms: Terms, bounds: tuple[int, int]) -> Placement:
-    """The most workers within ``bounds`` on these nodes.
+    """The placement of the most workers within ``bounds`` on these nodes.
 
-    Raises ConfigError if they do not fit, or the kind of GPU that the user asked for is not there.
+    Raises ConfigError if they do not fit, or the requested kind of GPU is missing.
     """
     kinds = sorted({node.gpu_type or "unknown" for node in nodes if node.gpus})
     if terms.gpu_type is not None and terms.gpu_type not in kinds:
@@ -224,7 +224,7 @@ def start_on(nodes: Sequence[NodeResources], terms: Terms, bounds: tuple[int, in
 
 
 def missing_at_start(nodes: Sequence[NodeResources], terms: Terms) -> dict[Bundle, int]:
-    """What the least number of workers, and of cores beside them, need beyond these nodes."""
+    """The bundles that the least number of workers, and of cores beside them, need beyond these nodes."""
     workers = terms.least_allowed or 1
     fitting = [(0, 0)]
     for count in range(1, workers + 1):
@@ -247,7 +247,7 @@ def _worker_bundle(worker: WorkerResources, gpu_type: str | None) -> Bundle:
 
 
 def placed(nodes: Sequence[NodeResources], worker: WorkerResources, workers: int) -> Placement | None:
-    """So many workers on these nodes; None if they do not fit."""
+    """The placement of this many workers on these nodes; None if they do not fit."""
     try:
         return place_workers(nodes, worker, (workers, workers))
     except ConfigError:
@@ -263,9 +263,9 @@ def task_cpus(nodes: Sequence[NodeResources], worker: WorkerResources, bounds: t
 def place_most(
     nodes: Sequence[NodeResources], worker: WorkerResources, bounds: tuple[int, int], allowed: Callable[[int], bool]
 ) -> Placement:
-    """The largest allowed count within ``bounds`` that fits.
+    """The placement of the largest allowed worker count within ``bounds`` that fits.
 
-    Raises ConfigError if none of them fits, or none is allowed.
+    Raises ConfigError if no count fits, or none is allowed.
     """
     counts = [count for count in range(bounds[0], bounds[1] + 1) if allowed(count)]
     if not counts:
@@ -283,8 +283,7 @@ def place_most(
 def usd_per_hour(
     nodes: Sequence[NodeResources], worker: WorkerResources, placement: Placement, prices: Mapping[str, float]
 ) -> float | None:
-    """Dollars per hour of the nodes that a placement needs: all but those that are there for workers and hold none. None where
-    the price of one is unknown."""
+    """Dollars per hour of the nodes that a placement needs: all except idle worker nodes. None if the price of one is unknown."""
     by_node = zip(nodes, placement.held, strict=True)
     needed = [node for node, held in by_node if held or not worker.trains_on(node)]
     known = [prices.get(node.instance_type or "") for node in needed]
@@ -292,7 +291,7 @@ def usd_per_hour(
 
 
 def usd_per_core(nodes: Nodes, terms: Terms) -> float | None:
-    """Dollars per hour of a core on the nodes that only preprocess, in the mean; None if no price is known."""
+    """The mean price, in dollars per hour, of a core on the nodes that only preprocess; None if no price is known."""
     only = [node for node in nodes.usable if not terms.worker.trains_on(node) and node.cpus >= 1]
     priced = [(terms.usd_per_hour.get(n.instance_type or ""), min(n.cpus, n.process_room)) for n in only]
     each = [price / cpus for price, cpus in priced if price is not None]

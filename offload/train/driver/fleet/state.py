@@ -1,4 +1,4 @@
-"""The states of a run's intent, and the orders that follow from one."""
+"""The states of a run, and the orders that follow from a state."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from offload.train.driver.fleet.nodes import Nodes
 from offload.train.driver.fleet.room import Room, Terms
 from offload.train.messages import Orders
 
-FIRST_RESTART_S = 15.0  # what a change of the worker count is expected to cost before one was measured
+FIRST_RESTART_S = 15.0  # the assumed cost of a change of the worker count before the first measurement
 
 
 @dataclass(frozen=True, kw_only=True)
 class Starting:
-    """Before anything runs: the run waits for nodes, or for room that other programs hold.
+    """The state before anything runs: the run waits for nodes, or for room that other programs hold.
 
     Args:
-        terms: what the user allows.
-        since_s: when it began to wait; None before its first look at the cluster.
+        terms: the user's terms.
+        since_s: the time at which it began to wait; None before its first look at the cluster.
     """
 
     terms: Terms
@@ -33,7 +33,7 @@ class Starting:
 
 @dataclass(frozen=True)
 class Steady:
-    """The workers train, or start, as they are wanted."""
+    """The wanted workers train or start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class MakingRoom:
     """Preprocessing leaves the cores that the next workers take.
 
     Args:
-        next: where these go.
+        next: the placement of the next workers.
         reshape: the number of the :class:`Reshape` that makes the room.
-        split: how they cut global batches; None: as the present ones, carried over.
-        decided: whether their number was decided on; otherwise it follows the cluster.
+        split: the next workers' split of global batches; None: the present split, carried over.
+        decided: whether a decision chose their number; otherwise it follows the cluster.
         at_once: whether the present workers commit meanwhile: their nodes are about to leave.
     """
 
@@ -60,9 +60,9 @@ class Committing:
     """The workers commit and end, and the next group starts.
 
     Args:
-        next: where that goes.
-        decided: whether its number was decided on.
-        lost: whether the present workers have lost nodes: they end without a commit.
+        next: the placement of the next group.
+        decided: whether a decision chose its number of workers.
+        lost: whether the present workers have lost nodes: they then end without a commit.
     """
 
     next: Placement
@@ -80,8 +80,8 @@ Phase = Steady | MakingRoom | Committing | Stranded
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The newest worker group, as the hub knows it: its attempt, its workers (0 before its first step), whether it runs, its nodes, and how
-    many groups have failed."""
+    """The newest worker group, as the hub knows it: its attempt, its workers (0 before its first step), whether it runs, its nodes, and
+    the number of failed groups."""
 
     attempt: int = 0
     workers: int = 0
@@ -92,7 +92,8 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the run asked the cluster for: how many bundles, since when, and until when it asks no more because nothing came."""
+    """The run's request to the cluster: the number of bundles, its start, and the time until which the run asks no more because nothing
+    came."""
 
     bundles: int = 0
     since_s: float | None = None
@@ -101,7 +102,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """What a change of the worker count costs, in seconds without steps, and the times of the one that is being measured."""
+    """The cost of a change of the worker count, in seconds without steps, and the times of the change under measurement."""
 
     cost_s: float = FIRST_RESTART_S
     stopped_at: float = 0.0
@@ -110,7 +111,7 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A start of workers that the driver watches: since when, after which attempt and failures, and whether the user knows."""
+    """A start of workers that the driver watches: its time, the attempt and failures before it, and whether the user knows."""
 
     since_s: float
     attempt: int = 0
@@ -123,25 +124,25 @@ class Fleet:
     """A run under way.
 
     Args:
-        terms: what the user allows.
-        bounds: least and most workers.
+        terms: the user's terms.
+        bounds: the least and the most workers.
         core_cpus: ``num_cpus`` of a preprocessing core.
         now_s: the time of the newest event that has one.
-        phase: of a change.
-        placement: of the workers that train, or that start next.
-        workers_goal: workers for which there should be room.
-        cores_goal: cores that should preprocess; None: all that there are.
-        nodes: of the cluster.
-        used: cores that preprocess, by node id.
-        reshapes: how often that changed.
-        speeds: how fast each node's cores are, by node id.
+        phase: the phase of a change.
+        placement: the placement of the workers that train, or that start next.
+        workers_goal: the number of workers for which there should be room.
+        cores_goal: the number of cores that should preprocess; None: all cores.
+        nodes: the nodes of the cluster.
+        used: the number of cores that preprocess, by node id.
+        reshapes: the number of changes of ``used``.
+        speeds: the relative speed of each node's cores, by node id.
         usd_per_core: dollars per hour of a core on a node that only preprocesses, as last known.
         failing: ids of nodes on which workers failed repeatedly.
-        process_bytes: the most memory that a preprocessing process was seen to hold.
+        process_bytes: the largest memory measured in a preprocessing process.
         group: the newest worker group.
-        request: what the run asked the cluster for.
-        restart: what a change costs.
-        start: the start of workers that is being watched.
+        request: the request to the cluster.
+        restart: the cost of a change.
+        start: the start of workers that the driver watches.
         ends_group, without_commit, stop, split, learned, entries_followed, failures_seen: see :class:`Orders`.
         published: the newest orders.
     """
@@ -181,29 +182,29 @@ class Fleet:
 
     @property
     def workers(self) -> int:
-        """Workers of the next group; 0: none may start at present."""
+        """The number of workers of the next group; 0: none may start at present."""
         if isinstance(self.phase, Stranded) or (isinstance(self.phase, MakingRoom) and self.phase.at_once):
             return 0
         return self.phase.next.workers if isinstance(self.phase, Committing) else self.placement.workers
 
     @property
     def cores(self) -> int:
-        """Cores that preprocess."""
+        """The number of cores that preprocess."""
         return self.used.total()
 
     @property
     def in_use(self) -> frozenset[str]:
-        """Ids of the nodes that work for the run."""
+        """The ids of the nodes that work for the run."""
         return frozenset(node for node, cores in self.used.items() if cores) | frozenset(self.group.nodes)
 
     @property
     def refused(self) -> bool:
-        """Whether nodes were asked for lately and did not come."""
+        """Whether the run recently asked for nodes that did not come."""
         return self.now_s < self.request.refused_until_s
 
     @property
     def room(self) -> Room:
-        """Where workers and cores fit now."""
+        """The room for workers and cores now."""
         return Room(
             terms=self.terms,
             bounds=self.bounds,
@@ -217,7 +218,7 @@ class Fleet:
         )
 
     def next_nodes(self) -> tuple[str, ...]:
-        """Ids of the nodes where the workers of the next group go, each as often as it holds one."""
+        """The ids of the nodes for the next group's workers, each repeated once per worker."""
         phase = self.phase
         placement = phase.next if isinstance(phase, MakingRoom | Committing) else self.placement
         return self.room.node_ids(placement.held)
@@ -231,7 +232,7 @@ class Fleet:
         return self.room.options(self.placement, self.cores_goal, stranded=isinstance(self.phase, Stranded))
 
     def cores_by_node(self, placement: Placement) -> tuple[int, ...]:
-        """How many cores of each usable node preprocess beside these workers."""
+        """The number of cores of each usable node that preprocess beside these workers."""
         return self.room.cores_by_node(placement, self.cores_goal, self.workers_goal)
 
 
@@ -239,7 +240,7 @@ State = Starting | Fleet
 
 
 def orders_of(fleet: Fleet) -> Orders:
-    """The orders that follow from a state, with the serial of those before. All orders of a run are made here."""
+    """The orders that follow from a state, with the serial of the previous orders. All orders of a run come from here."""
     return Orders(
         serial=fleet.published.serial,
         workers=fleet.workers,

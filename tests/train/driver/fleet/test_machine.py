@@ -263,8 +263,8 @@ def test_workers_that_do_not_start_are_reported_once_with_what_is_free() -> None
     run.conductor._free = lambda: {"a": {"CPU": 1.0, "GPU": 1.0}, "b": {"CPU": 0.5}}
     assert [len(late(run, now_s)) for now_s in (2.0, OVERDUE_S - 1, OVERDUE_S, OVERDUE_S + 2)] == [0, 0, 1, 1]
     assert sentence("not_started", run.events("not_started")[0]) == (
-        "no worker has started for 60 s: they need 1 × (1 CPU and 1 GPU), and 1.5 CPU and 1 GPU of the cluster are free. Either they "
-        "are slow to start, or other programs hold their room: then training begins when those end"
+        "no worker has started for 60 s: they need 1 × (1 CPU and 1 GPU), and 1.5 CPU and 1 GPU of the cluster are free. They "
+        "may be starting slowly, or other programs hold the resources; training then begins when those end"
     )
     # They start, fail, and find no room again: the user hears of that, too.
     late(run, 100.0, attempts=1, running=True)
