@@ -115,9 +115,12 @@ class Run:
         if held := self.cluster.held_of_all():
             self.log.tell("others_hold", held=held)
         threads = FEED_THREADS + 4 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
-        actor = on_this_node(ray.remote(Hub), max_concurrency=threads, enable_task_events=False).remote(
-            self.streams, cores, len(self.cluster.nodes)
-        )
+        actor = on_this_node(
+            ray.remote(Hub),
+            max_concurrency=threads,
+            enable_task_events=False,
+            runtime_env=dict(cores.runtime_env) or None,
+        ).remote(self.streams, cores, len(self.cluster.nodes))
         hub = HubClient(actor)
         conductor = Conductor(
             self.fleet, self._first_actions, hub=hub, requests=NodeRequests(), tell=self.log.tell, free=free_resources
