@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.helpers import write_jpegs
+from tests.helpers import RAY_STARTS_NOTHING_AHEAD, write_jpegs
 
 LOGICAL_CPUS = 4
 
@@ -19,7 +19,8 @@ LOGICAL_CPUS = 4
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Raylets that tests start by hand, as those of a run of this machine alone, start no idle Python processes ahead.
-os.environ.setdefault("RAY_enable_worker_prestart", "0")
+for name, value in RAY_STARTS_NOTHING_AHEAD.items():
+    os.environ.setdefault(name, value)
 
 # No test fails because the machine is slow, nor because continuous integration happened on an example that nobody has seen: there
 # examples are the same each time. Elsewhere, and in `make soak`, they are new ones.

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offload.preload import NONE_AHEAD
 from offload.testing import unavailable
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "tests" / "programs"
 """Scripts that tests run in processes of their own."""
 DATA = ROOT / "tests" / "data"
+RAY_STARTS_NOTHING_AHEAD = {f"RAY_{name}": str(int(value)) for name, value in NONE_AHEAD.items()}
+"""The environment of raylets that start no idle Python processes, which would cost a second of CPU time each."""
 
 
 def plan_document(*shapes: dict[str, Any], **changed: Any) -> dict[str, Any]:

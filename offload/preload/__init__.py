@@ -25,6 +25,8 @@ ALWAYS = (
 # Imported ahead if the driver imported them, too: a script that does not use them need not have them.
 IF_USED = ("torchvision", "torchvision.transforms.v2", "timm", "cv2", "simplejpeg", "PIL.Image", "pandas", "scipy")
 SWITCH = "OFFLOAD_PRELOAD"
+NONE_AHEAD = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
+"""Ray's settings that keep it from starting Python processes ahead, one per core: those of a run are forked, so these would stay idle."""
 # Each of these sets another Python than this one.
 OTHER_PYTHON = ("py_executable", "pip", "uv", "conda", "container", "image_uri")
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from offload.errors import RunError
 from offload.machine import memory_limit, usable_cores
+from offload.preload import NONE_AHEAD
 
 if TYPE_CHECKING:
     import psutil  # functions import it themselves at run time: it may not be installed yet
@@ -92,6 +93,7 @@ class NodeSpec:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **{f"RAY_{name}": str(int(value)) for name, value in NONE_AHEAD.items()},
             "PYTHONPATH": os.pathsep.join(filter(None, [str(self.folder), os.environ.get("PYTHONPATH")])),
             "GLOO_SOCKET_IFNAME": self.interface,
             "NCCL_SOCKET_IFNAME": self.interface,

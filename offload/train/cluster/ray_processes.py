@@ -30,15 +30,14 @@ import ray._private.utils
 import ray._private.worker
 
 from offload.interrupts import HELD
-from offload.preload import minimal_agent, setup_worker
+from offload.preload import NONE_AHEAD, minimal_agent, setup_worker
 from offload.train.cluster.reaper import MARK, end_marked
 
 RECONNECT = "gcs_rpc_server_reconnect_timeout_s"  # Ray's setting for how long processes look for a lost control process
 AWAY_S = 10.0  # our value; Ray's own minute is for clusters that restart their control process
 SYSTEM_CONFIG = {
     RECONNECT: int(AWAY_S),
-    # Python processes that Ray starts ahead, one per core, would stay idle: those of a run start with their imports done.
-    "enable_worker_prestart": False,
+    **NONE_AHEAD,
 }
 REACH_S = 2.0
 LOOK_S = 1.0

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from offload.testing import Hosts, HostSpec
-from tests.helpers import ROOT, require_hosts
+from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
 
@@ -132,7 +132,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             num_cpus={"head": 2, "node": 2},
             dashboard=True,
             # As on a host whose environment is activated. The job brings offload: it is not on these hosts' PYTHONPATH.
-            env={"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": ""},
+            env={
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+                "PYTHONPATH": "",
+                **RAY_STARTS_NOTHING_AHEAD,
+            },
             extra_args={"head": ["--dashboard-host=0.0.0.0", f"--dashboard-port={DASHBOARD}"]},
         )
         token = {name: hosts["head"].env[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}

@@ -39,11 +39,12 @@ def test_ray_is_told_all_of_it() -> None:
     assert len(set(ports)) == len(ports)
 
 
-def test_the_token_is_named_by_its_file_and_workers_meet_on_the_jobs_interface() -> None:
+def test_the_token_is_named_by_its_file_no_process_starts_ahead_and_workers_meet_on_the_jobs_interface() -> None:
     environment = replace(SPEC, interface="ens5").environment()
     assert environment["RAY_AUTH_MODE"] == "token"
     assert environment["RAY_AUTH_TOKEN_PATH"] == "/opt/ml/code/.offload-token"
     assert "RAY_AUTH_TOKEN" not in environment
+    assert environment["RAY_enable_worker_prestart"] == environment["RAY_prestart_worker_first_driver"] == "0"
     assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "ens5"
 
 

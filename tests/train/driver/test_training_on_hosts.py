@@ -18,7 +18,7 @@ from offload.report.run_dir import read_lines
 from offload.testing import Hosts, HostSpec
 from offload.testing.history import each_pass, read_history
 from offload.testing.netns import Host, HostProcess
-from tests.helpers import ROOT, require_hosts
+from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
@@ -88,7 +88,7 @@ def test_a_worker_that_takes_a_core_of_its_host_finds_it_free(tmp_path: Path) ->
         hosts.start_ray(
             head="gpu-1",
             num_cpus={"gpu-1": 2, "cpu-1": 2},
-            env={"PYTHONPATH": str(ROOT)},
+            env={"PYTHONPATH": str(ROOT), **RAY_STARTS_NOTHING_AHEAD},
             extra_args={"gpu-1": ['--resources={"gpu_slot": 1}']},
         )
         ran = hosts["gpu-1"].run(
@@ -165,7 +165,7 @@ def test_processes_may_be_killed_and_the_run_is_correct(tmp_path: Path, last: st
     with Hosts(specs) as hosts:
         place = ["--resources", json.dumps({"place": 1})]  # a worker each
         hosts.start_ray(
-            head="gpu-1", num_cpus={"gpu-1": 2, "cpu-1": 2}, env={"PYTHONPATH": str(ROOT)},
+            head="gpu-1", num_cpus={"gpu-1": 2, "cpu-1": 2}, env={"PYTHONPATH": str(ROOT), **RAY_STARTS_NOTHING_AHEAD},
             extra_args=dict.fromkeys(specs, place),
         )  # fmt: skip
 
