@@ -58,7 +58,7 @@ def check_size(folder: Path, files: Mapping[str, Path], most_bytes: int, remedy:
     total = sum(sizes.values())
     if total > most_bytes:
         raise ConfigError(
-            f"{folder} holds {total / 2**20:,.0f} MiB to upload with the script, at most {most_bytes >> 20} MiB are allowed: {remedy}. "
+            f"{folder} holds {total / 2**20:,.0f} MiB to upload with the script, and at most {most_bytes >> 20} MiB are allowed: {remedy}. "
             f"Largest: {largest(sizes)}."
         )
 

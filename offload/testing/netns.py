@@ -223,6 +223,10 @@ class Host:
     def alive(self) -> bool:
         return self._init.poll() is None
 
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise HostsError(f"host {self.name} is dead")
+
     def pids(self) -> list[int]:
         """The pids of all the host's processes, as seen from outside."""
         return [process.pid for process in _procfs.in_pid_namespace(self._namespace)]
@@ -242,8 +246,7 @@ class Host:
         stderr: int | IO[Any] | None = None,
     ) -> HostProcess:
         """Start a process in the host, with text streams. `env` is added to the host's environment."""
-        if not self.alive:
-            raise HostsError(f"host {self.name} is dead")
+        self._check_alive()
         command = [
             *("sh", "-c", _JOIN, "sh", *self.accounting.join_files, "--"),
             *(self._pinning()),
@@ -297,6 +300,7 @@ class Host:
 
     def hide(self, package: str) -> None:
         """Make imports of a package fail on this host from now on, as if it were not installed there."""
+        self._check_alive()
         found = importlib.util.find_spec(package)
         for number, place in enumerate((found and found.submodule_search_locations) or ()):
             stand_in = self.folder / "hidden" / f"{package}-{number}"

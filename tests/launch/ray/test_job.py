@@ -182,7 +182,9 @@ def test_links_that_stay_here_are_named(script: Path, tmp_path: Path) -> None:
 def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "READ_BYTES", 3 << 20)
     (script.parent / "data.bin").write_bytes(bytes(4 << 20))
-    assert re.search(r"MiB to upload .* at most 3 MiB are: .* Largest: data.bin \(4.0 MiB\), ", refused(script))
+    assert re.search(
+        r"MiB to upload .* and at most 3 MiB are allowed: .* Largest: data.bin \(4.0 MiB\), ", refused(script)
+    )
     (script.parent / "data.bin").unlink()
     (script.parent / "id_rsa").write_text("x")
     assert "id_rsa looks like a key or a password" in refused(script)
@@ -346,9 +348,9 @@ def test_scripts_that_are_none(script: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--status", "a", "--stop", "a"], "--status is of a job that was launched, and --stop has no effect there"),
-        (["x.py", "--status", "a"], "--status is of a job that was launched, and SCRIPT has no effect there"),
-        (["--stop", "a", "x.py"], "--stop is of a job that was launched, and SCRIPT has no effect there"),
+        (["--status", "a", "--stop", "a"], "--status is for a job that was launched, and --stop has no effect there"),
+        (["x.py", "--status", "a"], "--status is for a job that was launched, and SCRIPT has no effect there"),
+        (["--stop", "a", "x.py"], "--stop is for a job that was launched, and SCRIPT has no effect there"),
         (["--status", "a", "--dry-run"], "and --dry-run has no effect there"),
         (["--stop", "a", "--name", "b"], "and --name has no effect there"),
         (["--status", "a", "--no-wait"], "and --no-wait has no effect there"),
@@ -413,7 +415,7 @@ def test_another_address_is_answered_with_the_one_that_is_meant(script: Path, ad
 
 @pytest.mark.parametrize("address", ["http://", "http://head:port", ""])
 def test_addresses_that_are_none(script: Path, address: str) -> None:
-    assert "--address is" in refused(script, "--address", address)
+    assert "--address must be the address" in refused(script, "--address", address)
 
 
 # --- what is told of what answers -------------------------------------------------------------------------------------
@@ -680,7 +682,7 @@ def test_a_job_of_somebody_else_has_rays_patience(environment: dict[str, object]
     with dashboard(job) as url:
         done = run("--stop", "raysubmit_1", "--address", url)
     assert done.exit_code == 0, done.output
-    assert "is given 3 s" in done.output
+    assert "within 3 s" in done.output
 
 
 def test_ctrl_c_while_a_job_is_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--env", "MY_PASSWORD=hunter2"], "MY_PASSWORD looks like a secret"),
         (["--", "--api-key", "hunter2"], "api-key looks like a secret"),
         (["--cpu", "ml.g5.xlarge:1"], "group 'cpu-2' is of ml.g5.xlarge, which has GPUs"),
-        (["--bucket", "My_Bucket"], "--bucket 'My_Bucket' cannot be"),
+        (["--bucket", "My_Bucket"], "--bucket 'My_Bucket' is not a valid bucket name"),
         (["--region", "nowhere"], "there is no AWS region 'nowhere'"),
         (["--max-usd", "nan"], "'nan' is not a number above 0"),
         (["--max-hours", "inf"], "'inf' is not a number above 0"),
@@ -343,7 +343,7 @@ def test_too_large_a_bundle_is_refused(script: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bundle, "LARGEST_BYTES", 1000)
     done = run(str(script), *WITH_IMAGE, "--dry-run")
     assert done.exit_code == 2
-    assert "to upload with the script, at most" in done.output
+    assert "to upload with the script, and at most" in done.output
 
 
 def test_without_credentials_a_launch_says_so(script: Path) -> None:
