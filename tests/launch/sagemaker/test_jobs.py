@@ -123,7 +123,10 @@ def launched(
     ):
         s3.create_bucket(Bucket="bucket")
         s3.put_object(Bucket="bucket", Key="counts-1/source.tar.gz", Body=pack(mine / "counts.py", ENTRY, TOKEN))
-        environment = {**environment, "AWS_SECRET_ACCESS_KEY": SECRET, "MY_OWN_SETTING": SECRET}
+        environment = {
+            **environment, "AWS_SECRET_ACCESS_KEY": SECRET, "MY_OWN_SETTING": SECRET,
+            "PIP_NO_DEPS": "1",  # all is installed here: looking through it takes pip a second for each host
+        }  # fmt: skip
         running = TrainingJob(hosts, job.request(), groups, environment, checkpoints=checkpoints)
         yield Launched(hosts=hosts, job=running, shared=shared, s3=s3)
 
@@ -215,7 +218,9 @@ def unpacked(run: Launched, host: str) -> Path:
     return code
 
 
-@pytest.mark.parametrize(("version", "found"), [("2.59.0", "Ray 2.59.0"), (None, "Ray none")])
+@pytest.mark.parametrize(
+    ("version", "found"), [("2.59.0", "Ray 2.59.0"), pytest.param(None, "Ray none", marks=pytest.mark.soak)]
+)
 def test_another_version_on_one_host_is_refused_with_both(tmp_path: Path, version: str | None, found: str) -> None:
     """An image that installed nothing, and has another Ray, or none."""
     with launched(tmp_path, {"gpu": ["algo-1"], "cpu": ["algo-2"]}) as run:
@@ -247,7 +252,7 @@ def test_what_fails_on_one_host_before_the_meeting_ends_all_at_once_with_its_rea
         assert found["algo-2"].startswith(reason.removeprefix("algo-2: "))
 
 
-@pytest.mark.parametrize("without", ["algo-1", "algo-2"])
+@pytest.mark.parametrize("without", [pytest.param("algo-1", marks=pytest.mark.soak), "algo-2"])
 def test_a_gpu_host_that_sees_none_ends_all_with_its_name(tmp_path: Path, without: str) -> None:
     """The head, or another."""
     with launched(tmp_path, {"gpu": ["algo-1", "algo-2"], "cpu": ["algo-3"]}, deadline_s=250) as run:
@@ -271,12 +276,12 @@ except ConfigError as error:
 
 def test_strangers_are_refused_cpu_hosts_may_die_and_a_script_that_is_killed_ends_all(tmp_path: Path) -> None:
     """The hosts' meeting and Ray refuse strangers. A CPU host dies and training goes on; then the script is killed. The logs tell nothing
-    of the environment, nor the token."""
-    groups = {"gpu": ["algo-1"], "cpu": ["algo-2", "algo-3"]}
+    of the environment, nor the token. The service lists a CPU host first, and yet the GPU host leads."""
+    groups = {"cpu": ["algo-1", "algo-3"], "gpu": ["algo-2"]}
     with launched(tmp_path, groups, what="wait", name="counts-1") as run:
         run.job.start()
         run.until((run.shared / "waits").exists)
-        head, other = run.hosts["algo-1"], run.hosts["algo-2"]
+        head, other = run.hosts["algo-2"], run.hosts["algo-1"]
         met = other.run(
             [sys.executable, "-c", STRANGER, head.address], timeout=300, env={"PYTHONPATH": str(Path.cwd())}, check=True
         )
@@ -289,11 +294,11 @@ def test_strangers_are_refused_cpu_hosts_may_die_and_a_script_that_is_killed_end
         assert joined.returncode != 0
         assert "InvalidAuthToken" in joined.stdout + joined.stderr
         run.hosts["algo-3"].kill()
-        run.until(lambda: "host algo-3 is lost" in run.job.log("algo-1"))
+        run.until(lambda: "host algo-3 is lost" in run.job.log("algo-2"))
         before = len(trained(run.shared, "counts-1"))
         (run.shared / "one-more").touch()
         run.until(lambda: len(trained(run.shared, "counts-1")) > before)
-        assert kill(run.hosts["algo-1"], "offload run counts.py", signal.SIGKILL) == 1
+        assert kill(head, "offload run counts.py", signal.SIGKILL) == 1
         codes = run.job.wait(300)
         assert (codes["algo-1"], codes["algo-2"]) == (1, 1), run.logs()[-6000:]
         for name in ("algo-1", "algo-2"):
@@ -332,10 +337,10 @@ def test_a_restarted_job_goes_on_where_the_checkpoint_is(tmp_path: Path) -> None
 def test_stopped_jobs_go_on_with_any_number_of_gpu_hosts_and_train_each_sample_once(
     tmp_path: Path, hosts: tuple[int, ...]
 ) -> None:
-    """By hand: jobs with the same --checkpoints, of one GPU host, of two, and of one again. The last one has a CPU host, too.
+    """By hand: jobs with the same --checkpoints, of one GPU host, of two, and of one again.
 
-    Each stop is announced to process 1 of every container, and what was trained by then is committed. The service lists CPU hosts first,
-    and yet a GPU host leads. Workers meet over the groups' interface. No host sees another's disk: checkpoints are in S3.
+    Each stop is announced to process 1 of every container, and what was trained by then is committed. Workers meet over the groups'
+    interface. No host sees another's disk: checkpoints are in S3.
     """
     mine, shared = tmp_path / "mine", tmp_path / "shared"
     for folder in (mine, shared):
@@ -343,7 +348,7 @@ def test_stopped_jobs_go_on_with_any_number_of_gpu_hosts_and_train_each_sample_o
     (mine / "counts.py").write_text(COUNTS)
     samples = 2000
     with (
-        Hosts({f"algo-{n}": HostSpec(core=CORES, shm_bytes=256 << 20) for n in range(1, 4)}) as machines,
+        Hosts({f"algo-{n}": HostSpec(core=CORES, shm_bytes=256 << 20) for n in (1, 2)}) as machines,
         moto_server(machines.gateway) as (environment, s3),
         TrainingService(machines, environment) as service,
     ):
@@ -384,22 +389,22 @@ def test_stopped_jobs_go_on_with_any_number_of_gpu_hosts_and_train_each_sample_o
             assert ends(name) == "Stopped"
             reasons = {str(job.failure(host)) for host in job.names}
             assert all("the job was stopped; a checkpoint was committed." in reason for reason in reasons), reasons
-        gpus = [f"algo-{2 + number}" for number in range(hosts[-1])]
-        said = launch(names[-1], len(gpus), "", "--cpu", "ml.c5.4xlarge:1", "--wait", preprocess=1 + len(gpus))
+        gpus = [f"algo-{1 + number}" for number in range(hosts[-1])]
+        said = launch(names[-1], len(gpus), "", "--wait", preprocess=len(gpus))
         assert re.search(r"status +Completed", said), said
-        assert "offload: this is algo-2 of group gpu (ml.g5.xlarge)" in said
+        assert "offload: this is algo-1 of group gpu (ml.g5.xlarge)" in said
         assert f'here are the parameters: {samples} 1.10 "x"' in said
         progress = rf"offload: epoch=0 step=\d+ samples/s=\S+ stall=\S+ .*workers={len(gpus)} batch=\d+$"
         assert re.search(progress, said, re.MULTILINE), said
         job = service.jobs[names[-1]]
-        assert [job.failure(host) for host in job.names] == [None] * (1 + len(gpus))
-        summary = json.loads((job.folder("algo-2") / "output" / "data" / "summary.json").read_text())
+        assert [job.failure(host) for host in job.names] == [None] * len(gpus)
+        summary = json.loads((job.folder("algo-1") / "output" / "data" / "summary.json").read_text())
         metrics = summary["metrics"]
         assert (summary["status"], metrics["workers"], metrics["over_eth0"]) == ("finished", len(gpus), len(gpus))
         assert metrics["worker_hosts"] == sum(10 ** int(host[-1]) for host in gpus)  # one each
-        assert sum(metrics[f"host_{n}"] for n in (1, 2, 3)) == len(trained(shared, names[-1]))
+        assert sum(metrics[f"host_{n}"] for n in (1, 2)) == len(trained(shared, names[-1]))
         assert all(metrics[f"host_{host[-1]}"] > 0 for host in job.names)
-        assert (job.folder("algo-2") / "model" / "model.pt").stat().st_size > 0
+        assert (job.folder("algo-1") / "model" / "model.pt").stat().st_size > 0
         for host in job.names:  # torn down: nothing of Ray is left
             left = [" ".join(psutil.Process(pid).cmdline()) for pid in machines[host].pids()]
             assert not [command for command in left if re.search("ray::|raylet|gcs_server", command)], left
