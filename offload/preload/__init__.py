@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ ALWAYS = (
 )
 # Imported ahead if the driver imported them, too: a script that does not use them need not have them.
 IF_USED = ("torchvision", "torchvision.transforms.v2", "timm", "cv2", "simplejpeg", "PIL.Image", "pandas", "scipy")
+TRAINING = ("torch._dynamo",)
+"""What workers need beside that: an optimizer's first step imports it, which takes as long as importing torch does."""
 SWITCH = "OFFLOAD_PRELOAD"
 NONE_AHEAD = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
 """Ray's settings that keep it from starting Python processes ahead, one per core: those of a run are forked, so these would stay idle."""
@@ -31,8 +33,9 @@ NONE_AHEAD = {"enable_worker_prestart": False, "prestart_worker_first_driver": F
 OTHER_PYTHON = ("py_executable", "pip", "uv", "conda", "container", "image_uri")
 
 
-def runtime_env(job: Mapping[str, Any]) -> dict[str, Any]:
+def runtime_env(job: Mapping[str, Any], *, also: Sequence[str] = ()) -> dict[str, Any]:
     """The runtime environment of processes that start with their imports done, for a job with its own environment ``job``.
+    ``also``: modules that these processes need and others do not.
 
     It is empty if the job brings its own Python, which must not be replaced, or if the user turns preloading off
     (``OFFLOAD_PRELOAD=0`` in the driver's environment).
@@ -41,7 +44,7 @@ def runtime_env(job: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     modules = ",".join([*ALWAYS, *(name for name in IF_USED if name in sys.modules)])
     launcher = Path(__file__).with_name("launch.py")
-    ours = shlex.join([sys.executable, "-S", str(launcher), _key(), modules])
+    ours = shlex.join([sys.executable, "-S", str(launcher), _key(), modules, ",".join(also)])
     # A node with this Python or this package elsewhere starts its processes normally.
     here = f"[ -x {shlex.quote(sys.executable)} ] && [ -f {shlex.quote(str(launcher))} ]"
     command = f'if {here}; then exec {ours} "$@"; fi; exec python3 "$@"'

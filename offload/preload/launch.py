@@ -1,11 +1,11 @@
 """The stand-in for ``python`` when Ray starts a process: fork it from a process that has already imported its modules.
 
-    python -S launch.py KEY MODULE[,MODULE…] SCRIPT [ARGUMENT…]
+    python -S launch.py KEY MODULE[,MODULE…] ALSO SCRIPT [ARGUMENT…]
 
 Ray runs this as the ``py_executable`` of a runtime environment; SCRIPT and its arguments are Ray's. It asks the node's server
 (:mod:`offload.preload.server`) for a fork that takes over this process's arguments, environment, folder and standard files, and ends.
-The first such process starts the server and waits with the others: one import serves all of them. On any error, it becomes the plain
-``python SCRIPT``.
+The first such process starts the server and waits with the others: one import serves all of them. ALSO names more modules, or is empty:
+the server has imported these, too, before it forks this process. On any error, this process becomes the plain ``python SCRIPT``.
 
 It imports little, and only from the standard library: every process start still waits for these imports.
 """
@@ -21,16 +21,15 @@ import time
 
 RAYLET = "RAY_RAYLET_PID"  # Ray sets it for every process that it starts; after the raylet's end, the parent differs
 WAIT_S = 40.0  # Ray gives a new process 60 s to report
-POLL_S = 0.02
-ANSWER_S = 10.0
+POLL_S = 0.02  # until the server listens, which is before its imports
 
 
 def main(argv: list[str]) -> None:
     """Hand the process over, or become it."""
-    key, modules, *command = argv
+    key, modules, also, *command = argv
     raylet = int(os.environ.get(RAYLET, os.getppid()))
     try:
-        handed = hand_over(socket_path(key, raylet), modules, command, raylet)
+        handed = hand_over(socket_path(key, raylet), modules, also, command, raylet)
     except (OSError, ValueError):
         handed = False
     if not handed and os.getppid() == raylet:
@@ -56,15 +55,14 @@ def socket_folder() -> str:
     return os.path.join(os.environ.get("TMPDIR", "/tmp"), f"offload-{os.getuid()}")
 
 
-def hand_over(path: str, modules: str, command: list[str], raylet: int) -> bool:
-    """Hand this process over to a server, and return whether one took it. Starts a server if there is none. Without its raylet,
-    nobody needs this process."""
+def hand_over(path: str, modules: str, also: str, command: list[str], raylet: int) -> bool:
+    """Return whether a server took this process over. Start a server if there is none. Without its raylet, nobody needs this process."""
     deadline = time.monotonic() + WAIT_S
     server: subprocess.Popen[bytes] | None = None
     while time.monotonic() < deadline and os.getppid() == raylet:
         if (connection := _connect(path)) is not None:
             with connection:
-                return _ask(connection, command)
+                return _ask(connection, command, also)
         if server is not None and server.poll() is not None:
             return False
         if server is None:
@@ -100,11 +98,18 @@ def _start_server(path: str, modules: str, raylet: int) -> "subprocess.Popen[byt
         os.close(lock)
 
 
-def _ask(connection: socket.socket, command: list[str]) -> bool:
-    connection.settimeout(ANSWER_S)
+def _ask(connection: socket.socket, command: list[str], also: str = "") -> bool:
+    """Hand this process over. The server answers once its imports are done; its end breaks the connection."""
+    connection.settimeout(WAIT_S)
     with open("/proc/self/oom_score_adj", encoding="ascii") as file:
         oom_score_adj = file.read()
-    wanted = {"command": command, "env": dict(os.environ), "folder": os.getcwd(), "oom_score_adj": oom_score_adj}
+    wanted = {
+        "command": command,
+        "also": also.split(",") if also else [],
+        "env": dict(os.environ),
+        "folder": os.getcwd(),
+        "oom_score_adj": oom_score_adj,
+    }
     message = json.dumps(wanted).encode()
     socket.send_fds(connection, [len(message).to_bytes(8, "big")], [0, 1, 2])
     connection.sendall(message)

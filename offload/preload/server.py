@@ -1,11 +1,13 @@
 """The server that imports modules once, and forks itself for every process that :mod:`offload.preload.launch` hands over.
 
-    python server.py SOCKET MODULE[,MODULE…] RAYLET LOCK
+    python server.py SOCKET MODULE[,MODULE…] RAYLET LOCK [LISTENER]
 
-The server ends with the raylet whose processes it starts, and kills those that do not end by themselves. It also ends once it has
-had no process for a while. It records next to its socket how each of them ended, since nobody else learns it: Ray only sees a broken
-connection. The server has one thread and no connection except its socket, so that a fork of it is as good as a new process. Forks end
-as those of :mod:`multiprocessing` do: they run Python's exit handlers, but not those of C++ libraries.
+It listens before it imports, so that launchers wait for its answer and need not look for it again and again. LISTENER is the
+socket's file descriptor, if the server has started itself anew. The server ends with the raylet whose processes it starts, and
+kills those that do not end by themselves. It also ends once it has had no process for a while. It records next to its socket how
+each of them ended, since nobody else learns it: Ray only sees a broken connection. The server has one thread and no connection
+except its socket, so that a fork of it is as good as a new process. Forks end as those of :mod:`multiprocessing` do: they run
+Python's exit handlers, but not those of C++ libraries.
 """
 
 import atexit
@@ -39,16 +41,15 @@ ENDED = ".ended"  # the file with lines of PID, STATUS (negative for a signal) a
 REQUEST_S = 5.0
 LARGEST = 16 << 20
 RAY = ("ray", "offload")  # modules that import Ray
-OF_WORKERS = "torch._dynamo"  # an optimizer's first step imports it, which takes as long as importing torch does
-WORKER = b"ray::RayTrainWorker"  # the beginning of a training worker's command line
-QUIET_S = 2.0  # time without a request before the imports for later workers, which block requests
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A process to start, as the launcher described it. ``files``: its standard input, output and error."""
+    """A process to start, as the launcher described it. ``also``: modules that it needs beside the server's; ``files``: its standard
+    input, output and error."""
 
     command: list[str]
+    also: list[str]
     env: dict[str, str]
     folder: str
     oom_score_adj: str
@@ -57,32 +58,43 @@ class Wanted:
 
 def main(argv: list[str]) -> None:
     """Serve until the raylet ends."""
-    path, modules, raylet, lock = argv
+    path, modules, raylet, lock, *listening = argv
     raylet_ended = os.pidfd_open(int(raylet))
-    if not _imported(modules.split(","), raylet_ended):
-        without = ",".join(name for name in modules.split(",") if name.split(".")[0] not in RAY)
-        os.set_inheritable(int(lock), True)
-        os.execv(sys.executable, [sys.executable, __file__, path, without, raylet, lock])
-    gc.collect()
-    gc.freeze()  # a collection in a fork would write to, and so copy, all these objects
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)  # in a folder that only this user may enter
-        listener.listen(128)
-        wanted = _serve(listener, raylet_ended, f"{path}{ENDED}")
+    with socket.socket(fileno=int(listening[0])) if listening else _listener(path) as listener:
+        if not _imported(modules.split(","), raylet_ended, path):
+            without = ",".join(name for name in modules.split(",") if name.split(".")[0] not in RAY)
+            for kept in (int(lock), listener.fileno()):
+                os.set_inheritable(kept, True)
+            anew = [sys.executable, __file__, path, without, raylet, lock, str(listener.fileno())]
+            os.execv(sys.executable, anew)
+        wanted = _serve(listener, raylet_ended, path)
     os.close(raylet_ended)
-    os.close(int(lock))
     if wanted is None:
-        for left in (path, f"{path}.lock", f"{path}{ENDED}"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(left)
-    else:
+        _forget(path)
+    os.close(int(lock))  # whoever waits for it finds nothing of this server
+    if wanted is not None:
         _live(wanted)
 
 
+def _listener(path: str) -> socket.socket:
+    """A socket that listens at ``path``, in a folder that only this user may enter."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(128)
+    return listener
+
+
+def _forget(path: str) -> None:
+    """Remove this server's files."""
+    for left in (path, f"{path}.lock", f"{path}{ENDED}"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(left)
+
+
 @contextlib.contextmanager
-def _ending_with(raylet_ended: int) -> Iterator[None]:
+def _ending_with(raylet_ended: int, path: str) -> Iterator[None]:
     """A context, for long work, in which this process ends if the raylet does. Afterwards, there is one thread again."""
     done = threading.Event()
 
@@ -91,6 +103,7 @@ def _ending_with(raylet_ended: int) -> Iterator[None]:
             selector.register(raylet_ended, selectors.EVENT_READ)
             while not done.is_set():
                 if selector.select(LOOK_S):
+                    _forget(path)
                     os._exit(0)
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -102,22 +115,25 @@ def _ending_with(raylet_ended: int) -> Iterator[None]:
         thread.join()
 
 
-def _imported(modules: list[str], raylet_ended: int) -> bool:
-    """Import the modules. Return False if Ray could not tell forks of this process apart."""
+def _imported(modules: list[str], raylet_ended: int, path: str) -> bool:
+    """Import the modules, for this process and its forks. Return False if Ray could not tell the forks apart."""
     with_ray = any(name.split(".")[0] in RAY for name in modules)
-    with ray_ids.drawn_elsewhere() if with_ray else contextlib.nullcontext(), _ending_with(raylet_ended):
+    with ray_ids.drawn_elsewhere() if with_ray else contextlib.nullcontext(), _ending_with(raylet_ended, path):
         for module in modules:
             # If a node lacks a module, its processes lack it, too, and report that.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, all these objects
     return not (with_ray and ray_ids.repeat_in_forks())
 
 
-def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | None:
-    """Fork for every request. Return the wanted process in each fork, and None in the server once it should end. The exit statuses
-    of forks are written to ``ended``."""
+def _serve(listener: socket.socket, raylet_ended: int, path: str) -> Wanted | None:
+    """Fork for every request. Return the wanted process in each fork, and None in the server once it should end. Record how forks
+    end beside ``path``."""
     alive: set[int] = set()
-    prepared = "torch" not in sys.modules
+    tried: set[str] = set()
+    ended = f"{path}{ENDED}"
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -126,11 +142,8 @@ def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | N
         for source in (listener, raylet_ended, woken):
             selector.register(source, selectors.EVENT_READ)
         while True:
-            patience = IDLE_S if not alive else None if prepared else QUIET_S
-            ready = [key.fileobj for key, _ in selector.select(patience)]
-            if alive and not ready:
-                prepared = _prepared_for_workers(alive, raylet_ended)
-            elif woken in ready:
+            ready = [key.fileobj for key, _ in selector.select(None if alive else IDLE_S)]
+            if woken in ready:
                 os.read(woken, 4096)
                 alive -= _ended(alive, ended)
             elif raylet_ended in ready or not ready:
@@ -142,6 +155,9 @@ def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | N
                     wanted = _read(connection)
                     if wanted is None:
                         continue
+                    if missing := [module for module in wanted.also if module not in tried]:
+                        tried.update(missing)
+                        _imported(missing, raylet_ended, path)
                     child = os.fork()
                     if child == 0:
                         break
@@ -155,24 +171,6 @@ def _serve(listener: socket.socket, raylet_ended: int, ended: str) -> Wanted | N
     os.close(woken)
     os.close(wake)
     return wanted
-
-
-def _prepared_for_workers(alive: set[int], raylet_ended: int) -> bool:
-    """Import the modules of the next worker, once a worker trains on this node. Return whether nothing is left to import."""
-    if not any(_command_line(child).startswith(WORKER) for child in alive):
-        return False
-    _imported([OF_WORKERS], raylet_ended)
-    gc.collect()
-    gc.freeze()
-    return True
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:  # it has ended
-        return b""
 
 
 def _ended(alive: set[int], ended: str) -> set[int]:
@@ -211,6 +209,11 @@ def _read(connection: socket.socket) -> Wanted | None:
                 raise ValueError("broken off")
             parts.append(part)
             left -= len(part)
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            if not connection.recv(1):
+                raise ValueError("the launcher has given up")  # it has become the process, or was killed
+        connection.setblocking(True)
         return Wanted(**json.loads(b"".join(parts)), files=files)
     except (OSError, ValueError, TypeError):
         for file in files:

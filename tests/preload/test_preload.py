@@ -28,7 +28,7 @@ SCRIPT = """
 import json, os, sys
 print(json.dumps({
     "argv": sys.argv, "path0": sys.path[0], "folder": os.getcwd(), "value": os.environ.get("VALUE"), "main": __name__,
-    "loaded": "colorsys" in sys.modules, "parent": os.getppid(), "pid": os.getpid(), "group": os.getpgrp(),
+    "loaded": "colorsys" in sys.modules, "also": "this" in sys.modules, "parent": os.getppid(), "pid": os.getpid(), "group": os.getpgrp(),
 }))
 sys.exit(int(sys.argv[1]))
 """
@@ -48,9 +48,9 @@ def start(tmp_path: Path, folder: Path) -> Iterator[Callable[..., subprocess.Pop
     script.write_text(SCRIPT)
     # The launcher's parent counts as its raylet: this test process does. Servers are found by their socket's folder.
 
-    def launched(*arguments: str, modules: str = "colorsys", **env: str) -> subprocess.Popen[str]:
+    def launched(*arguments: str, modules: str = "colorsys", also: str = "", **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-S", str(LAUNCHER), "key", modules, str(script), *arguments],
+            [sys.executable, "-S", str(LAUNCHER), "key", modules, also, str(script), *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
             env={**os.environ, "TMPDIR": str(folder), **env},
         )  # fmt: skip
@@ -97,6 +97,30 @@ def test_all_processes_of_a_node_come_from_one_server(
     assert sorted(each["value"] for each in told) == list("01234")
     assert len({each["parent"] for each in told}) == 1
     assert len(_servers(folder)) == 1
+
+
+def test_a_process_gets_more_modules_than_others_that_came_before(start: Callable[..., subprocess.Popen[str]]) -> None:
+    first, second = _told(start("0")), _told(start("0", also="no_such_module_at_all,this"))
+    assert (first["also"], second["also"]) == (False, True)
+    assert first["parent"] == second["parent"]
+
+
+def test_who_gave_up_while_the_server_imports_is_not_started(tmp_path: Path, folder: Path) -> None:
+    """Ray kills processes that do not report in time, and starts others."""
+    (tmp_path / "waits.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
+    )
+    for name in ("given_up", "waits_for_it"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / name)!r} + '.started', 'w')")
+    with server_of_a_raylet(tmp_path, folder, "waits") as (_, _, path), connected(path) as other:
+        with connected(path) as connection, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "WAIT_S", 0.1)
+            with pytest.raises(TimeoutError):
+                launch._ask(connection, [str(tmp_path / "given_up.py")])
+        (tmp_path / "go").touch()
+        assert launch._ask(other, [str(tmp_path / "waits_for_it.py")])
+        eventually((tmp_path / "waits_for_it.started").exists)
+    assert not (tmp_path / "given_up.started").exists()
 
 
 def test_modules_that_cannot_be_imported_are_left_to_the_process(
@@ -192,7 +216,7 @@ def server_of_a_raylet(
 
 def connected(path: Path) -> socket.socket:
     """To a server, as soon as it listens."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while (connection := launch._connect(str(path))) is None:
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -201,7 +225,7 @@ def connected(path: Path) -> socket.socket:
 
 def test_a_server_ends_with_its_raylet(tmp_path: Path, folder: Path) -> None:
     with server_of_a_raylet(tmp_path, folder) as (raylet, server, path):
-        eventually(lambda: path.exists() or server.poll() is not None, 30)
+        eventually(lambda: path.exists() or server.poll() is not None)
         raylet.kill()
         raylet.wait()
         assert server.wait(300) == 0
@@ -211,10 +235,11 @@ def test_a_server_ends_with_its_raylet(tmp_path: Path, folder: Path) -> None:
 def test_a_server_ends_with_its_raylet_while_it_imports(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "takes_long.py").write_text(f"import time\nopen({str(tmp_path / 'begun')!r}, 'w')\ntime.sleep(600)")
     with server_of_a_raylet(tmp_path, folder, "takes_long") as (raylet, server, _):
-        eventually((tmp_path / "begun").exists, 30)
+        eventually((tmp_path / "begun").exists)
         raylet.kill()
         raylet.wait()
         assert server.wait(300) == 0
+        assert not list(folder.glob("socket*"))
 
 
 def test_processes_that_outlive_their_raylet_are_ended(tmp_path: Path, folder: Path) -> None:
@@ -224,7 +249,7 @@ def test_processes_that_outlive_their_raylet_are_ended(tmp_path: Path, folder: P
     with server_of_a_raylet(tmp_path, folder) as (raylet, server, path):
         with connected(path) as connection:
             assert launch._ask(connection, [str(script)])
-        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 30)
+        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
         raylet.kill()
         raylet.wait()
         assert server.wait(300) == 0
@@ -273,7 +298,7 @@ def test_the_user_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preload.runtime_env({})
 
 
-@pytest.mark.parametrize("module", preload.ALWAYS)
+@pytest.mark.parametrize("module", [*preload.ALWAYS, *preload.TRAINING])
 def test_each_module_that_is_always_preloaded_imports(module: str) -> None:
     """The server swallows import errors: a node may lack a module. A misspelt one would only cost every process its start."""
     importlib.import_module(module)
@@ -287,7 +312,7 @@ if sys.argv[1] == "as usual":
     print(ray_ids.repeat_in_forks())
 else:
     modules = ["torch", "ray.train.torch", "ray.data", "offload.train.worker.process", "offload.pipeline.pool"]
-    print(server._imported(modules, os.pidfd_open(os.getpid())))
+    print(server._imported(modules, os.pidfd_open(os.getpid()), "unused"))
 """
 
 
@@ -316,8 +341,8 @@ def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:
                 "value": os.environ.get("OFFLOAD_TEST"),
             }
 
-    modules = preload.ALWAYS
-    env = {**preload.runtime_env({}), "env_vars": {"OFFLOAD_TEST": "1"}}
+    modules = [*preload.ALWAYS, *preload.TRAINING]
+    env = {**preload.runtime_env({}, also=preload.TRAINING), "env_vars": {"OFFLOAD_TEST": "1"}}
     actor = ray.remote(Actor).options(num_cpus=0, runtime_env=env).remote()
     told = ray.get(actor.tell.remote())
     assert told["missing"] == []

@@ -306,7 +306,7 @@ class Run:
     def _worker_env(self) -> dict[str, Any]:
         config: Any = self.trainer.run_config
         given = dict(config.worker_runtime_env or {}) if config is not None else {}
-        return {**preload.runtime_env({**self.job_env, **given}), **given}
+        return {**preload.runtime_env({**self.job_env, **given}, also=preload.TRAINING), **given}
 
     def _announce(self) -> None:
         verb = "run_resumed" if self.directory.resuming else "run_started"
