@@ -284,7 +284,7 @@ def test_a_loop_without_ctx_epochs(tmp_path: Path, jpeg_folder: Path) -> None:
                 ctx.step()
 
     small = offload.from_torch([{"x": np.float32(i)} for i in range(16)])
-    with pytest.raises(offload.RunError, match=r"asked for twice in epoch 1.*for epoch in ctx\.epochs\(n\)"):
+    with pytest.raises(offload.RunError, match=r"called twice in epoch 1.*for epoch in ctx\.epochs\(n\)"):
         fit(tmp_path, small, train)
 
 
@@ -320,7 +320,7 @@ def test_a_forgotten_step(tmp_path: Path, jpeg_folder: Path) -> None:
         for _ in ctx.batches("train"):
             pass
 
-    with pytest.raises(offload.RunError, match=r"a batch went by without ctx\.step\(\)"):
+    with pytest.raises(offload.RunError, match=r"the loop took the next batch without ctx\.step\(\)"):
         fit(tmp_path, offload.image_folder(jpeg_folder), train)
 
 

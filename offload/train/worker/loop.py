@@ -45,20 +45,20 @@ class StopRun(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A worker's place in its group, and its connections to the world outside.
+    """A worker's place in its group, and its connections to the outside.
 
     Args:
-        rank, world_size: this worker, and how many there are.
-        device: where the model and the batches are.
-        node: the id of its node.
-        talk: connects the training threads of all ranks; None in a world of one.
+        rank, world_size: the rank of this worker, and the number of workers.
+        device: the device of the model and the batches.
+        node: the id of this worker's node.
+        talk: connects the training threads of all ranks; None if there is one worker.
         peers: connect the ranks' threads that cut batches, by data set.
         checkpoints: keeps the run's checkpoints.
         join: joins a model with those of the other workers.
-        share: makes a module's buffers those of rank 0.
-        feed: reads what the hub hands out.
-        sleep: waits for that many seconds. A rehearsal ends a worker there.
-        report_every_s: between two reports to the hub.
+        share: copies rank 0's buffers to all ranks.
+        feed: makes a client that reads blocks from the hub.
+        sleep: waits for a number of seconds. A rehearsal ends a worker there.
+        report_every_s: the seconds between two reports to the hub.
     """
 
     rank: int
@@ -76,13 +76,13 @@ class Place:
 
 
 class TrainingLoop:
-    """Connects a user's loop with the rest of the run, on one worker.
+    """The link between a user's loop and the rest of the run, on one worker.
 
-    It needs neither Ray nor torch.distributed by itself: ``place`` has the parts that do.
+    It uses neither Ray nor torch.distributed directly: ``place`` holds the parts that do.
 
-        Attributes:
-            epoch: the epoch under way, from 0.
-            rows: samples of the batch that the user has.
+    Attributes:
+        epoch: the current epoch, from 0.
+        rows: the number of real samples in the user's current batch.
     """
 
     def __init__(self, setup: WorkerSetup, place: Place) -> None:
@@ -186,16 +186,16 @@ class TrainingLoop:
                 self._obey(self._agreed_end())
 
     def _trained_enough(self, epoch: int) -> bool:
-        """Whether the requested epochs are over. With adaptive batches an epoch is over once its samples, worth less each in larger
-        batches, are worth an epoch of initial batches."""
+        """Return whether the requested epochs are over. With adaptive batches, an epoch is over once its samples are worth an epoch of
+        initial batches: in larger batches each sample is worth less."""
         samples = self.setup.sized[TRAIN]
         if self.scaling is None or samples is None:
             return epoch >= self._epochs_total
         return self.state.progress.useful >= (self._epochs_total - ROUNDING) * samples
 
     def _await_schedule(self, epoch: int) -> bool:
-        """If the schedule wants other workers from here on, let rank 0 wait until the driver orders them, or says that there is no
-        room. Returns whether it does, on all ranks alike."""
+        """If the schedule changes the number of workers here, let rank 0 wait for the driver's orders, or for its answer that there is
+        no room. Return whether the schedule changes it, the same on all ranks."""
         adaptation, goal = self.setup.adaptation, self._goal()
         if not adaptation.schedule:
             return False
@@ -217,7 +217,7 @@ class TrainingLoop:
         return True
 
     def _obey(self, end: End) -> None:
-        """Commit and end if the driver says so: for good, or until another number of workers starts."""
+        """Commit and end if the driver ordered it: for good, or until a group with another number of workers starts."""
         if not end:
             return
         if self.state.uncommitted or not self.state.settled:
@@ -230,13 +230,13 @@ class TrainingLoop:
             self.setup.hub.ready_to_end(self.attempt)
         until = time.monotonic() + RESIZE_DEADLINE_S
         with self.watchdog.waiting():
-            while time.monotonic() < until:  # Ray Train ends this process meanwhile, or the driver stops all
+            while time.monotonic() < until:  # in this time Ray Train ends this process, or the driver stops the run
                 if self.reporter.orders.stop:
                     raise StopRun
                 self.place.sleep(WAIT_S)
         raise RunError(
-            f"Ray Train did not restart the workers in another number within {RESIZE_DEADLINE_S:.0f} s. The same "
-            "command resumes from the checkpoint."
+            f"Ray Train did not start the new number of workers within {RESIZE_DEADLINE_S:.0f} s. The same command "
+            "resumes from the checkpoint."
         )
 
     def batches(self, name: str) -> Iterator[dict[str, Any]]:
@@ -246,8 +246,8 @@ class TrainingLoop:
         training = name == TRAIN
         if training and self._visited_epoch == self.epoch:
             raise RunError(
-                f"ctx.batches({TRAIN!r}) was asked for twice in epoch {self.epoch + 1}, and every sample comes once. Let the "
-                "loop around it be: for epoch in ctx.epochs(n)."
+                f"ctx.batches({TRAIN!r}) was called twice in epoch {self.epoch + 1}, and an epoch delivers every sample once. "
+                "Call it once in each round of: for epoch in ctx.epochs(n)."
             )
         if training:
             self._visited_epoch = self.epoch
@@ -314,8 +314,8 @@ class TrainingLoop:
             yield dict(batch.tensors)
             if self.stepper.batch is not None:
                 raise RunError(
-                    "a batch went by without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch of "
-                    "ctx.batches('train')."
+                    "the loop took the next batch without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch "
+                    "of ctx.batches('train')."
                 )
             following = self._ahead.pop() if self._ahead else self._next_batch(batches)
             self._start_batch(following)
@@ -325,13 +325,13 @@ class TrainingLoop:
             self._credit_untrainable(done)
 
     def _credit_untrainable(self, done: int) -> None:
-        """The pass is over. Count skipped samples as trained, or another pass would begin for them."""
+        """After a pass, count skipped samples as trained. Otherwise another pass would begin for them."""
         samples = self.setup.sized[TRAIN]
         if samples is not None:
             self.state.credit(samples - done - self._pass_rows)
 
     def _tell_untrained(self, done: int) -> None:
-        """The epochs ended in the middle of a pass."""
+        """Report the samples that the pass leaves untrained, if the epochs end in its middle."""
         samples = self.setup.sized[TRAIN]
         if samples is not None and self.rank == 0:
             self.reporter.event("pass_not_finished", epoch=self.epoch, untrained=samples - done - self._pass_rows)
@@ -348,7 +348,7 @@ class TrainingLoop:
         )
 
     def _followed(self) -> bool:
-        """Whether another pass will follow this one, so that its preprocessing may begin early."""
+        """Return whether another pass will follow this one, so that its preprocessing may begin early."""
         samples = self.setup.sized[TRAIN]
         if self.scaling is None or samples is None:
             return self.epoch + 1 < self._epochs_total
@@ -385,7 +385,8 @@ class TrainingLoop:
         self._note_skipped(batches.leftover, name)
 
     def _next_batch(self, batches: Batches, since: float | None = None) -> tuple[LocalBatch | None, float, float]:
-        """(batch or the end, seconds waited for this rank's own samples, seconds waited for another's), from now, or ``since``."""
+        """Return (the next batch, or None at the end; seconds waited for this rank's samples; seconds waited for other ranks'), counted
+        from now, or from ``since``."""
         asked = time.monotonic() if since is None else since
         batch = self._get(batches)
         waited = time.monotonic() - asked
@@ -404,7 +405,7 @@ class TrainingLoop:
             self._heard(batch.heard)
 
     def _has_another(self) -> bool:
-        """Whether the pass has another micro-batch. Called only while gradients accumulate."""
+        """Return whether the pass has another micro-batch. Called only while gradients accumulate."""
         if not self._ahead:
             with self.meter.paused():
                 self._ahead.append(self._next_batch(self._peek_at))
@@ -466,7 +467,7 @@ class TrainingLoop:
         self.meter.restart()
 
     def _agreed_end(self) -> End:
-        """Rank 0's view of how the group ends: orders reach the ranks at different times."""
+        """Return how the group ends, as rank 0 sees it: orders reach the ranks at different times."""
         mine = self.reporter.end
         agreed: End = mine if self.talk is None else self.talk.broadcast(mine, 0)
         return agreed
@@ -530,7 +531,7 @@ class TrainingLoop:
         )
 
     def _goal(self) -> float | None:
-        """The progress at which training ends, in samples; None if unknown."""
+        """Return the progress at which training ends, in samples; None if unknown."""
         samples = self.setup.sized[TRAIN]
         return None if samples is None else float(self._epochs_total * samples)
 
