@@ -3,7 +3,7 @@
     python minimal_agent.py AGENT [ARGUMENT…]
 
 AGENT is Ray's own script. With ``ray[default]`` installed it imports the dashboard's modules and samples every process of the node each
-2.5 s, for a dashboard that such a Ray does not have: two seconds of CPU time at the start, then 5 % of a core.
+2.5 s, for a dashboard that such a Ray does not have: a second of CPU time at the start, then some 5 % of a core.
 """
 
 import runpy
