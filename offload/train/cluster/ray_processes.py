@@ -95,17 +95,17 @@ def minimal_agents() -> Iterator[None]:
     """Within, the nodes that this process starts have agents without what serves the dashboard
     (:mod:`offload.preload.minimal_agent`)."""
     missing = ImportError("no dashboard is wanted")
+    python_of = ray._private.services._build_python_executable_command_memory_profileable
+
+    def with_ours(component: str, *args: Any, **named: Any) -> list[str]:
+        agent = component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT
+        return [*python_of(component, *args, **named), *([minimal_agent.__file__] if agent else [])]
+
     with _instead(
-        (ray._private.services, "_build_python_executable_command_memory_profileable", _python_of),
+        (ray._private.services, python_of.__name__, with_ours),
         (ray._private.utils, "get_dashboard_dependency_error", lambda: missing),
     ):
         yield
-
-
-def _python_of(component: str, session_dir: str, unbuffered: bool = True) -> list[str]:
-    """The command that Ray puts before the script of a component."""
-    script = [minimal_agent.__file__] if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT else []
-    return [sys.executable, *(["-u"] if unbuffered else []), *script]
 
 
 @contextmanager
