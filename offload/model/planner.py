@@ -26,7 +26,7 @@ WORTH_SAYING = 0.02  # saving from which on the plan mentions an alternative
 # The cost of a spot node's interruption. Restarting the workers took 12–28 s with Ray 2.60; a new node joins within minutes.
 RESTART_S = 30.0
 REPLACEMENT_S = 300.0
-INTERRUPTIONS_PER_HOUR = 0.05  # the default if the catalog has no figure: about one a day
+INTERRUPTIONS_PER_HOUR = 0.05  # the default if the catalog has no figure: rather more than one a day
 
 
 def plan(

@@ -27,9 +27,15 @@ def format_request(request: Mapping[str, Any], *, usd_per_hour: float | None, bu
         ("image", request["AlgorithmSpecification"]["TrainingImage"]),
         ("upload", f"{bundle_bytes / 2**20:,.1f} MiB: the script's folder, offload and its requirements"),
         *([("volumes", _VOLUMES)] if _output_key_alone(request) else []),
-        *([("if there is none", f"{others} more of the plan are tried")] if others else []),
+        *([("if there is none", _next_ones(others))] if others else []),
     ]
     return f"{_table(rows)}\n\n{json.dumps(request, indent=2)}"
+
+
+def _next_ones(others: int) -> str:
+    if others == 1:
+        return "the next combination of the plan is tried"
+    return f"the next {others} combinations of the plan are tried in turn"
 
 
 _VOLUMES = "encrypted by their hardware: an instance type has local disks, for which the service accepts no --kms-key"

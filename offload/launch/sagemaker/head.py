@@ -128,9 +128,10 @@ class Head:
             return {}
         owner = _text(self._place.run_dir / JOB_FILE)
         if owner != self._place.job:
+            run = f"a finished run of the job {owner}" if owner else "a finished run of an unknown job"
             raise ConfigError(
-                f"the checkpoint location holds a finished run (of the job {owner or 'of an unknown name'}), and this one would train "
-                "nothing: launch with another location (offload launch sagemaker --checkpoints)."
+                f"the checkpoint location holds {run}, and this one would train nothing: launch with another location "
+                "(offload launch sagemaker --checkpoints)."
             )
         return summary
 

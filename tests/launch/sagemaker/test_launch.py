@@ -156,7 +156,7 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
     done = run(str(script), "--plan", str(path), "--role", ROLE, "--bucket", "b-b", "--image-uri", IMAGE, "--dry-run")
     assert done.exit_code == 0, done.output
     assert re.search(r"instances +1 × ml.g5.xlarge \(gpu\) \+ 2 × ml.c5.4xlarge \(cpu\)", done.output)
-    assert "1 more of the plan are tried" in done.output
+    assert "the next combination of the plan is tried" in done.output
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
