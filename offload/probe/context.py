@@ -18,7 +18,8 @@ from offload.errors import RunError
 from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, Measured, next_size
 from offload.probe.depth import Depth, repeated_blocks
 from offload.train.messages import TRAIN
-from offload.train.worker.context import Context, tuple_of
+from offload.train.worker.batch import Batch
+from offload.train.worker.context import Context
 from offload.train.worker.loop import StopRun, TrainingLoop
 from offload.train.worker.stepping import step_all
 
@@ -81,7 +82,8 @@ class ProbeContext(Context):
         for batch in self._replayed():
             self._open = True
             self._loop.rows = len(next(iter(batch.values())))
-            yield tuple_of(batch, columns) if columns else batch
+            shown = Batch(batch)
+            yield shown.columns(columns) if columns else shown
             if self._open:
                 raise RunError(
                     "a batch went by without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch of "

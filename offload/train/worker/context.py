@@ -7,7 +7,7 @@ measures the use of time, and commits the state that a resume needs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -16,6 +16,7 @@ import torch
 from offload.errors import RunError
 from offload.model.checks import check_count, check_number, shown
 from offload.train.messages import TRAIN
+from offload.train.worker.batch import Batch
 from offload.train.worker.loop import TrainingLoop
 
 MOST_EPOCHS = 10**9  # a larger number is a mistake
@@ -126,14 +127,17 @@ class Context:
         return self._loop.epochs(count)
 
     @overload
-    def batches(self, name: str = TRAIN) -> Iterator[dict[str, Any]]: ...
+    def batches(self, name: str = TRAIN) -> Iterator[Batch]: ...
 
     @overload
     def batches(self, name: str, *columns: str) -> Iterator[tuple[Any, ...]]: ...
 
     def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
-        """Yield this worker's batches of a data set: dicts of tensors on the device, with ``sample_id``, int64. With ``columns``, yield
-        tuples of these, as a DataLoader does: ``for images, labels in ctx.batches("train", "image", "label")``.
+        """Yield this worker's batches of a data set: dicts of tensors on the device. With ``columns``, yield tuples of these, as a
+        DataLoader does: ``for images, labels in ctx.batches("train", "image", "label")``.
+
+        ``batch["sample_id"]``, or the column ``"sample_id"``, gives the samples' ids, int64. They are not among a batch's own columns,
+        so that ``model(**batch)`` works.
 
         Over all workers, each sample comes once. In a pass over ``"train"``, all workers get equally many batches. The last ones are
         smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. For other data sets
@@ -141,7 +145,7 @@ class Context:
         """
         self._check_dataset(name)
         found = self._loop.batches(name)
-        return (tuple_of(batch, columns) for batch in found) if columns else found
+        return (batch.columns(columns) for batch in found) if columns else found
 
     def _check_dataset(self, name: str) -> None:
         names = self._loop.setup.sized
@@ -197,11 +201,3 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
         raise RunError(f"{name} takes a number, or a tensor of one element, found {found}.") from None
-
-
-def tuple_of(batch: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
-    """The given columns of a batch, in that order. Raises RunError if a column is missing."""
-    missing = [name for name in columns if name not in batch]
-    if missing:
-        raise RunError(f"there is no column {missing[0]!r}; a batch has {', '.join(batch)}.")
-    return tuple(batch[name] for name in columns)

@@ -21,6 +21,7 @@ from offload.pipeline.wire import Columns
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN, End, GroupStart, GroupStatus
 from offload.train.worker.agreement import Heard, Mailbox, NoAgreement, TrainingAgreement
+from offload.train.worker.batch import Batch
 from offload.train.worker.batch_scaling import BatchScaling
 from offload.train.worker.batches import Batches, LocalBatch, Peers, Skipped
 from offload.train.worker.checkpointer import Checkpointer
@@ -239,7 +240,7 @@ class TrainingLoop:
             "resumes from the checkpoint."
         )
 
-    def batches(self, name: str) -> Iterator[dict[str, Any]]:
+    def batches(self, name: str) -> Iterator[Batch]:
         """See :meth:`Context.batches`."""
         if name not in self.setup.sized:
             raise RunError(f"there is no data set {name!r}; the Trainer's datasets are {', '.join(self.setup.sized)}.")
@@ -287,7 +288,7 @@ class TrainingLoop:
             batches.close()
             self.meter.restart()
 
-    def _training_batches(self, batches: Batches, began: float) -> Iterator[dict[str, Any]]:
+    def _training_batches(self, batches: Batches, began: float) -> Iterator[Batch]:
         self._ahead: list[tuple[LocalBatch | None, float, float]] = []
         self._peek_at = batches
         following = self._next_batch(batches, since=began)
@@ -311,7 +312,7 @@ class TrainingLoop:
                 self._begin_global_batch(batch.split)
             self.stepper.take(batch)
             self.rows = batch.rows
-            yield dict(batch.tensors)
+            yield Batch(batch.tensors)
             if self.stepper.batch is not None:
                 raise RunError(
                     "the loop took the next batch without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch "
@@ -376,12 +377,12 @@ class TrainingLoop:
         if self.scaling is not None:
             self.scaling.heard(heard.measured)
 
-    def _plain_batches(self, batches: Batches, name: str) -> Iterator[dict[str, Any]]:
+    def _plain_batches(self, batches: Batches, name: str) -> Iterator[Batch]:
         while (batch := self._get(batches)) is not None:
             self._note_skipped(batch.skipped, name)
             if batch.rows:
                 self.rows = batch.rows
-                yield dict(batch.tensors)
+                yield Batch(batch.tensors)
         self._note_skipped(batches.leftover, name)
 
     def _next_batch(self, batches: Batches, since: float | None = None) -> tuple[LocalBatch | None, float, float]:
