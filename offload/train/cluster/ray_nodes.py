@@ -6,11 +6,13 @@ nothing matched. Where it stops: Ray decides whether it may use the node.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import Any
 
 from ray._private import services
+from ray._private.authentication import authentication_token_setup
 from ray._private.state import available_resources_per_node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
@@ -22,6 +24,7 @@ def is_node_of(address: str, within_s: float) -> bool:
 
     Raises Ray's error if the cluster refuses to answer, for example without its token.
     """
+    _use_known_token()
     until = time.monotonic() + within_s
     while True:
         here = {str(node) for node in services.find_node_ids()}  # type: ignore[no-untyped-call]
@@ -31,6 +34,17 @@ def is_node_of(address: str, within_s: float) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(LOOK_S)
+
+
+def _use_known_token() -> None:
+    """Use token authentication if the mode is unset and a token is known, from the environment or its file. ``ray.init`` does so too, but
+    only later."""
+    level = authentication_token_setup.logger.level
+    authentication_token_setup.logger.setLevel(logging.ERROR)  # its warning says that this is the default
+    try:
+        authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    finally:
+        authentication_token_setup.logger.setLevel(level)
 
 
 def addresses_here() -> tuple[str, ...]:
