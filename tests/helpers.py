@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from offload.preload import NONE_AHEAD
@@ -115,3 +116,18 @@ def eventually(condition: Callable[[], bool], deadline_s: float = 300.0) -> None
     while not condition():
         assert time.monotonic() < until, f"still not so after {deadline_s} s"
         time.sleep(0.02)
+
+
+MARK = "OFFLOAD_TEST_OF_ENDINGS"  # an environment variable, which processes inherit
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes that have inherited this mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

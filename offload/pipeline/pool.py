@@ -19,10 +19,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
-import pyarrow as pa
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -30,7 +29,6 @@ from offload import machine
 from offload.pipeline import recipe as recipes
 from offload.pipeline.gather import Scratch
 from offload.pipeline.malloc import keep_freed_memory
-from offload.pipeline.recipe import Recipe
 from offload.pipeline.watch import GIVEN_UP, Watch
 
 IN_FLIGHT = 2  # tasks per actor: the running one and the next
@@ -41,6 +39,28 @@ DEAD = (ray.exceptions.RayActorError, NODE_GONE)
 START_S = 60.0  # time for a process to start, with imports and set-up, before its core counts as slow
 TOLD_S = 10.0  # time for the hub to answer a process that is about to end
 RETRIES = 3  # retries of one task whose process died: the task itself may kill processes
+
+
+class Made(Protocol):
+    """The output of a task. It may use the process's :class:`Scratch`, which the next task overwrites."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of samples."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+
+
+class Recipe(Protocol):
+    """The work of a kind of tasks. It travels to each process once, pickled."""
+
+    def ready(self) -> Self:
+        """Import and construct, in the process that works, what the work needs."""
+
+    def process(self, rows: Any, *, epoch: int, scratch: Scratch, watch: Watch) -> Made:
+        """Do the work of one task, and tell ``watch`` about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +75,7 @@ class PackedRecipe:
         packed = recipes.pack(recipe)
         return cls(key=hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest(), ref=ray.put(packed))
 
-    def ready(self) -> Recipe:
+    def ready(self) -> Any:
         """The recipe, unpickled once per process."""
         return recipes.unpack(self.key, lambda: ray.get(self.ref))
 
@@ -79,17 +99,17 @@ class Cost:
 class Block:
     """A finished block: its reference, its cost, and the node that made it, if known."""
 
-    ref: ray.ObjectRef[pa.Table]
+    ref: ray.ObjectRef[Any]
     cost: Cost
     node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Index rows for a recipe to process, in an epoch."""
+    """What a recipe should process, such as index rows, in an epoch."""
 
     recipe: PackedRecipe
-    rows: pa.Table
+    rows: Any
     epoch: int
 
 
@@ -128,14 +148,14 @@ class Preprocessor:
         finally:
             self._watch.idle()
 
-    def process(self, rows: pa.Table, recipe: PackedRecipe, epoch: int) -> tuple[pa.Table, Cost]:
+    def process(self, rows: Any, recipe: PackedRecipe, epoch: int) -> tuple[Made, Cost]:
         """Make the block of these rows, and return it with its cost."""
-        ready = recipe.ready()
+        ready: Recipe = recipe.ready()
         cpu, wall = time.process_time(), time.perf_counter()
         since = cpu
         if self._ended is not None and wall - self._ended[1] < AT_ONCE_S:
             since = self._ended[0]  # storing the last block is part of the price
-        block = recipes.process(ready, rows, epoch=epoch, scratch=self._scratch, watch=self._watch)
+        block = ready.process(rows, epoch=epoch, scratch=self._scratch, watch=self._watch)
         cpu_s, wall_s = time.process_time() - since, time.perf_counter() - wall
         # Measuring takes long, and the memory soon stops growing: measure after the first, second, fourth, … task.
         self._done += 1
@@ -170,11 +190,12 @@ class Work(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class _Given:
-    """A task under way. ``tries``: the number of processes that died while it ran."""
+    """A task under way. ``tries``: the number of processes that died while it ran. ``abandoned``: nobody wants its block any more."""
 
     task: Task
     done: Done
     tries: int = 0
+    abandoned: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
@@ -229,6 +250,10 @@ class Pool:
         self._asked += 1
         self._news.put(lambda: self._reshape(Counter(nodes), left))
         return left
+
+    def abandon(self, tasks: Sequence[Task]) -> None:
+        """Replace the processes that still work on these tasks, which nobody wants any more: they may be stuck."""
+        self._news.put(lambda: self._abandon(tasks))
 
     def starting(self) -> int:
         """The number of cores without a process that could take a task. A core that others hold counts only for a limited time."""
@@ -302,6 +327,8 @@ class Pool:
 
     def _finished(self, core: _Core, given: _Given, ref: Any, cost: Future[Cost]) -> None:
         core.given.discard(given)
+        if given.abandoned:
+            return
         error = cost.exception()
         if isinstance(error, DEAD):
             self._died(core, error)
@@ -330,6 +357,20 @@ class Pool:
         # The driver replaces a node that is gone, or ends the run if no node remains.
         if not self._cores and not gone:
             self._work.failed(error)
+
+    def _abandon(self, tasks: Sequence[Task]) -> None:
+        for core in list(self._cores):
+            stuck = [given for given in core.given if any(given.task is task for task in tasks)]
+            if not stuck:
+                continue
+            for given in stuck:
+                given.abandoned = True
+            core.dead = True
+            self._cores.remove(core)
+            ray.kill(core.actor)  # its other task fails, and another process runs it again
+            if not core.leaving:
+                self._cores.append(self._new_core(core.node, core.replaced))
+            self._tell_free()
 
     def _reshape(self, wanted: Counter[str], left: threading.Event) -> None:
         staying = [core for core in self._cores if not core.leaving]

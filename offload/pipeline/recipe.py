@@ -75,26 +75,29 @@ class Recipe:
                     "preprocessing process. Correct its constructor: it runs on every node, without arguments."
                 ) from None
         _import_ahead(transform)
-        _hold_to_one_core()
+        hold_to_one_core()
         return dataclasses.replace(self, transform=transform)
 
+    def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
+        """See :func:`process`."""
+        return process(self, rows, epoch=epoch, scratch=scratch, watch=watch)
 
-def pack(recipe: Recipe) -> np.ndarray[Any, Any]:
+
+def pack(recipe: Any) -> np.ndarray[Any, Any]:
     """The recipe as bytes, in an array: tasks read it in shared memory and unpickle it once per process."""
     return np.frombuffer(cloudpickle.dumps(recipe), dtype=np.uint8)  # type: ignore[no-untyped-call]
 
 
-_ready: dict[str, Recipe] = {}
+_ready: dict[str, Any] = {}
 
 
-def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]]) -> Recipe:
+def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]]) -> Any:
     """The recipe ``key`` of this process, unpickled and prepared at its first use."""
     if key not in _ready:
         # Keep only the recipes of the newest few runs: one may hold a data set of millions of names.
         while len(_ready) >= 8:
             _ready.pop(next(iter(_ready)))
-        recipe: Recipe = cloudpickle.loads(packed().tobytes())
-        _ready[key] = recipe.ready()
+        _ready[key] = cloudpickle.loads(packed().tobytes()).ready()
     return _ready[key]
 
 
@@ -109,7 +112,8 @@ def _import_ahead(transform: Any) -> None:
                 importlib.import_module(library)
 
 
-def _hold_to_one_core() -> None:
+def hold_to_one_core() -> None:
+    """Limit this process's libraries to one thread: the other cores have processes of their own."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
     if (cv2 := sys.modules.get("cv2")) is not None:
@@ -157,7 +161,7 @@ def process(
         good, made, errors = _process_chunk(recipe, chunk, epoch, watch)
         if _generators() != seeded:
             # The chunk itself imported the library of its random numbers, which was therefore not seeded.
-            _hold_to_one_core()
+            hold_to_one_core()
             good, made, errors = _process_chunk(recipe, chunk, epoch, watch)
         for i, reason in errors.items():
             skipped[start + i] = f"{recipe.reader.describe(chunk, i)}: {reason}"
@@ -213,7 +217,7 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
     at = _Place(recipe, chunk, watch)
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
-        _seed(mix(recipe.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1))
+        seed_generators(mix(recipe.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1))
         return reader.read(chunk, at)
     except RunError:
         raise
@@ -251,7 +255,7 @@ def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, 
     for i in range(chunk.num_rows):
         values: dict[str, Any] = {}
         if i not in known:
-            _seed(mix(recipe.seed, epoch, ids[i], 1))
+            seed_generators(mix(recipe.seed, epoch, ids[i], 1))
             at(i)
             try:
                 one = reader.read(chunk.slice(i, 1), nowhere)
@@ -333,12 +337,12 @@ def _call(
 ) -> Columns:
     if recipe.kind == "batch":
         begins(None)
-        _seed(mix(recipe.seed, epoch, int(ids[0]), 2))
+        seed_generators(mix(recipe.seed, epoch, int(ids[0]), 2))
         return _checked(recipe.transform(dict(columns)))
     made: dict[str, list[Any]] = {}
     for i, sample_id in enumerate(ids.tolist()):
         begins(i)
-        _seed(mix(recipe.seed, epoch, sample_id, 3))
+        seed_generators(mix(recipe.seed, epoch, sample_id, 3))
         sample = {name: column[i] for name, column in columns.items()}
         if recipe.kind == "image":
             sample["image"] = recipe.transform(sample["image"])
@@ -521,7 +525,7 @@ def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
     return ids.astype(np.int64)
 
 
-def _seed(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed every generator of augmentation, those of libraries only if they are loaded: importing torch costs seconds."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -532,7 +536,7 @@ def _seed(seed: int) -> None:
 
 
 def _generators() -> tuple[bool, bool]:
-    """Whether each library that :func:`_seed` seeds is loaded."""
+    """Whether each library that :func:`seed_generators` seeds is loaded."""
     return "torch" in sys.modules, "cv2" in sys.modules
 
 

@@ -37,17 +37,23 @@ def main(argv: list[str]) -> None:
 
 
 def socket_path(key: str, raylet: int) -> str:
-    """The socket of the server with this key that belongs to this raylet. Raises PermissionError if another user made the folder:
-    the listener there gets this process's environment."""
+    """The socket of the server with this key that belongs to this raylet. Raises PermissionError as :func:`own_folder` does."""
+    folder = own_folder()
+    # Hosts that share a folder may have raylets with the same process id, in different PID namespaces.
+    namespace = os.readlink("/proc/self/ns/pid")
+    text = "\0".join((key, namespace, str(raylet), sys.executable, os.environ.get("PYTHONPATH", "")))
+    return os.path.join(folder, hashlib.sha256(text.encode()).hexdigest()[:24])
+
+
+def own_folder() -> str:
+    """The folder with the sockets, which exists and which nobody else can enter. Raises PermissionError if another user made it: a
+    listener there gets this process's environment."""
     folder = socket_folder()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.stat(folder, follow_symlinks=False)
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(folder)
-    # Hosts that share a folder may have raylets with the same process id, in different PID namespaces.
-    namespace = os.readlink("/proc/self/ns/pid")
-    text = "\0".join((key, namespace, str(raylet), sys.executable, os.environ.get("PYTHONPATH", "")))
-    return os.path.join(folder, hashlib.sha256(text.encode()).hexdigest()[:24])
+    return folder
 
 
 def socket_folder() -> str:

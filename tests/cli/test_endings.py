@@ -18,11 +18,10 @@ import pytest
 from benchmarks.endings import SCRIPT
 from offload.interrupts import INTERRUPTED
 from offload.report.run_dir import EVENTS, METRICS, SUMMARY, read_lines
-from tests.helpers import eventually
+from tests.helpers import MARK, eventually, marked
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-MARK = "OFFLOAD_TEST_OF_ENDINGS"
 DEADLINE_S = 300.0
 LEFT_S = 60.0  # after which no process of a run is left; how soon that is so: benchmarks/endings.py
 
@@ -49,19 +48,8 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, str
             yield run, said, mark
         finally:
             run.kill()
-            for process in of_run(mark):
+            for process in marked(mark):
                 process.kill()
-
-
-def of_run(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.mark.parametrize(
@@ -81,7 +69,7 @@ def test_a_start_that_is_interrupted_ends_in_one_way(tmp_path: Path, phase: str,
                 os.killpg(run.pid, number)  # as a terminal does: to the command and to what it started
             eventually(lambda: "stopping" in said.read_text() or run.poll() is not None, DEADLINE_S)
         assert run.wait(DEADLINE_S) == INTERRUPTED, said.read_text()
-        eventually(lambda: not of_run(mark), LEFT_S)
+        eventually(lambda: not marked(mark), LEFT_S)
     assert "Traceback" not in said.read_text()
     assert "ended at once" in said.read_text() or "interrupted" in said.read_text()
 
@@ -92,23 +80,23 @@ def test_nothing_is_left_of_a_driver_that_was_killed_while_processes_start(tmp_p
 
         def starting() -> bool:
             with contextlib.suppress(psutil.NoSuchProcess):
-                return any("default_worker.py" in word for each in of_run(mark) for word in each.cmdline()[1:3])
+                return any("default_worker.py" in word for each in marked(mark) for word in each.cmdline()[1:3])
             return False
 
         eventually(lambda: starting() or run.poll() is not None, DEADLINE_S)
         assert run.poll() is None
         run.kill()
-        eventually(lambda: not of_run(mark), LEFT_S)
+        eventually(lambda: not marked(mark), LEFT_S)
 
 
 def test_a_run_whose_ray_ends_says_so_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     """Ray itself looks for it for a minute, and then ends the process in the middle of whatever it does."""
     with running(tmp_path) as (run, said, mark):
         eventually(lambda: bool(read_lines(tmp_path / "run" / METRICS)) or run.poll() is not None, DEADLINE_S)
-        (control,) = [process for process in of_run(mark) if process.name() == "gcs_server"]
+        (control,) = [process for process in marked(mark) if process.name() == "gcs_server"]
         control.kill()
         assert run.wait(DEADLINE_S) == 1, said.read_text()
-        eventually(lambda: not of_run(mark), LEFT_S)
+        eventually(lambda: not marked(mark), LEFT_S)
     lines = said.read_text().splitlines()
     assert "Traceback" not in said.read_text()
     assert lines[-1].startswith("offload: Ray's control process (gcs_server) on ")

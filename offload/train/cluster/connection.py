@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,20 @@ def connected(address: str | None) -> Iterator[Cluster]:
         else:
             with _joined(address, interrupts):
                 yield _describe(ours=False)
+
+
+@contextmanager
+def kept(address: str | None) -> Iterator[Cluster]:
+    """Like :func:`connected`, but for a library inside the user's own program: it handles signals only while Ray starts."""
+    if ray.is_initialized():
+        yield _describe(ours=False)
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    with ExitStack() as stack:
+        ours = address is None or address == "local"
+        with handled() as interrupts:
+            stack.enter_context(_started(interrupts) if address is None or ours else _joined(address, interrupts))
+        yield _describe(ours=ours)
 
 
 class ControlLostError(RunError):

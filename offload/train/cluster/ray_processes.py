@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import Any
 
 import psutil
 import ray
+import ray._private.auto_init_hook
 import ray._private.node
 import ray._private.parameter
 import ray._private.ray_constants as ray_constants
@@ -29,6 +31,7 @@ import ray._private.services
 import ray._private.utils
 import ray._private.worker
 
+from offload.errors import RunError
 from offload.interrupts import HELD
 from offload.preload import NONE_AHEAD, minimal_agent, setup_worker
 from offload.train.cluster.reaper import MARK, end_marked
@@ -144,6 +147,29 @@ def _out_of_reach(command: list[str], *, preexec_fn: Callable[[], None], **named
         preexec_fn()
 
     return subprocess.Popen(command, preexec_fn=prepare, start_new_session=True, **named)
+
+
+_no_new_ray = threading.local()
+
+
+@contextmanager
+def no_new_ray() -> Iterator[None]:
+    """A context in which this thread's calls to Ray raise RunError if there is no connection. Ray itself would start a new Ray."""
+    hook: Any = ray._private.auto_init_hook
+    if not isinstance(hook.auto_init_ray, functools.partial):
+        hook.auto_init_ray = functools.partial(_connected_or, hook.auto_init_ray)
+    before = getattr(_no_new_ray, "on", False)
+    _no_new_ray.on = True
+    try:
+        yield
+    finally:
+        _no_new_ray.on = before
+
+
+def _connected_or(start: Callable[[], None]) -> None:
+    if getattr(_no_new_ray, "on", False) and not ray.is_initialized():
+        raise RunError("the connection to Ray has ended.")
+    start()
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import torch
 
 from offload.errors import RunError
 from offload.model.batch_split import BatchSplit
+from offload.pipeline.owned_memory import writable
 from offload.pipeline.passes import PassKey
 from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, common_dtype, torch_only
 from offload.train.worker.agreement import Agreement, Heard
@@ -394,21 +395,6 @@ class _Line:
 def _worth_a_view(column: np.ndarray[Any, Any]) -> bool:
     """Whether the rows are large. Small rows (labels) are copied: users keep them, and a view would keep the whole block."""
     return column.nbytes >= VIEWED_ROW_BYTES * len(column) and column.flags.c_contiguous
-
-
-class _OwnedMemory:
-    """A writable view of object store memory. Ray hands it out as read-only, but this worker is the only reader of these rows, and
-    torch has no read-only tensors."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self._owner = array
-        address = array.__array_interface__["data"][0]
-        self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
-
-
-def writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same memory as a writable array."""
-    return array if array.flags.writeable else np.asarray(_OwnedMemory(array))
 
 
 def _is_numeric(column: object) -> bool:
