@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from offload.errors import ConfigError, OffloadError, RunError
+    from offload.loader.loader import DataLoader
+    from offload.loader.stats import LoaderStats
     from offload.pipeline.device import Normalize
     from offload.pipeline.spec import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
     from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster
@@ -26,6 +28,8 @@ _HOMES = {
     "Cluster": "offload.train.config",
     "ConfigError": "offload.errors",
     "Context": "offload.train.worker.context",
+    "DataLoader": "offload.loader.loader",
+    "LoaderStats": "offload.loader.stats",
     "Normalize": "offload.pipeline.device",
     "OffloadError": "offload.errors",
     "Pipeline": "offload.pipeline.spec",
@@ -46,6 +50,8 @@ __all__ = [
     "Cluster",
     "ConfigError",
     "Context",
+    "DataLoader",
+    "LoaderStats",
     "Normalize",
     "OffloadError",
     "Pipeline",

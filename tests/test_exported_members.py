@@ -17,6 +17,8 @@ PUBLIC = [
     "Cluster",
     "ConfigError",
     "Context",
+    "DataLoader",
+    "LoaderStats",
     "Normalize",
     "OffloadError",
     "Pipeline",

@@ -1,0 +1,57 @@
+"""Text: sentences of different lengths, padded to the longest of their batch."""
+
+import torch
+
+from offload import DataLoader
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "the", "dog", "had", "seen", "the", "cat"]
+VOCABULARY = {word: number for number, word in enumerate(sorted(set(WORDS)), start=1)}
+
+
+class Sentences:
+    """Sentences with a label: whether they mention the cat."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        words = [WORDS[(i + k * (1 + i % 3)) % len(WORDS)] for k in range(2 + i % 7)]
+        return {"tokens": [VOCABULARY[word] for word in words], "label": int("cat" in words)}
+
+
+def collate(samples):
+    tokens = [torch.tensor(sample["tokens"]) for sample in samples]
+    padded = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+    return {"tokens": padded, "mask": padded > 0, "label": torch.tensor([sample["label"] for sample in samples])}
+
+
+class Classifier(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(len(VOCABULARY) + 1, 16, padding_idx=0)
+        self.head = torch.nn.Linear(16, 2)
+
+    def forward(self, tokens, mask):
+        mask = mask.unsqueeze(-1)
+        return self.head((self.embed(tokens) * mask).sum(1) / mask.sum(1))
+
+
+def main():
+    torch.manual_seed(0)
+    model = Classifier()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = DataLoader(Sentences(), batch_size=8, shuffle=True, collate_fn=collate)
+    losses = []
+    for _ in range(2):
+        for batch in loader:
+            label = batch.pop("label")
+            loss = torch.nn.functional.cross_entropy(model(**batch), label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+if __name__ == "__main__":
+    print(main())

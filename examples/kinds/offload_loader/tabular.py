@@ -1,0 +1,54 @@
+"""Tabular data: rows of numbers and categories, some of them missing, read a batch at a time."""
+
+import numpy as np
+import torch
+
+from offload import DataLoader
+
+
+class Rows:
+    """A table in memory. __getitems__ takes all rows of a batch at once."""
+
+    def __init__(self, n=200):
+        random = np.random.default_rng(0)
+        self.numbers = random.normal(size=(n, 3)).astype(np.float32)
+        self.numbers[random.random((n, 3)) < 0.1] = np.nan
+        self.colours = random.choice(["red", "green", "blue"], n)
+        self.prices = np.nansum(self.numbers, axis=1) + (self.colours == "red")
+
+    def __len__(self):
+        return len(self.prices)
+
+    def __getitems__(self, indices):
+        return {
+            "numbers": self.numbers[indices],
+            "colours": self.colours[indices].tolist(),
+            "price": self.prices[indices],
+        }
+
+
+def collate(rows):
+    numbers = torch.from_numpy(rows["numbers"])
+    red = torch.tensor([[float(colour == "red")] for colour in rows["colours"]])
+    features = torch.cat([numbers.nan_to_num(), numbers.isnan().float(), red], dim=1)
+    return features, torch.from_numpy(rows["price"]).float()
+
+
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = DataLoader(Rows(), batch_size=32, shuffle=True, collate_fn=collate)
+    losses = []
+    for _ in range(2):
+        for features, price in loader:
+            loss = torch.nn.functional.mse_loss(model(features)[:, 0], price)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+if __name__ == "__main__":
+    print(main())

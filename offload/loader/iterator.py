@@ -1,0 +1,290 @@
+"""One iteration over a DataLoader: it orders batches ahead, and yields them in the order of the sampler.
+
+The user's thread runs the sampler, as in torch, so that random numbers are drawn where torch would draw them. A thread of the iteration
+fetches finished batches, pins them and moves them to the device while the user's code trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import ray
+from torch._utils import ExceptionWrapper
+
+from offload.errors import ConfigError, OffloadError, RunError
+from offload.loader.feed import Taken
+from offload.loader.packing import unpack
+from offload.loader.progress import Progress
+from offload.loader.recipe import Batches, BatchOrder
+from offload.loader.session import Session
+from offload.loader.stats import Clock
+from offload.pipeline.pool import PackedRecipe
+from offload.train.cluster.ray_processes import no_new_ray
+
+READY = 2  # batches that are fetched before the user's code asks for them
+LEAST_TAKEN = 4  # batches in one answer of the feed
+PATIENCE_S = 0.5  # time between looks for the end of the iteration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What an iteration needs to know of its loader.
+
+    ``recipes``: one for a map-style data set, one for each worker of an iterable one. ``orders``: the orders of a map-style data set.
+    ``skip``: the number of batches to leave out at
+    the beginning of an iterable data set (``orders`` leave them out already). ``finish``: what happens to a batch before the
+    user gets it.
+    """
+
+    recipes: list[Any]
+    orders: Iterator[BatchOrder] | None
+    skip: int
+    finish: Callable[[Any], Any]
+    timeout_s: float
+
+
+class _End:
+    """The end of an iteration, on its way through the queue."""
+
+
+class Iteration:
+    """The iterator over an iteration's batches. It ends itself when it is exhausted, closed, or no longer referenced."""
+
+    loader: object = None  # keeps the loader, and with it the connection, as long as there is an iteration
+
+    def __init__(self, plan: Plan, session: Session, progress: Progress, clock: Clock) -> None:
+        self._orders = plan.orders
+        self._ordered = self._received = 0
+        self._progress = progress
+        self._timeout_s = plan.timeout_s
+        self._clock = clock
+        self._over = False
+        self._samples = 0
+        self._costs: list[tuple[float, float]] = []
+        self._fetcher = _Fetcher(session, plan)
+        self._end = weakref.finalize(self, self._fetcher.close)
+        self._end.atexit = False  # the session's own exit handler ends everything
+        lead = self._fetcher.open()
+        if self._orders is not None:
+            self._order(lead)
+
+    def __iter__(self) -> Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        if self._over:
+            raise StopIteration
+        if self._orders is not None:
+            self._order(self._fetcher.lead)
+            if self._received == self._ordered:
+                self._end_epoch()
+        with self._clock.waiting():
+            item, samples = self._fetcher.get(self._timeout_s)
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        if isinstance(item, _End):
+            self._end_epoch()
+        self._received += 1
+        self._progress.batches += 1
+        if isinstance(item, ExceptionWrapper):
+            item.reraise()  # type: ignore[no-untyped-call]
+        self._samples = samples
+        self._clock.count(samples)
+        return item
+
+    def _end_epoch(self) -> NoReturn:
+        self._progress.over = True
+        self.measure()
+        self.costs()
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the iteration: no more batches are made."""
+        self._over = True
+        self._orders = None
+        self._end()
+
+    def measure(self) -> None:
+        """Tell the clock the feed's present rates."""
+        self._clock.rates = self._fetcher.rates() or self._clock.rates
+
+    def with_samples(self) -> Iterator[tuple[Any, int]]:
+        """Each batch with the number of its samples."""
+        for batch in self:
+            yield batch, self._samples
+
+    def costs(self) -> list[tuple[float, float]]:
+        """Core-seconds and bytes per sample of recent tasks."""
+        self._costs = self._fetcher.costs() or self._costs
+        return self._costs
+
+    def _order(self, lead: int) -> None:
+        """Order batches until ``lead`` of them are under way, several at a time: a message costs a fraction of a millisecond."""
+        assert self._orders is not None
+        orders: list[BatchOrder] = []
+        if self._ordered - self._received > lead - max(1, lead // 4):
+            return
+        while self._ordered - self._received < lead and (order := next(self._orders, None)) is not None:
+            orders.append(order)
+            self._ordered += 1
+        if orders:
+            self._fetcher.order(orders)
+
+
+class _Fetcher:
+    """The side of an iteration that knows the feed. Its thread holds no reference to the iteration, so that the garbage collector can
+    end it."""
+
+    def __init__(self, session: Session, plan: Plan) -> None:
+        self.lead = 0
+        self._name, self._session, self._plan = uuid.uuid4().hex, session, plan
+        self._items: queue.Queue[Any] = queue.Queue(maxsize=READY)
+        self._closed = threading.Event()
+        self._refs: list[Any] = []
+
+    def open(self) -> int:
+        """Begin to feed, and to fetch. Return the number of batches to order ahead."""
+        feed, client = self._session.feed, self._session.client
+        packed = [_packed(recipe) for recipe in self._plan.recipes]
+        self._refs = packed  # this process owns them: they must live as long as the iteration
+        if self._plan.orders is not None:
+            self.lead = _answer(feed.open.remote(self._name, client, packed[0]))
+        else:
+            _answer(feed.open_iterable.remote(self._name, client, packed))
+        threading.Thread(target=self._run, daemon=True, name="offload-loader").start()
+        return self.lead
+
+    def order(self, orders: list[BatchOrder]) -> None:
+        """Order batches. Raises RunError if the connection to Ray has ended."""
+        with no_new_ray():
+            self._session.feed.order.remote(self._name, orders)
+
+    def get(self, timeout_s: float) -> tuple[Any, int]:
+        """The next batch, exception or end, and the number of its samples.
+
+        Raises RuntimeError after ``timeout_s`` seconds, if it is not 0, as torch does.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            wait_s = min(PATIENCE_S, max(until - time.monotonic(), 0.0)) if timeout_s else PATIENCE_S
+            with contextlib.suppress(queue.Empty):
+                found: tuple[Any, int] = self._items.get(timeout=wait_s)
+                return found
+            if timeout_s and time.monotonic() >= until:
+                raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
+            if self._session.ended or not ray.is_initialized():
+                raise RunError("the connection to Ray has ended during the iteration: iterate again.")
+
+    def rates(self) -> dict[str, float]:
+        """See :meth:`offload.loader.feed.LoaderFeed.rates`."""
+        rates: dict[str, float] = self._ask("rates") or {}
+        return rates
+
+    def costs(self) -> list[tuple[float, float]]:
+        """See :meth:`offload.loader.feed.LoaderFeed.costs`."""
+        costs: list[tuple[float, float]] = self._ask("costs") or []
+        return costs
+
+    def _ask(self, method: str) -> Any:
+        """The feed's answer about this iteration; None if there is no feed any more."""
+        if self._closed.is_set() or self._session.ended:
+            return None
+        with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
+            return _answer(getattr(self._session.feed, method).remote(self._name))
+        return None
+
+    def close(self) -> None:
+        """End the iteration. Never waits, since the garbage collector may call it on any thread."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if not self._session.ended and ray.is_initialized():
+            with contextlib.suppress(Exception), no_new_ray():
+                self._session.feed.close.remote(self._name)
+
+    def _run(self) -> None:
+        try:
+            with no_new_ray():
+                self._fetch()
+        except BaseException as error:
+            self._put(error if isinstance(error, OffloadError) else _lost(error))
+
+    def _fetch(self) -> None:
+        start, skip = 0, 0 if self._plan.orders is not None else self._plan.skip
+        while not self._closed.is_set():
+            want = max(LEAST_TAKEN, self.lead // 4)
+            taken: Taken = _answer(self._session.feed.take.remote(self._name, start, want))
+            self.lead = max(taken.lead, 1)
+            for remark in taken.remarks:
+                logging.getLogger("offload").warning("%s", remark)
+            if taken.over:
+                self._put(_End())
+                return
+            blocks = {place.ref: None for place in taken.places}
+            if len(blocks) > 1:  # start all transfers before waiting for the first
+                ray.wait(list(blocks), num_returns=len(blocks), timeout=0, fetch_local=True)
+            block, ref = Batches((), 0), None
+            for place in taken.places:
+                try:
+                    if place.ref != ref:
+                        block, ref = ray.get(place.ref), place.ref
+                except ray.exceptions.ObjectLostError:
+                    _answer(self._session.feed.make_again.remote(self._name, start))
+                    break
+                if start >= skip and not self._put(self._finished(block, place.item), block.samples_per_batch):
+                    return
+                start += 1
+
+    def _finished(self, block: Batches, item: int) -> Any:
+        found = block.items[item]
+        if isinstance(found, ExceptionWrapper):
+            return found
+        try:
+            return self._plan.finish(unpack(found))
+        except Exception:
+            return ExceptionWrapper(where="while offload.DataLoader finished a batch (pin_memory, on_device)")  # type: ignore[no-untyped-call]
+
+    def _put(self, item: Any, samples: int = 0) -> bool:
+        """Give the user's thread an item. False: the iteration is over."""
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Full):
+                self._items.put((item, samples), timeout=PATIENCE_S)
+                return True
+        return False
+
+
+def _packed(recipe: Any) -> PackedRecipe:
+    try:
+        return PackedRecipe.of(recipe)
+    except Exception as error:  # the user's classes may raise anything
+        kind = type(recipe.dataset).__name__
+        raise ConfigError(
+            f"the data set {kind}, collate_fn or worker_init_fn cannot be sent to other processes: {type(error).__name__}: {error}. Open "
+            "files, connections and locks cannot be sent. Open them at the first __getitem__, or let every process construct the data "
+            f"set itself with a method such as: def __reduce__(self): return {kind}, (self.path,)"
+        ) from None
+
+
+def _answer(ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, BaseException) else error from None
+
+
+def _lost(error: BaseException) -> RunError:
+    lines = str(error).strip().splitlines()
+    return RunError(
+        f"the feed of the DataLoader is lost: {type(error).__name__}: {lines[0] if lines else 'no message'}."
+    )

@@ -1,0 +1,32 @@
+"""The job that this process belongs to: the ranks that share the cluster's cores."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job's name, which all its ranks and nobody else know, and this process's place in it."""
+
+    name: str
+    rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def of(cls, env: Mapping[str, str] = os.environ) -> Job:
+        """The job that the environment describes, as torchrun, Ray Train and most launchers do; else one of this process alone."""
+        try:
+            rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        except (KeyError, ValueError):
+            rank, world_size = 0, 1
+        if world_size <= 1:
+            return cls(name=uuid.uuid4().hex)
+        described = "\0".join(env.get(name, "") for name in _SHARED)
+        return cls(name=hashlib.sha256(described.encode()).hexdigest()[:32], rank=rank, world_size=world_size)

@@ -1,0 +1,161 @@
+"""The batches of one iteration on their way, from the order to the delivery. Pure: it knows no Ray and no threads.
+
+Batches are made in any order and delivered in the order of their numbers. A delivered batch stays known until the consumer asks for a
+later one: its node may be lost before the consumer has it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from offload.loader.recipe import BatchOrder
+
+
+class Place(NamedTuple):
+    """The place of a batch: number ``item`` of the block behind a reference."""
+
+    ref: Any
+    item: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """A finished batch, with its size in a node's object store."""
+
+    place: Place
+    node: str
+    size_bytes: int
+
+
+class MapLine:
+    """The batches of an iteration over a map-style data set, whose consumer sends the orders."""
+
+    def __init__(self) -> None:
+        self.held_bytes = Counter[str]()  # of batches that the consumer has not asked beyond, by node
+        self._orders: dict[int, BatchOrder] = {}  # of batches that the consumer may still need
+        self._wanted: deque[int] = deque()
+        self._under_way: set[int] = set()
+        self._made: dict[int, _Made] = {}
+        self._next = 0
+
+    @property
+    def wanted(self) -> int:
+        """The number of batches that no task makes yet."""
+        return len(self._wanted)
+
+    @property
+    def ahead(self) -> int:
+        """The number of batches that are made or under way."""
+        return len(self._made) + len(self._under_way)
+
+    @property
+    def starving(self) -> bool:
+        """Whether the consumer's next batch is ordered, and no task makes it."""
+        return bool(self._wanted) and self._wanted[0] == self._next
+
+    def order(self, orders: list[BatchOrder]) -> None:
+        """Add orders."""
+        for order in orders:
+            self._orders[order.number] = order
+            self._wanted.append(order.number)
+        if any(one > other for one, other in itertools.pairwise(self._wanted)):  # messages may overtake each other
+            self._wanted = deque(sorted(self._wanted))
+
+    def begin(self, count: int) -> list[BatchOrder]:
+        """Up to ``count`` orders for a task, which is under way from now on."""
+        numbers = [self._wanted.popleft() for _ in range(min(count, len(self._wanted)))]
+        self._under_way.update(numbers)
+        return [self._orders[number] for number in numbers]
+
+    def made(self, orders: list[BatchOrder], ref: Any, *, node: str, size_bytes: int) -> None:
+        """Note that a task has made these batches."""
+        for item, order in enumerate(orders):
+            self._under_way.discard(order.number)
+            if order.number >= self._next and order.number not in self._made:
+                made = _Made(place=Place(ref, item), node=node, size_bytes=size_bytes // len(orders))
+                self._made[order.number] = made
+                self.held_bytes[node] += made.size_bytes
+
+    def take(self, start: int, want: int) -> list[Place]:
+        """Up to ``want`` batches from number ``start`` on, as far as they are ready. The consumer has all batches before."""
+        for number in range(self._next, start):
+            self._orders.pop(number, None)
+            self._forget(number)
+        self._next = max(self._next, start)
+        found = []
+        for number in range(start, start + want):
+            if number not in self._made:
+                break
+            found.append(self._made[number].place)
+        return found
+
+    def lost(self, number: int) -> None:
+        """Make a batch again, before all others: its block is gone with a node."""
+        if number in self._orders and number not in self._under_way and number not in self._wanted:
+            self._forget(number)
+            self._wanted.appendleft(number)
+
+    def over(self) -> bool:
+        """Whether there are no more batches. Only the consumer knows."""
+        return False
+
+    def _forget(self, number: int) -> None:
+        made = self._made.pop(number, None)
+        if made is not None:
+            self.held_bytes[made.node] -= made.size_bytes
+
+
+class IterableLine:
+    """The batches of an iteration over an iterable data set: those of its workers, in turns, as in torch. A worker that has ended loses
+    its turn."""
+
+    def __init__(self, workers: int) -> None:
+        self._queues: list[deque[Place]] = [deque() for _ in range(workers)]
+        self._ended = [False] * workers
+        self._turn = 0
+        self._delivered: deque[Place] = deque()  # from number _next on
+        self._next = 0
+
+    def made(self, worker: int, place: Place) -> None:
+        """Add the next batch of a worker."""
+        self._queues[worker].append(place)
+
+    def end(self, worker: int) -> None:
+        """Note that this worker has no more batches."""
+        self._ended[worker] = True
+
+    def has_ended(self, worker: int) -> bool:
+        """Whether this worker has no more batches."""
+        return self._ended[worker]
+
+    def waiting(self, worker: int) -> int:
+        """The number of a worker's batches that wait for their turn."""
+        return len(self._queues[worker])
+
+    def take(self, start: int, want: int) -> list[Place]:
+        """See :meth:`MapLine.take`."""
+        while self._next < start and self._delivered:
+            self._delivered.popleft()
+            self._next += 1
+        while len(self._delivered) < want and (place := self._in_turn()) is not None:
+            self._delivered.append(place)
+        return list(self._delivered)[:want]
+
+    def over(self) -> bool:
+        """Whether all batches were taken."""
+        return all(self._ended) and not any(self._queues) and not self._delivered
+
+    def _in_turn(self) -> Place | None:
+        """The next batch, if it is ready."""
+        for _ in self._queues:
+            queue = self._queues[self._turn]
+            if queue:
+                self._turn = (self._turn + 1) % len(self._queues)
+                return queue.popleft()
+            if not self._ended[self._turn]:
+                return None
+            self._turn = (self._turn + 1) % len(self._queues)
+        return None

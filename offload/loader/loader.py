@@ -1,0 +1,235 @@
+"""``offload.DataLoader``: torch's DataLoader, with the batches made on every CPU of the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, IterableDataset, Sampler
+
+from offload.loader import probing
+from offload.loader import session as sessions
+from offload.loader.device import Finish
+from offload.loader.iterator import Iteration, Plan
+from offload.loader.node_choice import PLACEMENTS
+from offload.loader.progress import Aside, Progress, restore, state_of
+from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
+from offload.loader.stats import Clock, LoaderStats
+from offload.model.checks import check_callable, check_choice, check_count, check_text
+from offload.pipeline.shuffling import mix
+
+T_co = TypeVar("T_co", covariant=True)
+_ON_DEVICE = "a function from a batch to a batch"
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """A ``torch.utils.data.DataLoader`` whose batches every CPU of the cluster makes.
+
+    All arguments of torch's DataLoader are accepted and mean the same, with these differences:
+
+    * ``num_workers`` does not limit the number of processes: all CPUs work. If it is not 0, data sets see the same
+      ``get_worker_info()`` as with torch, and an iterable data set is read by as many processes.
+    * The random numbers of a sample depend on ``seed``, the epoch, and the sample's place in the order of the sampler: they are the same
+      in every run and on every cluster. The generators of Python, NumPy, torch and OpenCV are seeded.
+    * ``prefetch_factor`` and ``multiprocessing_context`` have no effect, and batches always come in order.
+
+    Args:
+        dataset: a map-style or iterable data set, or a list. It travels to the processes pickled, anew in each epoch if it has changed
+            (not with ``persistent_workers``).
+        address: the cluster, ``"auto"`` or ``host:port``; by default ``$RAY_ADDRESS``, the Ray that this process already uses, or a
+            new Ray on this machine.
+        seed: the seed of augmentations. By default, torch's generator draws one in each epoch, as torch does.
+        on_device: a function of the batch. The loader first moves the batch's tensors to this process's accelerator, if there is one.
+        placement: the nodes whose CPUs work: ``"all"``, ``"other_nodes"`` or ``"this_node"``.
+
+    Raises:
+        ValueError, TypeError: from the constructor, as torch's.
+        ConfigError: from the constructor for offload's own arguments, and from ``iter()`` if the cluster cannot be used.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        address: str | None = None,
+        seed: int | None = None,
+        on_device: Callable[[Any], Any] | None = None,
+        placement: str = "all",
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        sane = '"auto" or host:port'
+        self.address = None if address is None else check_text("DataLoader: address", address, sane=sane)
+        self.seed = None if seed is None else check_count("DataLoader: seed", seed)
+        self.on_device = (
+            None if on_device is None else check_callable("DataLoader: on_device", on_device, sane=_ON_DEVICE)
+        )
+        self.placement = check_choice("DataLoader: placement", placement, PLACEMENTS)
+        self._progress = Progress(over=True, epoch=-1)
+        self._loaded: Progress | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set up what belongs to this process alone."""
+        self._user = sessions.User()
+        self._clock = Clock()
+        self._current: weakref.ref[Iteration] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_user", "_clock", "_current")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def __iter__(self) -> Iteration:  # type: ignore[override]
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Iteration:  # type: ignore[override]
+        """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
+        progress, self._loaded = self._loaded, None
+        if progress is None:
+            progress = Progress(epoch=self._progress.epoch + 1)
+        if progress.start is None:
+            progress.start = state_of(self._samplers(), self.generator)
+            seed, orders = self._draw(progress, None)
+        else:
+            seed, orders = self._draw(progress, restore(progress.start, self._samplers(), self.generator))
+        self._progress = progress
+        iteration = Iteration(
+            Plan(
+                recipes=self._recipes(seed),
+                orders=orders,
+                skip=progress.batches,
+                finish=Finish(pin=self.pin_memory, on_device=self.on_device),
+                timeout_s=self.timeout,
+            ),
+            self._user.session(self.address, self.placement),
+            progress,
+            self._clock,
+        )
+        iteration.loader = self
+        probe = probing.active
+        if probe is not None and probe.wants(self):
+            return probe.measure(iteration)  # type: ignore[return-value]
+        self._current = weakref.ref(iteration)
+        return iteration
+
+    def check_worker_number_rationality(self) -> None:
+        """Not as in torch, which warns of more workers than this machine has cores: here, ``num_workers`` starts no processes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the epoch of the newest iteration, as plain data. A loader with the same arguments goes on from there."""
+        return self._progress.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where ``state`` was taken: after the last batch that the program had got.
+
+        A map-style data set reads only the rest. An iterable one is read again from the beginning.
+
+        Raises ConfigError if ``state`` does not come from :meth:`state_dict`.
+        """
+        self._loaded = Progress.of(state)
+
+    def stats(self) -> LoaderStats:
+        """The measurements since the loader was made, or since :meth:`reset_stats`."""
+        if self._current is not None and (current := self._current()) is not None:
+            current.measure()
+        return self._clock.stats()
+
+    def reset_stats(self) -> None:
+        """Measure anew from now on."""
+        self._clock.reset()
+
+    def _samplers(self) -> list[Any]:
+        """Everything that may draw random numbers for the order of samples."""
+        inner = getattr(self.batch_sampler, "sampler", None)
+        found = [self.sampler, self.batch_sampler, inner]
+        return [
+            each for i, each in enumerate(found) if each is not None and not any(each is other for other in found[:i])
+        ]
+
+    def _draw(self, progress: Progress, aside: Aside | None) -> tuple[int, Iterator[BatchOrder] | None]:
+        """Draw the seed of the epoch and the order of its samples, in torch's order of drawing. A resumed epoch draws ``aside``."""
+        with contextlib.nullcontext() if aside is None else aside.used():
+            indices = iter(self._index_sampler)
+            drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        if aside is not None:
+            indices = aside.iterate(indices)
+        seed = drawn if self.seed is None else mix(self.seed, progress.epoch)
+        if isinstance(self.dataset, IterableDataset):
+            return seed, None
+        left_out = sum(map(self._samples_in, itertools.islice(indices, progress.batches)))
+        return seed, self._orders(indices, progress.batches, left_out, seed)
+
+    def _orders(self, indices: Iterator[Any], batch: int, first: int, seed: int) -> Iterator[BatchOrder]:
+        for number, each in enumerate(indices):
+            yield BatchOrder(number=number, batch=batch + number, indices=each, first=first, seed=seed)
+            first += self._samples_in(each)
+
+    def _samples_in(self, indices: Any) -> int:
+        return len(indices) if self._auto_collation else 1
+
+    def _recipes(self, seed: int) -> list[Any]:
+        """The work of each process: what this process's own data set is now, as if it were forked."""
+        if not isinstance(self.dataset, IterableDataset):
+            return [
+                MapRecipe(
+                    dataset=self.dataset,
+                    collate_fn=self.collate_fn,
+                    batches=self._auto_collation,
+                    num_workers=self.num_workers,
+                    worker_init_fn=self.worker_init_fn,
+                )
+            ]
+        return [
+            IterableRecipe(
+                dataset=self.dataset,
+                collate_fn=self.collate_fn,
+                batch_size=self.batch_size,
+                drop_last=self.drop_last,
+                num_workers=self.num_workers,
+                worker=worker,
+                seed=seed,
+                worker_init_fn=self.worker_init_fn,
+            )
+            for worker in range(max(self.num_workers, 1))
+        ]

@@ -1,0 +1,124 @@
+"""A program under the probe: one of its DataLoaders is first drained, then yields the same batches again and again.
+
+The probe runs the program as it is. When the program iterates over the chosen loader, its loop measures itself: the time from a replayed
+batch to the request for the next one is its step. The program ends inside its loop, with an exception that ``except Exception`` does not
+catch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from offload.loader.iterator import Iteration
+
+KEPT = 4  # batches to replay
+KEPT_BYTES = 1 << 30
+WARM_STEPS = 3
+LEAST_STEPS = 3
+DRAIN_S, REPLAY_S = 15.0, 20.0
+
+
+class ProbedError(BaseException):
+    """The probe has measured enough, and the program ends."""
+
+
+@dataclass(kw_only=True)
+class LoaderProbe:
+    """The measurement of the loader in the variable ``name``, or, without a name, of the first one that the program iterates over.
+
+    ``tell`` gets the phase and the share that is done. Afterwards ``costs`` holds core-seconds and bytes per sample of recent tasks,
+    ``step_s`` the typical step in seconds, ``samples`` the samples of a batch, ``beside_cpus`` the cores that the program used while it
+    stepped. ``seen``: the variables of loaders that the program iterated over.
+    """
+
+    name: str | None
+    tell: Callable[[str, float], None] = lambda phase, share: None
+    drain_s: float
+    replay_s: float
+    costs: list[tuple[float, float]] = field(default_factory=list)
+    step_s: float = 0.0
+    samples: int = 0
+    beside_cpus: float = 0.0
+    measuring_s: float = 0.0
+    seen: set[str] = field(default_factory=set)
+
+    def wants(self, loader: object) -> bool:
+        """Whether this is the loader to measure."""
+        names = set(_names_of(loader))
+        self.seen |= names
+        return self.name is None or self.name in names
+
+    def measure(self, iteration: Iteration) -> Iterator[Any]:
+        """Yield batches of the iteration, and measure. Raises ProbedError at the end."""
+        began = time.monotonic()
+        kept = self._drain(iteration)
+        iteration.close()
+        if not kept:
+            return
+        steps: list[float] = []
+        until = time.monotonic() + self.replay_s
+        cpu, wall = 0.0, 0.0
+        for number in itertools.count():
+            left = until - time.monotonic()
+            if left <= 0 and len(steps) >= LEAST_STEPS:
+                break
+            self.tell("replaying batches", 0.5 + 0.5 * min(1 - left / self.replay_s, 1.0))
+            at, cpu_at = time.perf_counter(), time.process_time()
+            yield kept[number % len(kept)]
+            _synchronise()
+            if number >= WARM_STEPS or left <= 0:
+                steps.append(time.perf_counter() - at)
+                cpu, wall = cpu + time.process_time() - cpu_at, wall + steps[-1]
+        self.step_s = statistics.median(steps)
+        self.beside_cpus = cpu / wall
+        self.measuring_s = time.monotonic() - began
+        raise ProbedError
+
+    def _drain(self, iteration: Iteration) -> list[Any]:
+        kept: list[Any] = []
+        began = time.monotonic()
+        for batch, samples in iteration.with_samples():
+            if len(kept) < KEPT and len(kept) * _size(batch) < KEPT_BYTES:
+                kept.append(batch)
+                self.samples = max(self.samples, samples)
+            self.tell("draining the input", 0.5 * min((time.monotonic() - began) / self.drain_s, 1.0))
+            if time.monotonic() - began > self.drain_s:
+                break
+        self.costs = iteration.costs() or self.costs
+        return kept
+
+
+active: LoaderProbe | None = None
+"""The probe under which this process runs its program, if any."""
+
+
+def _names_of(loader: object) -> Iterator[str]:
+    """The names of the variables that hold this loader, in the functions that are iterating over it."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        for scope in (frame.f_locals, frame.f_globals):
+            yield from (name for name, value in list(scope.items()) if value is loader and name != "self")
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _synchronise() -> None:
+    """Wait for the accelerator: the program's step only queues its work."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def _size(batch: Any) -> int:
+    """The bytes of the tensors of a batch, roughly."""
+    if isinstance(batch, torch.Tensor):
+        return batch.nbytes
+    if isinstance(batch, dict):
+        return sum(map(_size, batch.values()))
+    return sum(map(_size, batch)) if isinstance(batch, list | tuple) else 0

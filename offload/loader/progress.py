@@ -1,0 +1,142 @@
+"""The place of a DataLoader in its epochs, as a state that a checkpoint can hold.
+
+A sampler is the user's own code, and usually cannot say where it is. So the state holds what the sampler drew its random numbers from when
+the epoch began, and how many batches the program has got since. A resumed loader draws the epoch's indices again and leaves these out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from offload.errors import ConfigError
+from offload.model.checks import check_count, check_mapping
+
+VERSION = 1
+
+
+@dataclass(eq=False, kw_only=True)
+class Progress:
+    """The place in an epoch. ``epoch``: the number of epochs begun before. ``batches``: those that the program has got.
+
+    ``start``: the state at the beginning of the epoch, as :func:`state_of` gives it.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    start: Mapping[str, Any] | None = None
+    over: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """The place as plain data, which ``torch.load(weights_only=True)`` reads back."""
+        if self.over or self.start is None:
+            return {"version": VERSION, "epoch": self.epoch + self.over, "batches": 0, "start": None}
+        return {"version": VERSION, "epoch": self.epoch, "batches": self.batches, "start": dict(self.start)}
+
+    @classmethod
+    def of(cls, state: object) -> Progress:
+        """The place that :meth:`state` described. Raises ConfigError for anything else."""
+        found = check_mapping("DataLoader: the state", state, sane="the result of state_dict()")
+        if found.get("version") != VERSION or not {"epoch", "batches", "start"} <= found.keys():
+            raise ConfigError(
+                f"this is no state of an offload.DataLoader of this release: it has the keys {', '.join(map(str, found)) or 'none'}. "
+                "Load the result of its state_dict()."
+            )
+        return cls(
+            epoch=check_count("DataLoader: the state's epoch", found["epoch"]),
+            batches=check_count("DataLoader: the state's batches", found["batches"]),
+            start=found["start"],
+        )
+
+
+def state_of(samplers: Iterable[Any], generator: torch.Generator | None) -> dict[str, Any]:
+    """The state of everything from which samplers usually draw: the global generators, the loader's, their own, and their epochs."""
+    return {
+        **_global_state(),
+        "generator": None if generator is None else generator.get_state(),
+        "samplers": [_state_of_sampler(sampler) for sampler in samplers],
+    }
+
+
+def restore(state: Mapping[str, Any], samplers: Iterable[Any], generator: torch.Generator | None) -> Aside:
+    """Set the loader's own generator and the samplers back to this state. Return the global generators, to be used aside."""
+    if generator is not None and state["generator"] is not None:
+        generator.set_state(state["generator"])
+    for sampler, of_sampler in zip(samplers, state["samplers"], strict=False):
+        _restore_sampler(sampler, of_sampler)
+    return Aside(state)
+
+
+class Aside:
+    """A second set of global generators, for a resumed sampler: within :meth:`used`, Python, NumPy and torch draw from it, and the
+    program's own random numbers stay what they are."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """A context in which these generators are the global ones."""
+        before = _global_state()
+        _set_global_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = _global_state()
+            _set_global_state(before)
+
+    def iterate(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The same items, each drawn from these generators."""
+        nothing = object()
+        while True:
+            with self.used():
+                item = next(items, nothing)
+            if item is nothing:
+                return
+            yield item
+
+
+def _global_state() -> dict[str, Any]:
+    numpy_state = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": [part.tolist() if isinstance(part, np.ndarray) else part for part in _parts(numpy_state)],
+        "torch": torch.get_rng_state(),
+    }
+
+
+def _parts(state: Any) -> list[Any]:
+    return list(state)
+
+
+def _set_global_state(state: Mapping[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+
+
+def _state_of_sampler(sampler: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
+        state["generator"] = own.get_state()
+    if hasattr(sampler, "set_epoch") and isinstance(epoch := getattr(sampler, "epoch", None), int):
+        state["epoch"] = epoch
+    if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+        state["own"] = sampler.state_dict()
+    return state
+
+
+def _restore_sampler(sampler: Any, state: Mapping[str, Any]) -> None:
+    if "own" in state:
+        sampler.load_state_dict(state["own"])
+    if "epoch" in state:
+        sampler.set_epoch(state["epoch"])
+    if "generator" in state:
+        sampler.generator.set_state(state["generator"])

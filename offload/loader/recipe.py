@@ -1,0 +1,204 @@
+"""The work of a preprocessing process for a DataLoader: it fetches the samples of a batch, and collates them.
+
+It follows torch's own worker processes, with one difference. There, the random numbers of an augmentation depend on the process that
+happens to load a sample, and on all samples that it loaded before. Here they depend on the loader's seed and on the sample's place in the
+order of the sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ray import cloudpickle
+from torch._utils import ExceptionWrapper
+
+from offload.loader.packing import Packed, pack
+from offload.loader.worker_role import in_role, once, seed_as_torch
+from offload.pipeline.gather import Scratch
+from offload.pipeline.recipe import FAILURES, hold_to_one_core, seed_generators
+from offload.pipeline.shuffling import mix
+from offload.pipeline.watch import Watch
+
+Item = Packed | ExceptionWrapper
+"""A finished batch, or the exception of the user's code, to be raised where the batch is wanted."""
+
+
+class BatchOrder(NamedTuple):
+    """A batch to make.
+
+    Args:
+        number: its place among the orders of the iteration.
+        batch: its place in the epoch, which differs after a resume.
+        indices: what the sampler gave, a list of indices or, without automatic batching, one index.
+        first: the number of samples before it in the epoch.
+        seed: the seed of the epoch.
+    """
+
+    number: int
+    batch: int
+    indices: Any
+    first: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The finished batches of a task, in order. ``num_rows``: the number of their samples."""
+
+    items: tuple[Item, ...]
+    num_rows: int
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return sum(item.nbytes for item in self.items if isinstance(item, Packed))
+
+    @property
+    def samples_per_batch(self) -> int:
+        """The number of samples of a batch, on average."""
+        return self.num_rows // max(len(self.items), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imports:
+    """A recipe without work, for processes that should import what batches need before there are any."""
+
+    def ready(self) -> Imports:
+        """Prepare this process."""
+        hold_to_one_core()
+        return self
+
+    def process(self, rows: Any, *, epoch: int, scratch: Scratch, watch: Watch) -> Batches:
+        """Make nothing."""
+        return Batches((), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapRecipe:
+    """The recipe for a map-style data set.
+
+    ``batches``: whether an order holds the indices of a batch (torch's automatic batching). ``num_workers``: torch's argument. If it
+    is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, which is the worker that would make it in torch.
+    """
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    batches: bool
+    num_workers: int = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    initialised: set[int] = field(default_factory=set)
+
+    def ready(self) -> MapRecipe:
+        """Prepare this process."""
+        hold_to_one_core()
+        return self
+
+    def process(self, rows: Sequence[BatchOrder], *, epoch: int, scratch: Scratch, watch: Watch) -> Batches:
+        """Make these batches."""
+        made = []
+        for order in rows:
+            watch.doing(_what(order.batch, self.dataset))
+            made.append(caught(order.batch, self._batch, order))
+        watch.idle()
+        return Batches(tuple(made), sum(len(order.indices) if self.batches else 1 for order in rows))
+
+    def _batch(self, order: BatchOrder) -> Any:
+        number = order.batch % self.num_workers if self.num_workers else 0
+        with in_role(number, self.num_workers, order.seed, self.dataset):
+            if self.num_workers:
+                once(self.worker_init_fn, number, self.initialised)
+            return self.collate_fn(self._samples(order))
+
+    def _samples(self, order: BatchOrder) -> Any:
+        seed_generators(mix(order.seed, order.first))
+        if not self.batches:
+            return self.dataset[order.indices]
+        if getattr(self.dataset, "__getitems__", None):
+            return self.dataset.__getitems__(order.indices)
+        return list(self._one_by_one(order))
+
+    def _one_by_one(self, order: BatchOrder) -> Iterator[Any]:
+        for place, index in enumerate(order.indices):
+            seed_generators(mix(order.seed, order.first + place))
+            yield self.dataset[index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterableRecipe:
+    """The recipe for one worker's share of an iterable data set, which only its own process can make, batch after batch.
+
+    ``batch_size``: None without automatic batching. ``worker``: the worker's number. ``num_workers``: torch's argument.
+    """
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    batch_size: int | None
+    drop_last: bool
+    num_workers: int
+    worker: int
+    seed: int
+    worker_init_fn: Callable[[int], None] | None = None
+
+    def ready(self) -> IterableRecipe:
+        """Prepare this process."""
+        hold_to_one_core()
+        return self
+
+    def batches(self, watch: Watch) -> Iterator[tuple[Item, int]]:
+        """Yield the worker's batches, each with the number of its samples."""
+        seed_as_torch(self.worker, self.seed)
+        number = 0
+        with in_role(self.worker, self.num_workers, self.seed, self.dataset):
+            if self.num_workers:
+                once(self.worker_init_fn, self.worker, set())
+            samples = self._samples()
+            while True:
+                watch.doing(_what(number, self.dataset))
+                found: list[Any] = []
+                try:
+                    item = caught(number, self._next, samples, found)
+                except _EndError:
+                    return
+                finally:
+                    watch.idle()
+                yield item, len(found)
+                number += 1
+
+    def _samples(self) -> Iterator[Any]:
+        yield from self.dataset  # an error of its __iter__ is then raised with the first batch
+
+    def _next(self, samples: Iterator[Any], found: list[Any]) -> Any:
+        """The next batch; its samples go to ``found``. Raises _EndError after the last."""
+        for sample in samples:
+            found.append(sample)
+            if len(found) >= (self.batch_size or 1):
+                break
+        if not found or (self.drop_last and len(found) < (self.batch_size or 1)):
+            raise _EndError
+        return self.collate_fn(found[0] if self.batch_size is None else list(found))
+
+
+class _EndError(Exception):
+    """There are no more batches."""
+
+
+def caught(number: int, make: Callable[..., Any], *args: Any) -> Item:
+    """The packed result of ``make``, or its exception. Raises _EndError after the last batch of an iterable data set."""
+    try:
+        return pack(make(*args))
+    except _EndError:
+        raise
+    except FAILURES:
+        where = f"in a preprocessing process of offload.DataLoader, at batch {number}"
+        wrapped = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        try:
+            cloudpickle.dumps(wrapped)  # type: ignore[no-untyped-call]
+        except Exception:
+            wrapped.exc_type = RuntimeError  # its text names the type
+        return wrapped
+
+
+def _what(number: int, dataset: Any) -> Callable[[], str]:
+    return lambda: f"batch {number} of a DataLoader over {type(dataset).__name__}"

@@ -1,0 +1,109 @@
+"""The Ray that the ranks of a job share. On one machine, without an address, the first rank starts it and the others join."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+
+from offload.loader.job import Job
+from offload.preload.launch import own_folder
+from offload.train.cluster.connection import Cluster, kept
+
+OTHERS_S = 600.0  # time for the other ranks to be done with a Ray that this process started
+LOOK_S = 0.5
+TOKEN = "RAY_AUTH_TOKEN"
+
+
+@contextmanager
+def shared(job: Job, address: str | None) -> Iterator[Cluster]:
+    """A connection to the cluster at ``address``; without one, to a Ray of this machine that the job's ranks share."""
+    if ray.is_initialized() or job.world_size == 1 or address or os.environ.get("RAY_ADDRESS"):
+        with kept(address) as cluster:
+            yield cluster
+        return
+    with _Meeting(job) as meeting, kept(meeting.address) as cluster:
+        meeting.tell()
+        yield cluster
+        meeting.wait_for_others()
+
+
+class _Meeting:
+    """The ranks' meeting point: a file with the address and the token of their Ray, which only this user can read."""
+
+    def __init__(self, job: Job) -> None:
+        folder = Path(own_folder())
+        self._path = folder / f"ranks-{job.name}.json"
+        self._users = folder / f"ranks-{job.name}.users"
+        self._lock: int | None = None
+        self._mine: int | None = None
+        self._took_token = False
+        self.address: str | None = None
+
+    def __enter__(self) -> _Meeting:
+        # Only one rank looks and starts at a time; the others wait for the lock.
+        self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._mine = os.open(self._users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Every rank holds a shared lock on the users' file: the owner of Ray can tell whether any other is left.
+        fcntl.flock(self._mine, fcntl.LOCK_SH)
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            os.kill(known["pid"], 0)
+            self.address = known["address"]
+            if known["token"]:
+                os.environ[TOKEN] = known["token"]
+                self._took_token = True
+        return self
+
+    @property
+    def owner(self) -> bool:
+        """Whether this rank starts Ray."""
+        return self.address is None
+
+    def tell(self) -> None:
+        """Tell the other ranks where Ray is."""
+        if self.owner:
+            known = {
+                "pid": os.getpid(),
+                "address": ray.get_runtime_context().gcs_address,
+                "token": os.environ.get(TOKEN, ""),
+            }
+            written = self._path.with_suffix(f".{os.getpid()}")
+            with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                json.dump(known, file)
+            written.replace(self._path)
+        self._release()
+
+    def wait_for_others(self) -> None:
+        """Wait until no other rank uses the Ray that this one started."""
+        if not self.owner or self._mine is None:
+            return
+        until = time.monotonic() + OTHERS_S
+        while time.monotonic() < until:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(LOOK_S)
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+        if self._took_token:  # the user's next programs must not inherit it
+            os.environ.pop(TOKEN, None)
+        if self.owner:
+            for path in (self._path, self._users, self._path.with_suffix(".lock")):
+                path.unlink(missing_ok=True)
+        if self._mine is not None:
+            os.close(self._mine)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

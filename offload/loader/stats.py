@@ -1,0 +1,103 @@
+"""The measurements of a DataLoader: how fast batches come, how long the program waits for them, and how fast they could come."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+STALLED = 0.05  # share of waiting from which on the input holds the program up
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderStats:
+    """The measurements since the loader was made, or since the last ``reset_stats()``.
+
+    Args:
+        batches: batches that the program got.
+        samples_per_s: samples/s, from the first batch to the last.
+        stall: the share of that time in which the program waited for a batch, from 0 to 1.
+        cores: cores that preprocess, shared by all loaders of the job.
+        input_ceiling_samples_per_s: samples/s that these cores could make; 0 before the first measurement.
+        core_seconds_per_sample: the CPU time of a sample; 0 before the first measurement.
+        bytes_per_sample: the size of a sample in a batch; 0 before the first measurement.
+    """
+
+    batches: int
+    samples_per_s: float
+    stall: float
+    cores: int
+    input_ceiling_samples_per_s: float
+    core_seconds_per_sample: float
+    bytes_per_sample: float
+
+    @property
+    def verdict(self) -> str:
+        """The measurements in a sentence."""
+        if not self.batches:
+            return "no batch was read yet"
+        if self.stall < STALLED:
+            return f"the input keeps up: the program waited {self.stall:.1%} of its time"
+        said = f"the input holds the program up: it waited {self.stall:.0%} of its time for {_cores(self.cores)}"
+        if not self.core_seconds_per_sample:
+            return said
+        wanted = self.samples_per_s / max(1 - self.stall, 1e-3) * self.core_seconds_per_sample
+        return f"{said}; about {_cores(math.ceil(wanted))} would keep up"
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'' if count == 1 else 's'}"
+
+
+class Clock:
+    """The program's side of the measurements. ``rates``: the feed's side, as it was last."""
+
+    def __init__(self) -> None:
+        self.rates: Mapping[str, float] = {}
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        with self._lock:
+            self._batches = self._samples = 0
+            self._waited_s = 0.0
+            self._first = self._last = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A context in which the program waits for a batch."""
+        began = time.perf_counter()
+        yield
+        with self._lock:
+            self._last = time.perf_counter()
+            # The first batch waits for processes to start, which says nothing about the rate.
+            if self._first:
+                self._waited_s += self._last - began
+            else:
+                self._first = self._last
+
+    def count(self, samples: int) -> None:
+        """Count a batch."""
+        with self._lock:
+            # Samples of the first batch were made before the time began.
+            self._samples += samples if self._batches else 0
+            self._batches += 1
+
+    def stats(self) -> LoaderStats:
+        """The measurements."""
+        with self._lock:
+            rates = self.rates
+            seconds = self._last - self._first
+            return LoaderStats(
+                batches=self._batches,
+                samples_per_s=self._samples / seconds if seconds > 0 else 0.0,
+                stall=min(self._waited_s / seconds, 1.0) if seconds > 0 else 0.0,
+                cores=int(rates.get("cores", 0)),
+                input_ceiling_samples_per_s=rates.get("input_ceiling_samples_per_s", 0.0),
+                core_seconds_per_sample=rates.get("core_seconds_per_sample", 0.0),
+                bytes_per_sample=rates.get("wire_bytes_per_sample", 0.0),
+            )

@@ -1,0 +1,368 @@
+"""What a program that iterates over an offload.DataLoader may rely on, beside the batches themselves."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import ray.train.torch
+import torch
+import torch.utils.data as torch_data
+
+import offload
+from offload.errors import ConfigError, RunError
+from offload.loader import session as sessions
+from tests.helpers import eventually
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _free_cores_afterwards() -> Iterator[None]:
+    yield
+    gc.collect()
+    sessions.end_unused()
+
+
+class Numbers(torch_data.Dataset[Any]):
+    def __init__(self, n: int = 20) -> None:
+        self.n, self.offset = n, 0
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Any:
+        return i + self.offset
+
+
+class BadSampleError(Exception):
+    """The user's own."""
+
+
+class Faulty(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        if i == 7:
+            raise BadSampleError(f"sample {i} is bad")
+        return i
+
+
+def values(loader: Any) -> list[int]:
+    return [int(value) for batch in loader for value in batch]
+
+
+# -- iterating ----------------------------------------------------------------------------------------------------------
+
+
+def test_several_iterations_run_at_once_and_may_end_early() -> None:
+    loader: Any = offload.DataLoader(Numbers(), batch_size=3)
+    pairs = [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)]
+    assert all(a == b for a, b in pairs)
+    assert len(pairs) == len(loader) == 7
+    for batch in loader:
+        assert batch.tolist() == [0, 1, 2]
+        break
+    assert values(loader) == list(range(20))
+
+
+def test_an_exhausted_iterator_stays_exhausted() -> None:
+    iterator = iter(offload.DataLoader(Numbers(2)))
+    assert len(list(iterator)) == 2
+    assert next(iterator, None) is None
+
+
+def test_an_exception_is_raised_at_its_batch_with_the_users_traceback_and_the_rest_follows() -> None:
+    iterator = iter(offload.DataLoader(Faulty(), batch_size=5))
+    assert next(iterator).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(BadSampleError, match=r"(?s)sample 7 is bad") as caught:
+        next(iterator)
+    assert "in __getitem__" in str(caught.value)
+    assert __file__ in str(caught.value)
+    assert next(iterator).tolist() == [10, 11, 12, 13, 14]
+
+
+def test_a_collate_function_that_fails_says_so() -> None:
+    def collate(samples: list[int]) -> int:
+        return len(samples) // 0
+
+    with pytest.raises(ZeroDivisionError, match="in collate"):
+        next(iter(offload.DataLoader(Numbers(), batch_size=2, collate_fn=collate)))
+
+
+def test_what_the_program_changes_in_its_data_set_counts_from_the_next_epoch_on() -> None:
+    dataset = Numbers(4)
+    loader: Any = offload.DataLoader(dataset, batch_size=2)
+    assert values(loader) == [0, 1, 2, 3]
+    dataset.offset = 100
+    assert values(loader) == [100, 101, 102, 103]
+
+
+def test_a_list_is_a_data_set() -> None:
+    assert values(offload.DataLoader([5, 6, 7], batch_size=2)) == [5, 6, 7]
+
+
+class Stuck(Numbers):
+    """Its second sample never comes."""
+
+    def __getitem__(self, i: int) -> Any:
+        while i == 1:
+            time.sleep(0.1)
+        return i
+
+
+class Process(Numbers):
+    """The process that makes each sample, which takes it a moment."""
+
+    def __getitem__(self, i: int) -> Any:
+        time.sleep(0.02)
+        return os.getpid()
+
+
+def test_a_batch_that_does_not_come_in_time_is_an_error_as_in_torch_and_its_core_works_again() -> None:
+    eventually(lambda: len(set(values(offload.DataLoader(Process(100))))) == 4)
+    iterator: Any = iter(offload.DataLoader(Stuck(2), timeout=2))
+    eventually(lambda: _next_or_why(iterator) == 0)
+    assert _next_or_why(iterator) == "DataLoader timed out after 2 seconds"
+    iterator.close()
+    eventually(lambda: len(set(values(offload.DataLoader(Process(100))))) == 4)
+
+
+def _next_or_why(iterator: Any) -> int | str:
+    try:
+        return int(next(iterator))
+    except RuntimeError as error:
+        return str(error)
+
+
+# -- random numbers -----------------------------------------------------------------------------------------------------
+
+
+class Noisy(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        return torch.tensor([i, random.random(), np.random.rand(), float(torch.rand(()))], dtype=torch.float64)
+
+
+def epochs(seed: int | None, batch_size: int = 4, count: int = 2) -> list[torch.Tensor]:
+    loader: Any = offload.DataLoader(Noisy(), batch_size=batch_size, seed=seed)
+    return [torch.cat(list(loader)) for _ in range(count)]
+
+
+def test_augmentations_are_the_same_in_each_run_and_differ_by_sample_and_epoch() -> None:
+    first, second = epochs(3)
+    again = epochs(3)
+    assert torch.equal(first, again[0])
+    assert torch.equal(second, again[1])
+    assert not torch.equal(first, second)
+    assert len({row[1] for row in first.tolist()}) == 20
+    assert torch.equal(first, epochs(3, batch_size=7, count=1)[0])  # they do not depend on the batches
+
+
+def test_without_a_seed_torchs_generator_draws_it() -> None:
+    torch.manual_seed(1)
+    first = epochs(None)
+    torch.manual_seed(1)
+    assert torch.equal(first[0], epochs(None)[0])
+    assert not torch.equal(first[0], epochs(None)[0])
+
+
+# -- torch's workers ----------------------------------------------------------------------------------------------------
+
+
+class Who(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        info = torch_data.get_worker_info()
+        return -1 if info is None else 100 * info.num_workers + info.id
+
+
+def test_data_sets_see_the_worker_that_torch_would_have() -> None:
+    named: dict[str, Any] = {"batch_size": 3, "num_workers": 2}
+    assert values(offload.DataLoader(Who(), **named)) == values(torch_data.DataLoader(Who(), **named))
+    assert values(offload.DataLoader(Who(2))) == [-1, -1]
+
+
+def test_worker_init_fn_runs_before_the_workers_first_batch() -> None:
+    def initialise(worker: int) -> None:
+        info = torch_data.get_worker_info()
+        assert info is not None
+        assert info.id == worker
+        info.dataset.offset = 10 * (worker + 1)  # type: ignore[attr-defined]
+
+    # Both roles share a process and its copy of the data set here, so only that it ran can be seen.
+    got = values(offload.DataLoader(Numbers(4), batch_size=2, num_workers=1, worker_init_fn=initialise))
+    assert got == [10, 11, 12, 13]
+
+
+# -- ends ---------------------------------------------------------------------------------------------------------------
+
+
+def streams() -> int:
+    session = next(iter(sessions._sessions.values()))
+    return int(ray.get(session.feed.open_streams.remote()))
+
+
+def test_an_iterator_that_nobody_needs_ends() -> None:
+    iterator = iter(offload.DataLoader(Numbers(1000), batch_size=2))
+    next(iterator)
+    before = streams()
+    del iterator
+    gc.collect()
+    eventually(lambda: streams() < before)
+
+
+def test_threads_of_ended_iterations_end() -> None:
+    list(offload.DataLoader(Numbers(4)))
+    gc.collect()
+    eventually(lambda: not [t for t in threading.enumerate() if t.name == "offload-loader"])
+
+
+def test_a_loader_without_users_gives_the_cores_back() -> None:
+    loader = offload.DataLoader(Numbers(4))
+    list(loader)
+    del loader
+    gc.collect()
+    sessions.end_unused()
+    eventually(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+
+
+def test_the_workers_of_ray_train_share_a_feed(tmp_path: Path) -> None:
+    def train() -> None:
+        rank = ray.train.get_context().get_world_rank()
+        sampler = torch_data.DistributedSampler(range(20), num_replicas=2, rank=rank, shuffle=False)  # type: ignore[arg-type]
+        loader = offload.DataLoader(Numbers(), batch_size=5, sampler=sampler)
+        (tmp_path / f"rank-{rank}").write_text(json.dumps([batch.tolist() for batch in loader]))
+
+    sessions.end_unused()
+    scaling = ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1})
+    ray.train.torch.TorchTrainer(
+        train, scaling_config=scaling, run_config=ray.train.RunConfig(storage_path=str(tmp_path / "storage"))
+    ).fit()
+    for rank in range(2):
+        got = json.loads((tmp_path / f"rank-{rank}").read_text())
+        assert got == [[*range(rank, 10, 2)], [*range(10 + rank, 20, 2)]]
+    # The feed ends once no rank uses it, and gives the cores back.
+    eventually(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+
+
+# -- the loader as an object ----------------------------------------------------------------------------------------------
+
+
+def test_a_loader_travels_to_other_processes() -> None:
+    loader: Any = offload.DataLoader(Numbers(4), batch_size=2, seed=1)
+    list(loader)
+    assert values(pickle.loads(pickle.dumps(loader))) == [0, 1, 2, 3]
+
+
+def test_it_is_a_dataloader_of_torch() -> None:
+    loader = offload.DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=8)
+    assert isinstance(loader, torch_data.DataLoader)
+    assert (loader.batch_size, loader.num_workers) == (4, 8)
+    assert isinstance(loader.sampler, torch_data.RandomSampler)
+
+
+def test_a_forked_process_is_told_to_be_spawned() -> None:
+    loader = offload.DataLoader(Numbers(4))
+    list(loader)
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        said = b""
+        try:
+            list(offload.DataLoader(Numbers(4)))
+        except RunError as error:
+            said = str(error).encode()
+        os.write(write, said or b"nothing")
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert b'get_context("spawn")' in pipe.read()
+    assert values(loader) == [0, 1, 2, 3]  # and this process goes on
+
+
+def test_on_device_gets_the_batch() -> None:
+    loader = offload.DataLoader(Numbers(4), batch_size=2, on_device=lambda batch: batch.float() / 2)
+    assert [batch.tolist() for batch in loader] == [[0.0, 0.5], [1.0, 1.5]]
+
+
+def test_stats_tell_what_was_read() -> None:
+    loader: Any = offload.DataLoader(Numbers(40), batch_size=2)
+    assert loader.stats().verdict == "no batch was read yet"
+    list(loader)
+    stats = loader.stats()
+    assert (stats.batches, stats.cores) == (20, 4)
+    assert stats.core_seconds_per_sample > 0
+    assert 0 <= stats.stall <= 1
+    loader.reset_stats()
+    assert loader.stats().batches == 0
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ({"seed": -1}, "DataLoader: seed must be at least 0"),
+        ({"seed": 1.5}, "DataLoader: seed must be a whole number"),
+        ({"placement": "gpu"}, 'DataLoader: placement must be "all", "other_nodes" or "this_node"'),
+        ({"address": ""}, "DataLoader: address must be text"),
+        ({"on_device": 3}, "DataLoader: on_device must be callable"),
+    ],
+)
+def test_bad_arguments_are_named(named: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        offload.DataLoader(Numbers(), **named)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"batch_size": 0},
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"prefetch_factor": 2},
+        {"persistent_workers": True},
+        {"shuffle": True, "sampler": [1]},
+        {"batch_size": None, "drop_last": True},
+    ],
+)
+def test_what_torch_refuses_is_refused_with_torchs_words(named: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as theirs:  # noqa: PT011
+        torch_data.DataLoader(Numbers(), **named)
+    with pytest.raises(ValueError) as ours:  # noqa: PT011
+        offload.DataLoader(Numbers(), **named)
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_a_data_set_with_an_open_file_is_refused_with_the_line_to_write() -> None:
+    class WithFile(Numbers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.file = open(__file__, "rb")  # noqa: SIM115
+
+    dataset = WithFile()
+    with (
+        dataset.file,
+        pytest.raises(ConfigError, match=r"WithFile.*cannot pickle.*def __reduce__\(self\): return WithFile"),
+    ):
+        iter(offload.DataLoader(dataset))
+
+
+def test_a_place_without_nodes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"placement='other_nodes' leaves no node"):
+        iter(offload.DataLoader(Numbers(), placement="other_nodes"))
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 2, "epoch": 0, "batches": 0, "start": None}, [1]])
+def test_a_foreign_state_is_refused(state: Any) -> None:
+    with pytest.raises(ConfigError, match="state"):
+        offload.DataLoader(Numbers()).load_state_dict(state)

@@ -1,0 +1,35 @@
+"""Ranks of a job know each other by their environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from offload.loader.job import Job
+
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+
+
+def test_ranks_of_one_job_share_its_name() -> None:
+    first, second = Job.of({**TORCHRUN, "RANK": "0"}), Job.of(TORCHRUN)
+    assert first.name == second.name
+    assert (first.rank, second.rank, second.world_size) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"MASTER_PORT": "29501"}, {"TORCHELASTIC_RESTART_COUNT": "1"}, {"WORLD_SIZE": "3"}]
+)
+def test_other_jobs_have_other_names(changed: dict[str, str]) -> None:
+    assert Job.of({**TORCHRUN, **changed}).name != Job.of(TORCHRUN).name
+
+
+@pytest.mark.parametrize("env", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "one", "WORLD_SIZE": "2"}])
+def test_a_process_alone_is_a_job_of_its_own(env: dict[str, str]) -> None:
+    first, second = Job.of(env), Job.of(env)
+    assert first.world_size == 1
+    assert first.name != second.name

@@ -1,0 +1,145 @@
+"""Programs that use offload.DataLoader: what they print, how they end, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import MARK, eventually, marked
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+DEADLINE_S = 300.0
+
+ALONE = """
+import os, sys
+import torch, offload
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        return torch.tensor(i * i), os.getpid()
+
+if __name__ == "__main__":
+    loader = offload.DataLoader(Squares(), batch_size=8, shuffle=True)
+    seen = []
+    for epoch in range(2):
+        for squares, processes in loader:
+            assert os.getpid() not in processes.tolist()
+            seen += squares.tolist()
+    assert sorted(seen) == sorted(2 * [i * i for i in range(40)])
+    print(loader.stats().batches, "batches")
+    if "raise" in sys.argv:
+        raise RuntimeError("the training failed")
+    if "kill" in sys.argv:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(os.getpid(), 9)
+"""
+
+RANKS = """
+import json, os, sys
+import torch, torch.distributed, offload
+from torch.utils.data import DistributedSampler
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 41
+    def __getitem__(self, i):
+        return i
+
+def main():
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    sampler = DistributedSampler(Numbers(), shuffle=True, seed=2)
+    loader = offload.DataLoader(Numbers(), batch_size=4, sampler=sampler)
+    seen = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            total = batch.sum()
+            torch.distributed.all_reduce(total)
+            seen += batch.tolist()
+    import ray
+    told = {"rank": rank, "seen": seen, "cluster": ray.get_runtime_context().gcs_address}
+    with open(os.path.join(sys.argv[1], f"rank{rank}.json"), "w") as file:
+        json.dump(told, file)
+    torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+SPAWNED = """
+import multiprocessing, torch, offload
+
+def read(loader, queue):
+    queue.put(sorted(int(value) for batch in loader for value in batch))
+
+if __name__ == "__main__":
+    loader = offload.DataLoader(list(range(12)), batch_size=5)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=read, args=(loader, queue))
+    child.start()
+    assert queue.get() == list(range(12))
+    child.join()
+    print("the child read everything")
+"""
+
+
+def run(command: Sequence[str], folder: Path, mark: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env = {**kept, "RAY_TMPDIR": "/tmp", MARK: mark}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "program.py"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(("how", "code", "said"), [("", 0, ""), ("raise", 1, "the training failed"), ("kill", -9, "")])
+def test_nothing_is_left_of_a_program_however_it_ends(tmp_path: Path, how: str, code: int, said: str) -> None:
+    mark = uuid.uuid4().hex
+    done = run([sys.executable, script(tmp_path, ALONE), how], tmp_path, mark)
+    assert done.returncode == code, done.stderr
+    assert done.stdout in ("10 batches\n", "")
+    assert said in done.stderr
+    eventually(lambda: not marked(mark))
+
+
+def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--master-port=0",
+        "--rdzv-backend=c10d",
+    ]
+    done = run([*command, "--rdzv-endpoint=localhost:0", script(tmp_path, RANKS), str(tmp_path)], tmp_path, mark)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert told[0]["cluster"] == told[1]["cluster"]
+    for epoch in range(2):  # 41 samples on two ranks: the sampler gives one of them twice
+        of_epoch = [set(rank["seen"][21 * epoch : 21 * (epoch + 1)]) for rank in told]
+        assert of_epoch[0] | of_epoch[1] == set(range(41))
+    eventually(lambda: not marked(mark))
+
+
+def test_a_spawned_process_may_read_its_parents_loader(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    done = run([sys.executable, script(tmp_path, SPAWNED)], tmp_path, mark)
+    assert (done.returncode, done.stdout) == (0, "the child read everything\n"), done.stderr
+    eventually(lambda: not marked(mark))
