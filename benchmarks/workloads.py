@@ -53,7 +53,7 @@ class _InTwoSteps:
 
 @functools.cache
 def _blurs() -> transforms.Compose:
-    """Return the transform of the reference article, which is deliberately heavy."""
+    """Return the transform of the reference workload, which is deliberately heavy."""
     return transforms.Compose([transforms.ToTensor()] + [transforms.GaussianBlur(11)] * BLURS)
 
 
@@ -67,7 +67,7 @@ class Blur(_InTwoSteps):
     name = "blur"
 
     def load(self, sample_id: int) -> Sample:
-        # As in the article, but with a seed per sample, so that every row makes the same images.
+        # A seed per sample, so that every row makes the same images.
         image = np.random.RandomState(sample_id).randn(IMAGE_SIZE, IMAGE_SIZE, 3).astype(np.float32)
         return {"image": image, "label": np.int64(sample_id % 1000)}
 

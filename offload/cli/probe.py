@@ -12,10 +12,10 @@ import click
 
 from offload.cli import profile_age
 from offload.cli.output import stdout_for_json
-from offload.cli.script import build_trainer
+from offload.cli.script import build_trainer, check_script
 from offload.errors import ConfigError
 from offload.interrupts import INTERRUPTED
-from offload.measure.findings import profile_document
+from offload.measure.findings import Findings, profile_document
 from offload.model.checks import check_number
 from offload.report.probe_text import format_probe
 from offload.report.run_dir import to_json
@@ -37,6 +37,11 @@ from offload.report.run_dir import to_json
     show_default=True,
     help="Speed of this machine's cores, all of them busy, relative to an ml.c5 vCPU.",
 )
+@click.option(
+    "--loader",
+    metavar="NAME",
+    help="SCRIPT is a program that iterates over the offload.DataLoader in this variable, and has no build().",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print profile.json on stdout, everything else on stderr.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def probe(
@@ -45,6 +50,7 @@ def probe(
     output: Path | None,
     address: str | None,
     core_speed: float,
+    loader: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -57,8 +63,10 @@ def probe(
     SCRIPT is a Python file that defines build() -> offload.Trainer. A worker first drains its input without training; then its loop
     runs on replayed batches of several sizes. The probe trains and stores nothing, and leaves nothing behind. Ctrl-C ends the probe
     and writes nothing.
+
+    With --loader NAME, SCRIPT is any program that iterates over an offload.DataLoader. The probe runs it, drains the loader,
+    replays some of its batches, and ends the program inside its loop. What the program writes before its loop, it writes.
     """
-    from offload.probe.driver import probe as measure
     from offload.train.cluster.connection import check_address
 
     with stdout_for_json(as_json) as emit:
@@ -66,13 +74,11 @@ def probe(
         if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
             raise ConfigError(f"{output} cannot be written: {output.parent} is not a writable folder.")
         address = check_address(address)
-        trainer = build_trainer(script, args, address)
-        found = measure(
-            trainer,
-            address=address,
-            quiet=quiet,
-            known={"workload": str(script), "measured": _measured(script, core_speed)},
-        )
+        known = {"workload": str(script), "measured": _measured(script, core_speed)}
+        if loader is not None:
+            found = _of_program(script, args, loader, address=address, quiet=quiet, known=known)
+        else:
+            found = _of_trainer(script, args, address=address, quiet=quiet, known=known)
         if found is None:
             click.echo("offload: the probe was interrupted; it has written nothing.", err=True)
             sys.exit(INTERRUPTED)
@@ -80,6 +86,19 @@ def probe(
         if output is not None:
             _write(output, to_json(document, indent=2) + "\n")
         emit(document, format_probe(document))
+
+
+def _of_trainer(script: Path, args: tuple[str, ...], *, address: str | None, **named: Any) -> Findings | None:
+    from offload.probe.driver import probe as measure
+
+    return measure(build_trainer(script, args, address), address=address, **named)
+
+
+def _of_program(script: Path, args: tuple[str, ...], loader: str, **named: Any) -> Findings | None:
+    from offload.probe.program import probe_program
+
+    check_script(script)
+    return probe_program(script, args, loader=loader, **named)
 
 
 def _measured(script: Path, core_speed: float) -> dict[str, Any]:

@@ -49,7 +49,10 @@ def load_script(script: Path, args: tuple[str, ...]) -> Any:
     except Exception as error:
         raise ConfigError(f"{script} cannot be loaded: {_say(error, script)}.") from None
     if not callable(getattr(module, "build", None)):
-        raise ConfigError(f"{script} defines no build(). Add one that returns an offload.Trainer.")
+        raise ConfigError(
+            f"{script} defines no build(). Add one that returns an offload.Trainer. A program that iterates over an offload.DataLoader "
+            "runs by itself (python SCRIPT); offload probe measures it with --loader NAME."
+        )
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return module.build
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from offload.machine import usable_cores
 from offload.measure.findings import Findings, findings_of
 from offload.model.placement import WorkerResources
+from offload.probe.bar import bar
 from offload.probe.context import NOISE_GRADIENTS
 from offload.probe.worker import Budget, run_probe
 from offload.report.live import LiveLine
@@ -51,7 +51,7 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
             single.workers = (workers, workers)
             run = ProbeRun(single, directory, silent, listed, cluster)
             directory.begin()
-            with _bar(quiet) as progress:
+            with bar(quiet) as progress:
                 run.shows(progress)
                 run.go("probe", Storage(path=str(directory.path)))
     if run.found is None:
@@ -142,9 +142,3 @@ def _reserved(trainer: Trainer) -> float:
     config = trainer.scaling_config
     per_worker: Any = config.resources_per_worker if config is not None else None
     return float((per_worker or {}).get("CPU", 1))
-
-
-def _bar(quiet: bool) -> Progress:
-    console = Console(stderr=True, quiet=quiet)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)

@@ -1,0 +1,104 @@
+"""Probing a program that iterates over an offload.DataLoader."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from offload.cli.main import main
+from offload.errors import ConfigError, RunError
+from offload.loader import session as sessions
+from offload.measure.findings import profile_document
+from offload.model.profile import Profile
+from offload.probe.program import probe_program
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import torch, offload
+
+class Busy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, i):
+        until = time.process_time() + 0.004
+        while time.process_time() < until:
+            pass
+        return torch.zeros(1000), i
+
+def train(folder):
+    checks = offload.DataLoader(Busy(), batch_size=4)
+    next(iter(checks))
+    batches = offload.DataLoader(Busy(), batch_size=16)
+    for x, y in batches:
+        time.sleep(0.05)
+        x += 1
+    Path(folder, "trained").touch()
+
+if __name__ == "__main__":
+    train(sys.argv[1])
+"""
+
+
+def probed(script: Path, loader: str, *args: str) -> dict[str, object]:
+    known = {"workload": str(script), "measured": {}}
+    found = probe_program(script, args, loader=loader, address=None, quiet=True, known=known, drain_s=2.0, replay_s=1.0)
+    assert found is not None
+    return profile_document(found)
+
+
+@pytest.fixture
+def _free_cores_afterwards() -> Iterator[None]:
+    yield
+    gc.collect()
+    sessions.end_unused()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster", "_free_cores_afterwards")
+def test_a_program_is_measured_inside_its_loop_and_a_plan_can_use_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    document = probed(script, "batches", str(tmp_path))
+    assert not (tmp_path / "trained").exists()  # it ended in its loop
+    profile = Profile.from_document(json.loads(json.dumps(document)))
+    assert profile.batch_size == 16
+    assert profile.input.core_seconds_per_sample >= 0.004
+    assert profile.input.wire_bytes_per_sample > 4000
+    assert profile.step_time.predict(1, 1, 16) >= 0.05
+    with pytest.raises(
+        ConfigError, match=r"without iterating over an offload.DataLoader in a variable 'loader'.*batches, checks"
+    ):
+        probed(script, "loader", str(tmp_path))
+    assert (tmp_path / "trained").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("x = 1\n", 2, "without iterating over an offload.DataLoader in a variable 'loader'"),
+        ("raise ValueError('no data')\n", 1, "failed before its loader was measured: ValueError: no data"),
+        ("import sys; sys.exit(3)\n", 1, "called sys.exit(3) before its loader was measured"),
+    ],
+)
+def test_programs_that_cannot_be_measured_are_refused_in_a_sentence(
+    tmp_path: Path, text: str, code: int, said: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    done = CliRunner().invoke(main, ["probe", str(script), "--loader", "loader"])
+    assert done.exit_code == code
+    assert said in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_failure_of_the_program_names_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("1 / 0\n")
+    with pytest.raises(RunError, match="ZeroDivisionError"):
+        probed(script, "loader")
