@@ -30,7 +30,7 @@ def logged(train: Callable[[offload.Context], None], folder: Path) -> Callable[[
                     log_batch(ctx, batch, folder)
                 yield batch
 
-        ctx.batches = written_down  # type: ignore[method-assign]
+        ctx.batches = written_down  # type: ignore[method-assign,assignment]
         train(ctx)
 
     return train_and_log

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from offload.errors import RunError
 from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, Measured, next_size
 from offload.probe.depth import Depth, repeated_blocks
 from offload.train.messages import TRAIN
-from offload.train.worker.batch import Batch
+from offload.train.worker.batch import Batch, BatchIterator
 from offload.train.worker.context import Context
 from offload.train.worker.loop import StopRun, TrainingLoop
 from offload.train.worker.stepping import step_all
@@ -75,8 +76,12 @@ class ProbeContext(Context):
         yield 0
         raise StopRun
 
-    def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
+    def batches(self, name: str = TRAIN, *columns: str) -> BatchIterator[Any]:
         """Yield replayed batches of the training data, and none of other data sets."""
+        count = self._loop.expected_batches(name) if name == TRAIN else 0
+        return BatchIterator(self._replays(name, columns), count)
+
+    def _replays(self, name: str, columns: tuple[str, ...]) -> Iterator[Any]:
         if name != TRAIN:
             return
         for batch in self._replayed():
@@ -224,9 +229,15 @@ class ProbeContext(Context):
                 parameter.grad = value * scale
             self._group, self._sum = [], None
 
-    def sum(self, value: Any) -> float:
+    def sum(self, value: Any) -> Any:
         """Return the value of this worker: a probe reports nothing."""
+        if isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) != 1:
+            return torch.as_tensor(value)
         return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the value of this worker alone."""
+        return [value]
 
     def report(self, **metrics: Any) -> None:
         """Ignore the metrics: a probe records nothing."""

@@ -168,7 +168,9 @@ def test_the_gradient_is_the_mean_over_the_global_batch_however_uneven(
 
     def train(ctx: offload.Context) -> None:
         see = log_ids(ctx.config["log"])
+        batches = len(ctx.batches("train"))
         model = fit_linear(ctx, see)
+        assert batches == len(read_lines(Path(ctx.config["log"]) / f"rank{ctx.rank}.jsonl"))
         if ctx.rank == 0:
             torch.save(getattr(model, "module", model).state_dict(), f"{ctx.config['log']}/model.pt")
 
@@ -353,6 +355,8 @@ def test_validation_gives_each_worker_its_part_and_nothing_twice(tmp_path: Path)
             model.eval()
             ids = [i for batch in ctx.batches("val") for i in batch["sample_id"].tolist() if model(batch["x"]).shape[1]]
             ctx.report(count=ctx.sum(len(ids)), total=ctx.sum(sum(ids)))
+            assert sorted(i for part in ctx.gather(ids) for i in part) == list(range(17))
+            assert ctx.sum(torch.tensor([ctx.rank, 1.0])).tolist() == [1.0, 2.0]
             model.train()
 
     result = trainer(

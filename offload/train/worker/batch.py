@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from offload.errors import RunError
 from offload.pipeline.wire import SAMPLE_ID
+
+T = TypeVar("T")
 
 
 class Batch(dict[str, Any]):
@@ -28,3 +30,22 @@ class Batch(dict[str, Any]):
             return tuple(self[name] for name in names)
         except KeyError as error:
             raise RunError(f"there is no column {error.args[0]!r}; a batch has {', '.join(self)}.") from None
+
+
+class BatchIterator(Iterator[T], Generic[T]):
+    """The batches of a pass. ``len()`` is the number of this worker's batches at the present batch size, as progress bars want it; a batch
+    that adapts changes it."""
+
+    def __init__(self, batches: Iterator[T], count: int | None) -> None:
+        self._batches, self._count = batches, count
+
+    def __iter__(self) -> BatchIterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        if self._count is None:
+            raise TypeError("the number of batches is unknown, since the data set does not say how many samples it has")
+        return self._count

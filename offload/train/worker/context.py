@@ -7,16 +7,18 @@ measures the use of time, and commits the state that a resume needs.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+import numpy as np
 import torch
 
 from offload.errors import RunError
 from offload.model.checks import check_count, check_number, shown
 from offload.train.messages import TRAIN
-from offload.train.worker.batch import Batch
+from offload.train.worker.batch import Batch, BatchIterator
 from offload.train.worker.loop import TrainingLoop
 
 MOST_EPOCHS = 10**9  # a larger number is a mistake
@@ -127,17 +129,17 @@ class Context:
         return self._loop.epochs(count)
 
     @overload
-    def batches(self, name: str = TRAIN) -> Iterator[Batch]: ...
+    def batches(self, name: str = TRAIN) -> BatchIterator[Batch]: ...
 
     @overload
-    def batches(self, name: str, *columns: str) -> Iterator[tuple[Any, ...]]: ...
+    def batches(self, name: str, *columns: str) -> BatchIterator[tuple[Any, ...]]: ...
 
     def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
         """Yield this worker's batches of a data set: dicts of tensors on the device. With ``columns``, yield tuples of these, as a
         DataLoader does: ``for images, labels in ctx.batches("train", "image", "label")``.
 
         ``batch["sample_id"]``, or the column ``"sample_id"``, gives the samples' ids, int64. They are not among a batch's own columns,
-        so that ``model(**batch)`` works.
+        so that ``model(**batch)`` works. ``len()`` of the result is the number of this worker's batches at the present batch size.
 
         Over all workers, each sample comes once. In a pass over ``"train"``, all workers get equally many batches. The last ones are
         smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. For other data sets
@@ -145,7 +147,8 @@ class Context:
         """
         self._check_dataset(name)
         found = self._loop.batches(name)
-        return (batch.columns(columns) for batch in found) if columns else found
+        count = self._loop.expected_batches(name)
+        return BatchIterator((batch.columns(columns) for batch in found) if columns else found, count)
 
     def _check_dataset(self, name: str) -> None:
         names = self._loop.setup.sized
@@ -173,9 +176,24 @@ class Context:
 
     # -- results ---------------------------------------------------------------------------------------------------
 
-    def sum(self, value: Any) -> float:
-        """Return the sum of a number over all workers. All workers must call it."""
-        return self._loop.sum([_number("ctx.sum(value)", value)])[0]
+    def sum(self, value: Any) -> Any:
+        """Return the sum of a number over all workers, as a float; of a tensor or array with several elements, the tensor of their sums.
+        All workers must call it, with the same shape.
+
+        Raises RunError for anything else.
+        """
+        if not _has_many(value):
+            return self._loop.sum([_number("ctx.sum(value)", value)])[0]
+        parts = [torch.as_tensor(part) for part in self.gather(value)]
+        if len({part.shape for part in parts}) > 1:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise RunError(f"ctx.sum(value) takes values of one shape, and the workers have {shapes}.")
+        return torch.stack(parts).sum(0).to(getattr(value, "device", "cpu"))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all workers, in the order of their ranks: numbers, tensors (on the CPU), or anything that can be pickled.
+        All workers must call it. Shapes may differ."""
+        return self._loop.gather(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
 
     def accumulate(self, **values: Any) -> None:
         """Add numbers or tensors to this epoch's sums, for a batch of ``ctx.batches("train")``, after its ``ctx.step()``:
@@ -191,6 +209,11 @@ class Context:
     def report(self, **metrics: Any) -> None:
         """Record metrics (numbers or tensors) as means over the workers. All workers must call it equally often."""
         self._loop.report({name: _number(f"ctx.report({name}=...)", value) for name, value in metrics.items()})
+
+
+def _has_many(value: Any) -> bool:
+    """Whether this is a tensor or array, and not of a single element."""
+    return isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) != 1
 
 
 def _number(name: str, value: Any) -> float:

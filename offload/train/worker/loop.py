@@ -5,6 +5,7 @@ It opens passes, agrees with the other ranks on ends and commits, counts progres
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -288,6 +289,18 @@ class TrainingLoop:
             batches.close()
             self.meter.restart()
 
+    def expected_batches(self, name: str) -> int | None:
+        """The number of this worker's batches in the next pass over a data set, at the present split; None if the number of samples is
+        unknown."""
+        samples = self.setup.sized[name]
+        if samples is None:
+            return None
+        at_once = self._split.local_batch_size * self.world_size
+        if name != TRAIN:
+            return math.ceil(samples / at_once)
+        whole, rest = divmod(samples - len(self.state.progress.trained), self._split.global_batch_size)
+        return whole * (self._split.accum_steps + 1) + math.ceil(rest / at_once)
+
     def _training_batches(self, batches: Batches, began: float) -> Iterator[Batch]:
         self._ahead: list[tuple[LocalBatch | None, float, float]] = []
         self._peek_at = batches
@@ -446,6 +459,11 @@ class TrainingLoop:
         """Element-wise sums over all workers."""
         with self.watchdog.waiting():
             return values if self.talk is None else self.talk.sum(values)
+
+    def gather(self, value: Any) -> list[Any]:
+        """See :meth:`Context.gather`."""
+        with self.watchdog.waiting():
+            return [value] if self.talk is None else self.talk.gather_objects(value)
 
     def accumulated(self) -> dict[str, float]:
         """See :meth:`Context.accumulated`."""
