@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the examples leave their data and runs, one for all. The data are drawn once: where an example finds those that it
     would draw, it takes them."""
     folder = tmp_path_factory.mktemp("examples")
-    make_demo_data(folder / "runs" / "tutorial-data", images=120)
+    make_demo_data(folder / "runs" / "tutorial-data", images=1000)
     (folder / "runs" / "quickstart-data").symlink_to("tutorial-data")
     return folder
 

@@ -448,7 +448,7 @@ OPTIONS: dict[str, list[str]] = {
         "--emit", "--gpu-nodes", "--gpu-speed", "--gpu-type", "--hosts", "--image", "--job", "--json", "--max-batch-size", "--objective",
         "--output", "--plan", "--profile", "--refresh-prices", "--region", "--samples", "--spot", "--step",
     ],
-    "probe": ["--address", "--core-speed", "--json", "--output", "--quiet", "args", "script"],
+    "probe": ["--address", "--core-speed", "--json", "--loader", "--output", "--quiet", "args", "script"],
     "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "args", "script"],
     "launch ray": [
         "--address", "--cpus-per-worker", "--dry-run", "--env", "--gpus-per-worker", "--json", "--max-workers", "--name", "--no-wait",

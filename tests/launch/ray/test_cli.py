@@ -221,7 +221,7 @@ def test_the_command_ends_as_the_run_does(place: Place) -> None:
 
 
 def test_ctrl_c_leaves_the_job_and_stop_commits_a_checkpoint(place: Place, tmp_path: Path) -> None:
-    arguments = [place.script, "--name", "stopped", "--", "--what", "slow", "--shared", tmp_path, "--epochs", "20"]
+    arguments = [place.script, "--name", "stopped", "--", "--what", "slow", "--shared", tmp_path, "--epochs", "5000"]
     following = subprocess.Popen(
         place.command("launch", "ray", "--address", place.url, *arguments),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=place.environment(),
