@@ -2,39 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 from torch.utils.data._utils.pin_memory import pin_memory
 
 
-@dataclass(frozen=True, kw_only=True)
 class Finish:
-    """Finishes a batch, on the loader's thread.
+    """Finishes the batches of an iteration. Construct it on the program's thread: the current device is that thread's.
 
-    ``pin``: whether to pin its memory, if there is an accelerator. ``on_device``: a function to apply, after the batch has moved to
-    the accelerator, if there is one.
+    Args:
+        pin: whether to pin a batch's memory, if there is an accelerator.
+        on_device: a function to apply, after the batch has moved to the accelerator, if there is one.
     """
 
-    pin: bool
-    on_device: Callable[[Any], Any] | None
+    def __init__(self, *, pin: bool, on_device: Callable[[Any], Any] | None) -> None:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self._device: torch.device | None = None
+        if accelerator is not None and (pin or on_device is not None):
+            self._device = torch.device(accelerator.type, torch.accelerator.current_device_index())
+        self._on_device = on_device
+        # A stream of its own: the copy runs beside the training's kernels.
+        moves = self._device is not None and on_device is not None
+        self._stream = torch.Stream(self._device) if moves else None
+
+    def begin(self) -> None:
+        """Use the program's device on this thread, which makes batches from now on."""
+        if self._device is not None:
+            torch.accelerator.set_device_index(self._device)
 
     def __call__(self, batch: Any) -> Any:
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        if device is not None and (self.pin or self.on_device is not None):
-            batch = pin_memory(batch, device.type)  # type: ignore[no-untyped-call]
-        if self.on_device is None:
+        """The finished batch. Runs on the loader's thread."""
+        if self._device is not None:
+            batch = pin_memory(batch, self._device.type)  # type: ignore[no-untyped-call]
+        if self._on_device is None:
             return batch
-        if device is None:
+        if self._stream is None:
             with torch.no_grad():
-                return self.on_device(batch)
-        # A stream of its own: the copy runs beside the training's kernels.
-        stream = torch.Stream(device)
-        with torch.no_grad(), stream:
-            moved = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
-            finished = self.on_device(moved)
-        stream.synchronize()
+                return self._on_device(batch)
+        with torch.no_grad(), self._stream:
+            finished = self._on_device(_each(batch, lambda tensor: tensor.to(self._device, non_blocking=True)))
+        self._stream.synchronize()
         return finished
+
+    def hand_over(self, batch: Any) -> None:
+        """Note, on the program's thread, that its stream uses the batch: its memory must not serve another batch before."""
+        if self._stream is not None:
+            current = torch.accelerator.current_stream()
+
+            def used(tensor: torch.Tensor) -> torch.Tensor:
+                tensor.record_stream(current)
+                return tensor
+
+            _each(batch, used)
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """The structure with every tensor changed. Other objects that have ``to``, such as a BatchEncoding, hold tensors too."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        changed = {key: _each(each, change) for key, each in value.items()}
+        if type(value) is dict:
+            return changed
+        whole = copy.copy(value)
+        whole.update(changed)  # type: ignore[attr-defined]
+        return whole
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_each(each, change) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_each(each, change) for each in value)
+    return value

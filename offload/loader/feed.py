@@ -8,6 +8,7 @@ Where it stops: it never opens a batch, and it draws no indices.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 import time
@@ -122,10 +123,11 @@ class LoaderFeed:
         opened = _MapStream(client=client, meter=self._meter(), recipe=recipe)
         with self._changed:
             self._streams[stream] = opened
-            if self._failure is not None:
-                self._fail(opened, self._failure)
             self._seen[client] = time.monotonic()
-            if self._pool is None:
+            if not self._cores.nodes:
+                self._fail(opened, self._failure or RunError("no node of the cluster preprocesses: add nodes."))
+            elif self._pool is None or self._failure is not None:  # all processes of the last pool have died
+                self._failure = None
                 self._pool = self._makes_pool(self._cores.nodes, self._cores.task_cpus, self, self._cores.runtime_env)
                 self._pool.warm(PackedRecipe.of(Imports()))
             return self._lead(opened)
@@ -136,6 +138,9 @@ class LoaderFeed:
         with self._changed:
             self._streams[stream] = opened
             self._seen[client] = time.monotonic()
+            if not self._cores.nodes:
+                self._fail(opened, RunError("no node of the cluster preprocesses: add nodes."))
+                return
             for worker, recipe in enumerate(recipes):
                 opened.readers.append(self._new_reader(recipe))
                 self._read(opened, worker)
@@ -293,6 +298,8 @@ class LoaderFeed:
 
     def _drop(self, name: str) -> None:
         stream = self._streams.pop(name, None)
+        if stream is not None:
+            self._fail(stream, RunError("the iteration has ended."))  # whoever still waits for a batch
         if isinstance(stream, _IterableStream):
             for reader in stream.readers:
                 ray.kill(reader)
@@ -317,14 +324,15 @@ class LoaderFeed:
         return held.total() < HELD_SHARE * self._cores.store_bytes and held[node] < HELD_SHARE * of_node
 
     def _new_reader(self, recipe: PackedRecipe) -> Any:
-        node = self._cores.nodes[self._readers % len(self._cores.nodes)]
+        nodes = sorted(set(self._cores.nodes))
+        node = nodes[self._readers % len(nodes)]
         self._readers += 1
         return (
             ray.remote(IterableReader)
             .options(
                 num_cpus=0,
                 runtime_env=dict(self._cores.runtime_env) or None,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
             .remote(recipe)
         )
@@ -376,8 +384,8 @@ class LoaderFeed:
         with self._changed:
             late = [stream for stream in self._dropped if stream.tasks and now - stream.dropped_at > STUCK_S]
             self._dropped = [stream for stream in self._dropped if stream.tasks and stream not in late]
-        for stream in late:
-            self._pool.abandon(stream.tasks)
+        if late:
+            self._pool.abandon([task for stream in late for task in stream.tasks])
 
     def _end_leases(self) -> None:
         """Drop processes that are silent, and end the feed once it has had none for a while."""
@@ -386,7 +394,8 @@ class LoaderFeed:
             time.sleep(LOOK_S)
             now = time.monotonic()
             self._abandon_stuck(now)
-            self._follow_nodes()
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._follow_nodes()
             for client, seen in list(self._seen.items()):
                 iterates = any(stream.client == client for stream in list(self._streams.values()))
                 if now - seen > (LEASE_S if iterates else IDLE_LEASE_S):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ import ray
 from torch._utils import ExceptionWrapper
 
 from offload.errors import ConfigError, OffloadError, RunError
+from offload.loader.device import Finish
 from offload.loader.feed import Taken
 from offload.loader.packing import unpack
 from offload.loader.progress import Progress
@@ -48,7 +50,7 @@ class Plan:
     recipes: list[Any]
     orders: Iterator[BatchOrder] | None
     skip: int
-    finish: Callable[[Any], Any]
+    finish: Finish
     timeout_s: float
 
 
@@ -71,6 +73,8 @@ class Iteration:
         self._samples = 0
         self._costs: list[tuple[float, float]] = []
         self._fetcher = _Fetcher(session, plan)
+        self._failed: BaseException | None = None  # of the sampler
+        self._pid = os.getpid()
         self._end = weakref.finalize(self, self._fetcher.close)
         self._end.atexit = False  # the session's own exit handler ends everything
         lead = self._fetcher.open()
@@ -83,6 +87,10 @@ class Iteration:
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
+        if os.getpid() != self._pid:
+            raise RunError(
+                "an iteration cannot go on in a forked process: iterate there anew, in a process that was spawned."
+            )
         if self._orders is not None:
             self._order(self._fetcher.lead)
             if self._received == self._ordered:
@@ -99,11 +107,19 @@ class Iteration:
         if isinstance(item, ExceptionWrapper):
             item.reraise()  # type: ignore[no-untyped-call]
         self._samples = samples
+        self._fetcher.hand_over(item)
         self._clock.count(samples)
         return item
 
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
     def _end_epoch(self) -> NoReturn:
+        if self._failed is not None:
+            self.close()
+            raise self._failed
         self._progress.over = True
+        self._clock.pause()
         self.measure()
         self.costs()
         self.close()
@@ -135,11 +151,19 @@ class Iteration:
         orders: list[BatchOrder] = []
         if self._ordered - self._received > lead - max(1, lead // 4):
             return
-        while self._ordered - self._received < lead and (order := next(self._orders, None)) is not None:
-            orders.append(order)
-            self._ordered += 1
-        if orders:
-            self._fetcher.order(orders)
+        try:
+            while (
+                self._failed is None
+                and self._ordered - self._received < lead
+                and (order := next(self._orders, None)) is not None
+            ):
+                orders.append(order)
+                self._ordered += 1
+        except Exception as error:  # raised after the batches before it, as torch would
+            self._failed = error
+        finally:
+            if orders:
+                self._fetcher.order(orders)
 
 
 class _Fetcher:
@@ -151,6 +175,7 @@ class _Fetcher:
         self._name, self._session, self._plan = uuid.uuid4().hex, session, plan
         self._items: queue.Queue[Any] = queue.Queue(maxsize=READY)
         self._closed = threading.Event()
+        self._pid = os.getpid()
         self._refs: list[Any] = []
 
     def open(self) -> int:
@@ -186,6 +211,10 @@ class _Fetcher:
             if self._session.ended or not ray.is_initialized():
                 raise RunError("the connection to Ray has ended during the iteration: iterate again.")
 
+    def hand_over(self, batch: Any) -> None:
+        """See :meth:`offload.loader.device.Finish.hand_over`."""
+        self._plan.finish.hand_over(batch)
+
     def rates(self) -> dict[str, float]:
         """See :meth:`offload.loader.feed.LoaderFeed.rates`."""
         rates: dict[str, float] = self._ask("rates") or {}
@@ -206,7 +235,7 @@ class _Fetcher:
 
     def close(self) -> None:
         """End the iteration. Never waits, since the garbage collector may call it on any thread."""
-        if self._closed.is_set():
+        if self._closed.is_set() or os.getpid() != self._pid:
             return
         self._closed.set()
         if not self._session.ended and ray.is_initialized():
@@ -215,8 +244,12 @@ class _Fetcher:
 
     def _run(self) -> None:
         try:
+            self._plan.finish.begin()
             with no_new_ray():
                 self._fetch()
+        except ray.exceptions.RayActorError as error:
+            self._session.lose_feed()
+            self._put(_lost(error))
         except BaseException as error:
             self._put(error if isinstance(error, OffloadError) else _lost(error))
 
@@ -286,5 +319,5 @@ def _answer(ref: Any) -> Any:
 def _lost(error: BaseException) -> RunError:
     lines = str(error).strip().splitlines()
     return RunError(
-        f"the feed of the DataLoader is lost: {type(error).__name__}: {lines[0] if lines else 'no message'}."
+        f"the feed of the DataLoader is lost: {type(error).__name__}: {lines[0] if lines else 'no message'}. Iterate again."
     )

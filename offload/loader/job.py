@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import psutil
 
 _SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job's name, which all its ranks and nobody else know, and this process's place in it."""
+    """A job's name, which all its ranks know, and this process's place in it."""
 
     name: str
     rank: int = 0
@@ -29,4 +32,8 @@ class Job:
         if world_size <= 1:
             return cls(name=uuid.uuid4().hex)
         described = "\0".join(env.get(name, "") for name in _SHARED)
+        if env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]:
+            # All ranks have one parent. It tells this job from the last one, whose address was the same.
+            parent = psutil.Process(os.getppid())
+            described += f"\0{socket.gethostname()}\0{parent.pid}\0{parent.create_time()}"
         return cls(name=hashlib.sha256(described.encode()).hexdigest()[:32], rank=rank, world_size=world_size)

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
+from offload.errors import ConfigError
 from offload.loader import probing
 from offload.loader import session as sessions
 from offload.loader.device import Finish
 from offload.loader.iterator import Iteration, Plan
+from offload.loader.job import Job
 from offload.loader.node_choice import PLACEMENTS
 from offload.loader.progress import Aside, Progress, restore, state_of
 from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
@@ -39,8 +41,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     * ``prefetch_factor`` and ``multiprocessing_context`` have no effect, and batches always come in order.
 
     Args:
-        dataset: a map-style or iterable data set, or a list. It travels to the processes pickled, anew in each epoch if it has changed
-            (not with ``persistent_workers``).
+        dataset: a map-style or iterable data set, or a list. It travels to the processes pickled, in each epoch as it then is.
         address: the cluster, ``"auto"`` or ``host:port``; by default ``$RAY_ADDRESS``, the Ray that this process already uses, or a
             new Ray on this machine.
         seed: the seed of augmentations. By default, torch's generator draws one in each epoch, as torch does.
@@ -77,6 +78,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         on_device: Callable[[Any], Any] | None = None,
         placement: str = "all",
     ) -> None:
+        if isinstance(dataset, IterDataPipe | MapDataPipe):
+            raise ConfigError(
+                f"offload.DataLoader does not take a DataPipe ({type(dataset).__name__}), whose sharding and shuffling belong to torch's "
+                "loader. Pass a Dataset or an IterableDataset."
+            )
         super().__init__(
             dataset,
             batch_size,
@@ -105,6 +111,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.placement = check_choice("DataLoader: placement", placement, PLACEMENTS)
         self._progress = Progress(over=True, epoch=-1)
         self._loaded: Progress | None = None
+        self._drawn: int | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -125,15 +132,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _get_iterator(self) -> Iteration:  # type: ignore[override]
         """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
-        progress, self._loaded = self._loaded, None
-        if progress is None:
-            progress = Progress(epoch=self._progress.epoch + 1)
+        progress = self._loaded or Progress(epoch=self._progress.epoch + 1)
         if progress.start is None:
-            progress.start = state_of(self._samplers(), self.generator)
+            progress.start = {**state_of(self._samplers(), self.generator), "drawn": self._drawn}
             seed, orders = self._draw(progress, None)
         else:
+            self._drawn = progress.start["drawn"]
             seed, orders = self._draw(progress, restore(progress.start, self._samplers(), self.generator))
-        self._progress = progress
         iteration = Iteration(
             Plan(
                 recipes=self._recipes(seed),
@@ -146,6 +151,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             progress,
             self._clock,
         )
+        # Only now: if the cluster cannot be reached, the next attempt begins at the same place.
+        self._progress, self._loaded = progress, None
         iteration.loader = self
         probe = probing.active
         if probe is not None and probe.wants(self):
@@ -158,7 +165,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the epoch of the newest iteration, as plain data. A loader with the same arguments goes on from there."""
-        return self._progress.state()
+        return (self._loaded or self._progress).state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken: after the last batch that the program had got.
@@ -181,21 +188,30 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _samplers(self) -> list[Any]:
         """Everything that may draw random numbers for the order of samples."""
-        inner = getattr(self.batch_sampler, "sampler", None)
-        found = [self.sampler, self.batch_sampler, inner]
-        return [
-            each for i, each in enumerate(found) if each is not None and not any(each is other for other in found[:i])
-        ]
+        found: list[Any] = []
+        todo: list[Any] = [self.sampler, self.batch_sampler]
+        while todo:
+            each = todo.pop(0)
+            if each is not None and not any(each is other for other in found):
+                found.append(each)
+                todo += [getattr(each, "sampler", None), getattr(each, "batch_sampler", None)]
+        return found
 
     def _draw(self, progress: Progress, aside: Aside | None) -> tuple[int, Iterator[BatchOrder] | None]:
         """Draw the seed of the epoch and the order of its samples, in torch's order of drawing. A resumed epoch draws ``aside``."""
         with contextlib.nullcontext() if aside is None else aside.used():
             indices = iter(self._index_sampler)
-            drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+            # torch's persistent workers keep the first epoch's seed.
+            if self._drawn is None or not self.persistent_workers:
+                self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         if aside is not None:
             indices = aside.iterate(indices)
-        seed = drawn if self.seed is None else mix(self.seed, progress.epoch)
-        if isinstance(self.dataset, IterableDataset):
+        seed, job = self._drawn if self.seed is None else self.seed, Job.of()
+        iterable = isinstance(self.dataset, IterableDataset)
+        # The workers of an iterable data set are seeded as in torch. Otherwise, every rank draws its own augmentations.
+        if self.seed is not None or (not iterable and (self.persistent_workers or job.rank)):
+            seed = mix(seed, progress.epoch, job.rank)
+        if iterable:
             return seed, None
         left_out = sum(map(self._samples_in, itertools.islice(indices, progress.batches)))
         return seed, self._orders(indices, progress.batches, left_out, seed)
@@ -216,6 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     dataset=self.dataset,
                     collate_fn=self.collate_fn,
                     batches=self._auto_collation,
+                    owner=self._user.name,
                     num_workers=self.num_workers,
                     worker_init_fn=self.worker_init_fn,
                 )

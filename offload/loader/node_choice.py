@@ -35,8 +35,8 @@ class NodeChoice:
         placed = _placed(allowed)
         if placed is None:
             raise ConfigError(
-                "no CPU is free to preprocess: other programs have reserved all CPUs of the cluster. Let them reserve fewer (for "
-                "example ScalingConfig(resources_per_worker=...)), or add nodes."
+                "no CPU is free to preprocess: all are reserved, by other programs or by a DataLoader of this one with another placement. "
+                "Let them reserve fewer (for example ScalingConfig(resources_per_worker=...)), or add nodes."
             )
         return Cores(
             nodes=_repeated(allowed, placed),

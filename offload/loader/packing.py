@@ -36,15 +36,19 @@ class Packed:
         return len(self.structure) + sum(content.nbytes for content in self.contents)
 
 
-def pack(batch: Any) -> Packed:
-    """Pack a batch. Raises what pickling raises for objects that cannot be sent."""
+def pack(batch: Any, *, copied: bool = False) -> Packed:
+    """Pack a batch. Raises what pickling raises for objects that cannot be sent.
+
+    ``copied``: copy the contents, since the batch's memory may change before they are stored.
+    """
     contents: list[Array] = []
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         if raw.nbytes < BESIDE_BYTES:
             return True  # inside
-        contents.append(np.frombuffer(raw, np.uint8))
+        content = np.frombuffer(raw, np.uint8)
+        contents.append(content.copy() if copied else content)
         return False
 
     written = io.BytesIO()

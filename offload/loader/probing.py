@@ -72,7 +72,7 @@ class LoaderProbe:
                 break
             self.tell("replaying batches", 0.5 + 0.5 * min(1 - left / self.replay_s, 1.0))
             at, cpu_at = time.perf_counter(), time.process_time()
-            yield kept[number % len(kept)]
+            yield _fresh(kept[number % len(kept)])
             _synchronise()
             if number >= WARM_STEPS or left <= 0:
                 steps.append(time.perf_counter() - at)
@@ -107,6 +107,13 @@ def _names_of(loader: object) -> Iterator[str]:
         for scope in (frame.f_locals, frame.f_globals):
             yield from (name for name, value in list(scope.items()) if value is loader and name != "self")
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def _fresh(batch: Any) -> Any:
+    """The same tensors in containers of their own, which the program may change."""
+    if type(batch) is dict:
+        return {name: _fresh(value) for name, value in batch.items()}
+    return [_fresh(value) for value in batch] if type(batch) is list else batch
 
 
 def _synchronise() -> None:

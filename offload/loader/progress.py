@@ -67,7 +67,7 @@ def state_of(samplers: Iterable[Any], generator: torch.Generator | None) -> dict
 def restore(state: Mapping[str, Any], samplers: Iterable[Any], generator: torch.Generator | None) -> Aside:
     """Set the loader's own generator and the samplers back to this state. Return the global generators, to be used aside."""
     if generator is not None and state["generator"] is not None:
-        generator.set_state(state["generator"])
+        generator.set_state(state["generator"].cpu())
     for sampler, of_sampler in zip(samplers, state["samplers"], strict=False):
         _restore_sampler(sampler, of_sampler)
     return Aside(state)
@@ -119,7 +119,7 @@ def _set_global_state(state: Mapping[str, Any]) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(state["numpy"]))
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(state["torch"].cpu())
 
 
 def _state_of_sampler(sampler: Any) -> dict[str, Any]:
@@ -139,4 +139,4 @@ def _restore_sampler(sampler: Any, state: Mapping[str, Any]) -> None:
     if "epoch" in state:
         sampler.set_epoch(state["epoch"])
     if "generator" in state:
-        sampler.generator.set_state(state["generator"])
+        sampler.generator.set_state(state["generator"].cpu())

@@ -15,7 +15,7 @@ from ray import cloudpickle
 from torch._utils import ExceptionWrapper
 
 from offload.loader.packing import Packed, pack
-from offload.loader.worker_role import in_role, once, seed_as_torch
+from offload.loader.worker_role import in_role, once
 from offload.pipeline.gather import Scratch
 from offload.pipeline.recipe import FAILURES, hold_to_one_core, seed_generators
 from offload.pipeline.shuffling import mix
@@ -80,12 +80,14 @@ class MapRecipe:
     """The recipe for a map-style data set.
 
     ``batches``: whether an order holds the indices of a batch (torch's automatic batching). ``num_workers``: torch's argument. If it
-    is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, which is the worker that would make it in torch.
+    is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, which is the worker that would make it in torch. ``owner``: the
+    loader, of whose recipes a process keeps only the newest.
     """
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batches: bool
+    owner: str = ""
     num_workers: int = 0
     worker_init_fn: Callable[[int], None] | None = None
     initialised: set[int] = field(default_factory=set)
@@ -100,7 +102,8 @@ class MapRecipe:
         made = []
         for order in rows:
             watch.doing(_what(order.batch, self.dataset))
-            made.append(caught(order.batch, self._batch, order))
+            # Several batches wait in memory for the end of the task, and a data set may reuse its own.
+            made.append(caught(order.batch, self._batch, order, copied=len(rows) > 1))
         watch.idle()
         return Batches(tuple(made), sum(len(order.indices) if self.batches else 1 for order in rows))
 
@@ -108,7 +111,7 @@ class MapRecipe:
         number = order.batch % self.num_workers if self.num_workers else 0
         with in_role(number, self.num_workers, order.seed, self.dataset):
             if self.num_workers:
-                once(self.worker_init_fn, number, self.initialised)
+                once(self.worker_init_fn, number, order.seed, self.initialised)
             return self.collate_fn(self._samples(order))
 
     def _samples(self, order: BatchOrder) -> Any:
@@ -148,17 +151,14 @@ class IterableRecipe:
 
     def batches(self, watch: Watch) -> Iterator[tuple[Item, int]]:
         """Yield the worker's batches, each with the number of its samples."""
-        seed_as_torch(self.worker, self.seed)
         number = 0
+        state = _Reading()
         with in_role(self.worker, self.num_workers, self.seed, self.dataset):
-            if self.num_workers:
-                once(self.worker_init_fn, self.worker, set())
-            samples = self._samples()
             while True:
                 watch.doing(_what(number, self.dataset))
                 found: list[Any] = []
                 try:
-                    item = caught(number, self._next, samples, found)
+                    item = caught(number, self._next, state, found, copied=True)
                 except _EndError:
                     return
                 finally:
@@ -166,28 +166,39 @@ class IterableRecipe:
                 yield item, len(found)
                 number += 1
 
-    def _samples(self) -> Iterator[Any]:
-        yield from self.dataset  # an error of its __iter__ is then raised with the first batch
-
-    def _next(self, samples: Iterator[Any], found: list[Any]) -> Any:
-        """The next batch; its samples go to ``found``. Raises _EndError after the last."""
-        for sample in samples:
-            found.append(sample)
-            if len(found) >= (self.batch_size or 1):
-                break
+    def _next(self, state: _Reading, found: list[Any]) -> Any:
+        """The next batch; its samples go to ``found``. Raises _EndError after the last. After an exception of the data set, the next call
+        goes on with the same iterator, as torch does."""
+        if state.samples is None:
+            once(self.worker_init_fn if self.num_workers else None, self.worker, self.seed, state.initialised)
+            state.samples = iter(self.dataset)
+        while not state.over and len(found) < (self.batch_size or 1):
+            try:
+                found.append(next(state.samples))
+            except StopIteration:
+                state.over = True
         if not found or (self.drop_last and len(found) < (self.batch_size or 1)):
             raise _EndError
         return self.collate_fn(found[0] if self.batch_size is None else list(found))
+
+
+@dataclass
+class _Reading:
+    """How far the reading of an iterable data set has come."""
+
+    samples: Iterator[Any] | None = None
+    over: bool = False
+    initialised: set[int] = field(default_factory=set)
 
 
 class _EndError(Exception):
     """There are no more batches."""
 
 
-def caught(number: int, make: Callable[..., Any], *args: Any) -> Item:
+def caught(number: int, make: Callable[..., Any], *args: Any, copied: bool = False) -> Item:
     """The packed result of ``make``, or its exception. Raises _EndError after the last batch of an iterable data set."""
     try:
-        return pack(make(*args))
+        return pack(make(*args), copied=copied)
     except _EndError:
         raise
     except FAILURES:

@@ -12,6 +12,8 @@ import os
 import threading
 import uuid
 import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,7 +25,7 @@ from offload.loader.feed import LoaderFeed
 from offload.loader.job import Job
 from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
-from offload.train.cluster.connection import Cluster, on_this_node
+from offload.train.cluster.connection import Cluster, describe, on_this_node
 from offload.train.cluster.ray_processes import no_new_ray
 
 LINGER_S = 10.0  # time for another loader to come: a new Ray takes seconds
@@ -42,11 +44,12 @@ class Session:
         self._stack = ExitStack()
         self._pid = os.getpid()
         self._ended = threading.Event()
-        job = Job.of()
-        self._shared = job.world_size > 1
+        self._lost = False
+        self._job, self._placement = Job.of(), placement
         try:
-            cluster = self._stack.enter_context(shared(job, address))
-            self.feed = _feed_of(job, cluster, placement)
+            cluster = self._stack.enter_context(shared(self._job, address))
+            self._cluster_address = ray.get_runtime_context().gcs_address
+            self.feed = _feed_of(self._job, cluster, placement)
         except BaseException:
             self._stack.close()
             raise
@@ -54,24 +57,46 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
-        return self._ended.is_set()
+        """Whether it is over, or its Ray has ended."""
+        return self._ended.is_set() or not ray.is_initialized()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks use the same feed."""
+        return self._job.world_size > 1
+
+    def lose_feed(self) -> None:
+        """Note that the feed is gone. The next iteration makes another."""
+        self._lost = True
+
+    def renew(self) -> None:
+        """Make another feed if this one is gone."""
+        if self._lost:
+            self.feed = _feed_of(self._job, describe(), self._placement)
+            self._lost = False
+
+    def give_back(self) -> None:
+        """End the feed, and with it the cores that it keeps. The connection to Ray stays."""
+        if not self._lost and not self.is_shared:
+            with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
+                ray.kill(self.feed)
+            self._lost = True
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with contextlib.suppress(Exception), no_new_ray():
-                self.feed.alive.remote(self.client)
+            if not self._lost:
+                with contextlib.suppress(Exception), no_new_ray():
+                    self.feed.alive.remote(self.client)
 
     def close(self) -> None:
         """End the connection."""
         if self._ended.is_set() or os.getpid() != self._pid:
             return
         self._ended.set()
-        if ray.is_initialized():
+        if ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster_address:
             with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
                 ray.get(self.feed.leave.remote(self.client), timeout=BEAT_S)
-                if not self._shared:  # a shared feed ends by itself, once no rank uses it
-                    ray.kill(self.feed)
+            self.give_back()  # a shared feed ends by itself, once no rank uses it
             self._stack.close()
 
 
@@ -79,7 +104,7 @@ class User:
     """A DataLoader's hold on a session, which ends with it."""
 
     def __init__(self) -> None:
-        self._name = uuid.uuid4().hex
+        self.name = uuid.uuid4().hex
         self._held = False
 
     def session(self, address: str | None, placement: str) -> Session:
@@ -89,21 +114,40 @@ class User:
         with a session.
         """
         if not self._held:
-            weakref.finalize(self, _release, self._name).atexit = False
+            weakref.finalize(self, _release, self.name).atexit = False
             self._held = True
         key = (address, placement)
         with _lock:
             session = _sessions.get(key)
-            if session is None or session.ended or not ray.is_initialized():
+            if session is None or session.ended:
                 _check_not_forked()
-                session = _sessions[key] = Session(address, placement)
-            _users.setdefault(key, set()).add(self._name)
+                session = _sessions[key] = _on_a_lasting_thread(lambda: Session(address, placement))
+            session.renew()
+            _users.setdefault(key, set()).add(self.name)
             return session
 
 
 _lock = threading.Lock()
 _sessions: dict[tuple[str | None, str], Session] = {}
 _users: dict[tuple[str | None, str], set[str]] = {}
+
+
+def _on_a_lasting_thread(make: Callable[[], Session]) -> Session:
+    """Call ``make`` on the main thread, or on one that never ends: Linux ends Ray's processes with the thread that started them."""
+    if threading.current_thread() is threading.main_thread():
+        return make()
+    made: Future[Session] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+        else:
+            threading.Event().wait()
+
+    threading.Thread(target=run, daemon=True, name="offload-loader-ray").start()
+    return made.result()
 
 
 def _release(user: str) -> None:
@@ -116,20 +160,29 @@ def _release(user: str) -> None:
 
 
 def end_unused() -> None:
-    """End the sessions that no loader uses."""
+    """End the sessions that no loader uses. While another session is in use, only give back their cores: one of them may have started
+    the Ray of both. Ranks of a job keep theirs until their end, since others may need it."""
     with _lock:
-        for key in [key for key in _sessions if not _users.get(key)]:
-            _sessions.pop(key).close()
+        unused = [key for key in _sessions if not _users.get(key) and not _sessions[key].is_shared]
+        if len(unused) == len(_sessions):
+            closing = [_sessions.pop(key) for key in unused]
+        else:
+            closing = []
+            for key in unused:
+                _sessions[key].give_back()
+    for session in closing:
+        session.close()
 
 
 @atexit.register
 def _end_all() -> None:
     """End the sessions of this process: Ray's own exit handler comes later."""
     with _lock:
-        for session in _sessions.values():
-            session.close()
+        sessions = list(_sessions.values())
         _sessions.clear()
         _users.clear()
+    for session in sessions:
+        session.close()
 
 
 _forked = False

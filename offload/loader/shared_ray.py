@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ class _Meeting:
         self._users = folder / f"ranks-{job.name}.users"
         self._lock: int | None = None
         self._mine: int | None = None
-        self._took_token = False
+        self._token_before: str | None = None
         self.address: str | None = None
 
     def __enter__(self) -> _Meeting:
@@ -59,8 +60,8 @@ class _Meeting:
             os.kill(known["pid"], 0)
             self.address = known["address"]
             if known["token"]:
+                self._token_before = os.environ.get(TOKEN, "")
                 os.environ[TOKEN] = known["token"]
-                self._took_token = True
         return self
 
     @property
@@ -83,8 +84,9 @@ class _Meeting:
         self._release()
 
     def wait_for_others(self) -> None:
-        """Wait until no other rank uses the Ray that this one started."""
-        if not self.owner or self._mine is None:
+        """Wait until no other rank uses the Ray that this one started. After an exception in the program, do not wait: the launcher must
+        see this rank's end, and then ends the others."""
+        if not self.owner or self._mine is None or hasattr(sys, "last_value"):
             return
         until = time.monotonic() + OTHERS_S
         while time.monotonic() < until:
@@ -95,15 +97,19 @@ class _Meeting:
 
     def __exit__(self, *_: object) -> None:
         self._release()
-        if self._took_token:  # the user's next programs must not inherit it
+        if self._token_before is not None:  # the user's next programs must not inherit it
             os.environ.pop(TOKEN, None)
-        if self.owner:
-            for path in (self._path, self._users, self._path.with_suffix(".lock")):
-                path.unlink(missing_ok=True)
+            if self._token_before:
+                os.environ[TOKEN] = self._token_before
+        if self.owner:  # the lock's file stays: others may wait for it
+            self._path.unlink(missing_ok=True)
+            self._users.unlink(missing_ok=True)
         if self._mine is not None:
+            fcntl.flock(self._mine, fcntl.LOCK_UN)
             os.close(self._mine)
 
     def _release(self) -> None:
         if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a process that was forked meanwhile may hold the file open
             os.close(self._lock)
             self._lock = None

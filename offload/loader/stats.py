@@ -18,7 +18,7 @@ class LoaderStats:
 
     Args:
         batches: batches that the program got.
-        samples_per_s: samples/s, from the first batch to the last.
+        samples_per_s: samples/s within epochs, from the first batch to the last.
         stall: the share of that time in which the program waited for a batch, from 0 to 1.
         cores: cores that preprocess, shared by all loaders of the job.
         input_ceiling_samples_per_s: samples/s that these cores could make; 0 before the first measurement.
@@ -64,8 +64,9 @@ class Clock:
         """Begin anew."""
         with self._lock:
             self._batches = self._samples = 0
-            self._waited_s = 0.0
-            self._first = self._last = 0.0
+            self._seconds = self._waited_s = 0.0
+            self._began = self._last = 0.0  # of this epoch; 0: before its first batch
+            self._first = True
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -75,23 +76,31 @@ class Clock:
         with self._lock:
             self._last = time.perf_counter()
             # The first batch waits for processes to start, which says nothing about the rate.
-            if self._first:
+            if self._began:
                 self._waited_s += self._last - began
             else:
-                self._first = self._last
+                self._began, self._first = self._last, True
 
     def count(self, samples: int) -> None:
         """Count a batch."""
         with self._lock:
-            # Samples of the first batch were made before the time began.
-            self._samples += samples if self._batches else 0
+            # The samples of an epoch's first batch were made before its time began.
+            self._samples += 0 if self._first else samples
+            self._first = False
             self._batches += 1
+
+    def pause(self) -> None:
+        """Stop the time until the next epoch's first batch."""
+        with self._lock:
+            if self._began:
+                self._seconds += self._last - self._began
+                self._began = 0.0
 
     def stats(self) -> LoaderStats:
         """The measurements."""
         with self._lock:
             rates = self.rates
-            seconds = self._last - self._first
+            seconds = self._seconds + (self._last - self._began if self._began else 0.0)
             return LoaderStats(
                 batches=self._batches,
                 samples_per_s=self._samples / seconds if seconds > 0 else 0.0,

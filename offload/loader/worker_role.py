@@ -46,9 +46,10 @@ def seed_as_torch(number: int, seed: int) -> None:
     np.random.seed(worker._generate_state(seed, number))  # type: ignore[no-untyped-call]
 
 
-def once(initialise: Callable[[int], None] | None, number: int, known: set[int]) -> None:
-    """Call ``worker_init_fn`` for a worker that is not ``known`` yet."""
+def once(initialise: Callable[[int], None] | None, number: int, seed: int, known: set[int]) -> None:
+    """Call ``worker_init_fn`` for a worker that is not ``known`` yet, with the generators seeded as torch seeds them."""
     if number not in known:
-        known.add(number)
+        seed_as_torch(number, seed)
         if initialise is not None:
             initialise(number)
+        known.add(number)

@@ -97,7 +97,12 @@ def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]]) -> Any:
         # Keep only the recipes of the newest few runs: one may hold a data set of millions of names.
         while len(_ready) >= 8:
             _ready.pop(next(iter(_ready)))
-        _ready[key] = cloudpickle.loads(packed().tobytes()).ready()
+        made = cloudpickle.loads(packed().tobytes())
+        # A loader whose data set changes in each epoch brings a new recipe each time.
+        if owner := getattr(made, "owner", ""):
+            for old in [old for old, recipe in _ready.items() if getattr(recipe, "owner", "") == owner]:
+                del _ready[old]
+        _ready[key] = made.ready()
     return _ready[key]
 
 

@@ -338,6 +338,11 @@ def _speaks_grpc(link: socket.socket) -> bool:
     return len(answer) > frame_type and answer[frame_type] == settings
 
 
+def describe() -> Cluster:
+    """The cluster to which this process is connected, as it is now."""
+    return _describe(ours=False)
+
+
 def _describe(*, ours: bool) -> Cluster:
     return Cluster(whole=alive_nodes(), ours=ours, held={} if ours else held_by_others({}))
 
