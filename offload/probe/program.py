@@ -6,6 +6,7 @@ import os
 import runpy
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,8 +107,10 @@ def _run(script: Path, args: Sequence[str], probe: probing.LoaderProbe) -> None:
             if error.code not in (None, 0):
                 raise RunError(f"{script} called sys.exit({error.code!r}) before its loader was measured.") from None
         except Exception as error:
+            own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
+            line = f" (line {own[-1].lineno})" if own else ""
             raise RunError(
-                f"{script} failed before its loader was measured: {type(error).__name__}: {error}."
+                f"{script} failed before its loader was measured: {type(error).__name__}: {error}{line}."
             ) from None
         finally:
             probing.active = None
