@@ -183,10 +183,14 @@ class _Fetcher:
         feed, client = self._session.feed, self._session.client
         packed = [_packed(recipe) for recipe in self._plan.recipes]
         self._refs = packed  # this process owns them: they must live as long as the iteration
-        if self._plan.orders is not None:
-            self.lead = _answer(feed.open.remote(self._name, client, packed[0]))
-        else:
-            _answer(feed.open_iterable.remote(self._name, client, packed))
+        try:
+            if self._plan.orders is not None:
+                self.lead = _answer(feed.open.remote(self._name, client, packed[0]))
+            else:
+                _answer(feed.open_iterable.remote(self._name, client, packed))
+        except ray.exceptions.RayActorError as error:
+            self._session.lose_feed()
+            raise _lost(error) from None
         threading.Thread(target=self._run, daemon=True, name="offload-loader").start()
         return self.lead
 

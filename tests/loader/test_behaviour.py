@@ -111,6 +111,74 @@ def test_a_list_is_a_data_set() -> None:
     assert values(offload.DataLoader([5, 6, 7], batch_size=2)) == [5, 6, 7]
 
 
+class Reuses(Numbers):
+    """Each sample lies in the same memory."""
+
+    def __getitem__(self, i: int) -> Any:
+        if not hasattr(self, "memory"):
+            self.memory = torch.zeros(40_000)
+        return self.memory.fill_(i)
+
+
+def test_a_data_set_may_reuse_its_memory() -> None:
+    assert [int(sample[0]) for sample in offload.DataLoader(Reuses(200), batch_size=None)] == list(range(200))
+
+
+class Stumbles(torch_data.IterableDataset[Any]):
+    """An iterator that fails once, and then goes on."""
+
+    def __iter__(self) -> Any:
+        self.next = 0
+        return self
+
+    def __next__(self) -> int:
+        self.next += 1
+        if self.next == 2:
+            raise BadSampleError("the second one")
+        if self.next > 4:
+            raise StopIteration
+        return self.next
+
+
+def test_an_iterable_data_set_goes_on_after_an_exception() -> None:
+    iterator = iter(offload.DataLoader(Stumbles()))
+    assert int(next(iterator)) == 1
+    with pytest.raises(BadSampleError, match="the second one"):
+        next(iterator)
+    assert [int(batch) for batch in iterator] == [3, 4]
+
+
+def test_a_sampler_that_fails_does_so_after_the_batches_before() -> None:
+    def order() -> Iterator[int]:
+        yield from (3, 1)
+        raise BadSampleError("no third index")
+
+    iterator = iter(offload.DataLoader(Numbers(), sampler=order()))
+    assert [int(next(iterator)), int(next(iterator))] == [3, 1]
+    with pytest.raises(BadSampleError, match="no third index"):
+        next(iterator)
+
+
+def test_a_loaded_state_is_the_state_until_the_next_iteration() -> None:
+    loader: Any = offload.DataLoader(Numbers(), batch_size=2, shuffle=True)
+    next(iter(loader))
+    state = loader.state_dict()
+    again: Any = offload.DataLoader(Numbers(), batch_size=2, shuffle=True)
+    again.load_state_dict(state)
+    assert (again.state_dict()["epoch"], again.state_dict()["batches"]) == (0, 1)
+    assert len(list(again)) == 9
+
+
+def test_a_feed_that_is_gone_is_replaced() -> None:
+    loader: Any = offload.DataLoader(Numbers(), batch_size=2)
+    list(loader)
+    for session in sessions._sessions.values():
+        ray.kill(session.feed)
+    with pytest.raises(RunError, match=r"the feed of the DataLoader is lost.*Iterate again"):
+        list(loader)
+    assert values(loader) == list(range(20))
+
+
 class Stuck(Numbers):
     """Its second sample never comes."""
 
@@ -355,6 +423,13 @@ def test_a_data_set_with_an_open_file_is_refused_with_the_line_to_write() -> Non
         pytest.raises(ConfigError, match=r"WithFile.*cannot pickle.*def __reduce__\(self\): return WithFile"),
     ):
         iter(offload.DataLoader(dataset))
+
+
+def test_data_pipes_are_refused() -> None:
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    with pytest.raises(ConfigError, match="does not take a DataPipe"):
+        offload.DataLoader(IterableWrapper([1, 2]))
 
 
 def test_a_place_without_nodes_is_refused() -> None:
