@@ -159,10 +159,11 @@ def test_a_sampler_that_fails_does_so_after_the_batches_before() -> None:
         next(iterator)
 
 
-def test_a_loaded_state_is_the_state_until_the_next_iteration() -> None:
+def test_a_loaded_state_is_the_state_until_the_next_iteration(tmp_path: Path) -> None:
     loader: Any = offload.DataLoader(Numbers(), batch_size=2, shuffle=True)
     next(iter(loader))
-    state = loader.state_dict()
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
     again: Any = offload.DataLoader(Numbers(), batch_size=2, shuffle=True)
     again.load_state_dict(state)
     assert (again.state_dict()["epoch"], again.state_dict()["batches"]) == (0, 1)
@@ -302,6 +303,7 @@ def test_a_loader_without_users_gives_the_cores_back() -> None:
     eventually(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
 
 
+@pytest.mark.soak  # Ray Train's own helpers, of which test_ray_contract.py looks for none, and a minute
 def test_the_workers_of_ray_train_share_a_feed(tmp_path: Path) -> None:
     def train() -> None:
         rank = ray.train.get_context().get_world_rank()

@@ -21,7 +21,19 @@ def context() -> Context:
 def test_the_context_shows_what_users_call_and_nothing_internal() -> None:
     assert {name for name in dir(context()) if not name.startswith("_")} == {
         *("rank", "world_size", "device", "config", "epoch", "global_step", "rows", "info"),
-        *("prepare", "autocast", "epochs", "batches", "backward", "step", "sum", "accumulate", "accumulated", "report"),
+        *(
+            "prepare",
+            "autocast",
+            "epochs",
+            "batches",
+            "backward",
+            "step",
+            "sum",
+            "gather",
+            "accumulate",
+            "accumulated",
+            "report",
+        ),
     }
 
 
