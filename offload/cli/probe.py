@@ -97,7 +97,7 @@ def _of_trainer(script: Path, args: tuple[str, ...], *, address: str | None, **n
 def _of_program(script: Path, args: tuple[str, ...], loader: str, **named: Any) -> Findings | None:
     from offload.probe.program import probe_program
 
-    check_script(script)
+    check_script(script, "a Python program that iterates over an offload.DataLoader")
     return probe_program(script, args, loader=loader, **named)
 
 

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 USAGE = 2  # the exit code with which argparse, click and others refuse arguments
 
 
-def check_script(script: Path) -> None:
-    """Raise ConfigError if the script is not a file; for example a named pipe, which may never deliver anything."""
+def check_script(script: Path, what: str = "a Python file that defines build() -> offload.Trainer") -> None:
+    """Raise ConfigError if the script is not a file; for example a named pipe, which may never deliver anything. ``what``: what to give
+    instead."""
     if not script.is_file():
-        raise ConfigError(f"{script} is not a file. Give a Python file that defines build() -> offload.Trainer.")
+        raise ConfigError(f"{script} is not a file. Give {what}.")
 
 
 def load_script(script: Path, args: tuple[str, ...]) -> Any:

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from offload.errors import OffloadError, RunError, find_offload_error
+from offload.errors import OffloadError, RunError
 from offload.loader.line import IterableLine, MapLine, Place
 from offload.loader.node_choice import NodeChoice
 from offload.loader.recipe import Batches, BatchOrder, Imports, Item, IterableRecipe
 from offload.pipeline.feed import HELD_SHARE, Cores
 from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.meter import Meter
+from offload.pipeline.passes import as_user_error
 from offload.pipeline.pool import IN_FLIGHT, Block, Cost, Done, PackedRecipe, Pool, Task
 from offload.pipeline.watch import Nobody, Watch
 from offload.train.cluster.connection import alive_nodes
@@ -212,10 +213,6 @@ class LoaderFeed:
                 self._drop(name)
             self._seen.pop(client, None)
 
-    def clients(self) -> int:
-        """The number of processes that use the feed."""
-        return len(self._seen)
-
     def open_streams(self) -> int:
         """The number of iterations that are fed."""
         return len(self._streams)
@@ -293,7 +290,7 @@ class LoaderFeed:
 
     def _fail(self, stream: _Stream, error: BaseException) -> None:
         with self._changed:
-            stream.error = stream.error or _as_user_error(error)
+            stream.error = stream.error or as_user_error(error)
             self._changed.notify_all()
 
     def _drop(self, name: str) -> None:
@@ -412,14 +409,6 @@ def _done(then: Callable[[_MapStream, Task, Any], None], stream: _MapStream, tas
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def _as_user_error(error: BaseException) -> OffloadError:
-    found = find_offload_error(error)
-    if found is not None:
-        return found
-    lines = str(error).strip().splitlines()
-    return RunError(f"preprocessing failed: {type(error).__name__}: {lines[-1] if lines else 'no message'}.")
 
 
 class IterableReader:

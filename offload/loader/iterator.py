@@ -30,6 +30,7 @@ from offload.loader.recipe import Batches, BatchOrder
 from offload.loader.session import Session
 from offload.loader.stats import Clock
 from offload.pipeline.pool import PackedRecipe
+from offload.train.cluster.connection import answer
 from offload.train.cluster.ray_processes import no_new_ray
 
 READY = 2  # batches that are fetched before the user's code asks for them
@@ -41,10 +42,13 @@ PATIENCE_S = 0.5  # time between looks for the end of the iteration
 class Plan:
     """What an iteration needs to know of its loader.
 
-    ``recipes``: one for a map-style data set, one for each worker of an iterable one. ``orders``: the orders of a map-style data set.
-    ``skip``: the number of batches to leave out at
-    the beginning of an iterable data set (``orders`` leave them out already). ``finish``: what happens to a batch before the
-    user gets it.
+    Args:
+        recipes: one for a map-style data set, one for each worker of an iterable one.
+        orders: the orders of a map-style data set; None for an iterable one.
+        skip: the number of batches to leave out at the beginning of an iterable data set (``orders`` leave them out already).
+        finish: what happens to a batch before the user gets it.
+        timeout_s: how long the user waits for a batch, in seconds; 0: without end.
+        owner: the loader's name.
     """
 
     recipes: list[Any]
@@ -52,6 +56,7 @@ class Plan:
     skip: int
     finish: Finish
     timeout_s: float
+    owner: str
 
 
 class _End:
@@ -181,13 +186,13 @@ class _Fetcher:
     def open(self) -> int:
         """Begin to feed, and to fetch. Return the number of batches to order ahead."""
         feed, client = self._session.feed, self._session.client
-        packed = [_packed(recipe) for recipe in self._plan.recipes]
+        packed = [_packed(recipe, self._plan.owner) for recipe in self._plan.recipes]
         self._refs = packed  # this process owns them: they must live as long as the iteration
         try:
             if self._plan.orders is not None:
-                self.lead = _answer(feed.open.remote(self._name, client, packed[0]))
+                self.lead = answer(feed.open.remote(self._name, client, packed[0]))
             else:
-                _answer(feed.open_iterable.remote(self._name, client, packed))
+                answer(feed.open_iterable.remote(self._name, client, packed))
         except ray.exceptions.RayActorError as error:
             self._session.lose_feed()
             raise _lost(error) from None
@@ -234,7 +239,7 @@ class _Fetcher:
         if self._closed.is_set() or self._session.ended:
             return None
         with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
-            return _answer(getattr(self._session.feed, method).remote(self._name))
+            return answer(getattr(self._session.feed, method).remote(self._name))
         return None
 
     def close(self) -> None:
@@ -261,7 +266,7 @@ class _Fetcher:
         start, skip = 0, 0 if self._plan.orders is not None else self._plan.skip
         while not self._closed.is_set():
             want = max(LEAST_TAKEN, self.lead // 4)
-            taken: Taken = _answer(self._session.feed.take.remote(self._name, start, want))
+            taken: Taken = answer(self._session.feed.take.remote(self._name, start, want))
             self.lead = max(taken.lead, 1)
             for remark in taken.remarks:
                 logging.getLogger("offload").warning("%s", remark)
@@ -277,7 +282,7 @@ class _Fetcher:
                     if place.ref != ref:
                         block, ref = ray.get(place.ref), place.ref
                 except ray.exceptions.ObjectLostError:
-                    _answer(self._session.feed.make_again.remote(self._name, start))
+                    answer(self._session.feed.make_again.remote(self._name, start))
                     break
                 if start >= skip and not self._put(self._finished(block, place.item), block.samples_per_batch):
                     return
@@ -301,9 +306,9 @@ class _Fetcher:
         return False
 
 
-def _packed(recipe: Any) -> PackedRecipe:
+def _packed(recipe: Any, owner: str) -> PackedRecipe:
     try:
-        return PackedRecipe.of(recipe)
+        return PackedRecipe.of(recipe, owner)
     except Exception as error:  # the user's classes may raise anything
         kind = type(recipe.dataset).__name__
         raise ConfigError(
@@ -311,13 +316,6 @@ def _packed(recipe: Any) -> PackedRecipe:
             "files, connections and locks cannot be sent. Open them at the first __getitem__, or let every process construct the data "
             f"set itself with a method such as: def __reduce__(self): return {kind}, (self.path,)"
         ) from None
-
-
-def _answer(ref: Any) -> Any:
-    try:
-        return ray.get(ref)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause if isinstance(error.cause, BaseException) else error from None
 
 
 def _lost(error: BaseException) -> RunError:

@@ -146,6 +146,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 skip=progress.batches,
                 finish=Finish(pin=self.pin_memory, on_device=self.on_device),
                 timeout_s=self.timeout,
+                owner=self._user.name,
             ),
             self._user.session(self.address, self.placement),
             progress,
@@ -232,7 +233,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     dataset=self.dataset,
                     collate_fn=self.collate_fn,
                     batches=self._auto_collation,
-                    owner=self._user.name,
                     num_workers=self.num_workers,
                     worker_init_fn=self.worker_init_fn,
                 )

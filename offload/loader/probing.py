@@ -32,15 +32,15 @@ class ProbedError(BaseException):
 
 @dataclass(kw_only=True)
 class LoaderProbe:
-    """The measurement of the loader in the variable ``name``, or, without a name, of the first one that the program iterates over.
+    """The measurement of the loader in the variable ``name``.
 
     ``tell`` gets the phase and the share that is done. Afterwards ``costs`` holds core-seconds and bytes per sample of recent tasks,
     ``step_s`` the typical step in seconds, ``samples`` the samples of a batch, ``beside_cpus`` the cores that the program used while it
     stepped. ``seen``: the variables of loaders that the program iterated over.
     """
 
-    name: str | None
-    tell: Callable[[str, float], None] = lambda phase, share: None
+    name: str
+    tell: Callable[[str, float], None]
     drain_s: float
     replay_s: float
     costs: list[tuple[float, float]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class LoaderProbe:
         """Whether this is the loader to measure."""
         names = set(_names_of(loader))
         self.seen |= names
-        return self.name is None or self.name in names
+        return self.name in names
 
     def measure(self, iteration: Iteration) -> Iterator[Any]:
         """Yield batches of the iteration, and measure. Raises ProbedError at the end."""

@@ -103,16 +103,12 @@ class Aside:
 
 
 def _global_state() -> dict[str, Any]:
-    numpy_state = np.random.get_state(legacy=True)
+    legacy: Any = np.random.get_state()
     return {
         "python": random.getstate(),
-        "numpy": [part.tolist() if isinstance(part, np.ndarray) else part for part in _parts(numpy_state)],
+        "numpy": [part.tolist() if isinstance(part, np.ndarray) else part for part in legacy],
         "torch": torch.get_rng_state(),
     }
-
-
-def _parts(state: Any) -> list[Any]:
-    return list(state)
 
 
 def _set_global_state(state: Mapping[str, Any]) -> None:

@@ -80,14 +80,12 @@ class MapRecipe:
     """The recipe for a map-style data set.
 
     ``batches``: whether an order holds the indices of a batch (torch's automatic batching). ``num_workers``: torch's argument. If it
-    is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, which is the worker that would make it in torch. ``owner``: the
-    loader, of whose recipes a process keeps only the newest.
+    is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, which is the worker that would make it in torch.
     """
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batches: bool
-    owner: str = ""
     num_workers: int = 0
     worker_init_fn: Callable[[int], None] | None = None
     initialised: set[int] = field(default_factory=set)

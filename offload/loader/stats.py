@@ -44,8 +44,14 @@ class LoaderStats:
         said = f"the input holds the program up: it waited {self.stall:.0%} of its time for {_cores(self.cores)}"
         if not self.core_seconds_per_sample:
             return said
-        wanted = self.samples_per_s / max(1 - self.stall, 1e-3) * self.core_seconds_per_sample
-        return f"{said}; about {_cores(math.ceil(wanted))} would keep up"
+        wanted = math.ceil(self.samples_per_s / max(1 - self.stall, 1e-3) * self.core_seconds_per_sample)
+        if wanted > self.cores:
+            return f"{said}; about {_cores(wanted)} would keep up"
+        ceiling = f"{self.input_ceiling_samples_per_s:,.0f} samples/s"
+        return (
+            f"{said}; they could make {ceiling}, so more cores would not help. The start of an epoch and the way of small batches take the "
+            "time: try longer epochs or larger batches"
+        )
 
 
 def _cores(count: int) -> str:

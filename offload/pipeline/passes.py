@@ -105,7 +105,7 @@ class Pass:
     def fail(self, error: BaseException) -> None:
         """Preprocessing failed."""
         with self.changed:
-            self.error = self.error or _as_user_error(error)
+            self.error = self.error or as_user_error(error)
             self.changed.notify_all()
 
     def close(self) -> None:
@@ -185,7 +185,8 @@ class Pass:
             del self._firsts[number]
 
 
-def _as_user_error(error: BaseException) -> OffloadError:
+def as_user_error(error: BaseException) -> OffloadError:
+    """The error of preprocessing that a user can act on: the first one inside ``error``, or a description of it."""
     found = find_offload_error(error)
     if found is not None:
         return found

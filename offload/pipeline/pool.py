@@ -65,19 +65,22 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRecipe:
-    """A recipe in the object store, with the key under which a process keeps it unpickled."""
+    """A recipe in the object store, with the key under which a process keeps it unpickled. ``owner``: of whose recipes a process keeps
+    only the newest; empty: the recipe stands for itself."""
 
     key: str
     ref: ray.ObjectRef[np.ndarray[Any, Any]]
+    owner: str = ""
 
     @classmethod
-    def of(cls, recipe: Recipe) -> PackedRecipe:
+    def of(cls, recipe: Recipe, owner: str = "") -> PackedRecipe:
         packed = recipes.pack(recipe)
-        return cls(key=hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest(), ref=ray.put(packed))
+        key = hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()
+        return cls(key=key, ref=ray.put(packed), owner=owner)
 
     def ready(self) -> Any:
         """The recipe, unpickled once per process."""
-        return recipes.unpack(self.key, lambda: ray.get(self.ref))
+        return recipes.unpack(self.key, lambda: ray.get(self.ref), self.owner)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,20 +89,19 @@ def pack(recipe: Any) -> np.ndarray[Any, Any]:
 
 
 _ready: dict[str, Any] = {}
+_newest: dict[str, str] = {}  # the key of each owner's newest recipe
 
 
-def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]]) -> Any:
-    """The recipe ``key`` of this process, unpickled and prepared at its first use."""
+def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]], owner: str = "") -> Any:
+    """The recipe ``key`` of this process, unpickled and prepared at its first use. It replaces an earlier one of the same ``owner``."""
     if key not in _ready:
         # Keep only the recipes of the newest few runs: one may hold a data set of millions of names.
         while len(_ready) >= 8:
             _ready.pop(next(iter(_ready)))
-        made = cloudpickle.loads(packed().tobytes())
-        # A loader whose data set changes in each epoch brings a new recipe each time.
-        if owner := getattr(made, "owner", ""):
-            for old in [old for old, recipe in _ready.items() if getattr(recipe, "owner", "") == owner]:
-                del _ready[old]
-        _ready[key] = made.ready()
+        if owner:
+            _ready.pop(_newest.get(owner, ""), None)
+            _newest[owner] = key
+        _ready[key] = cloudpickle.loads(packed().tobytes()).ready()
     return _ready[key]
 
 

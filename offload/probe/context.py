@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, 
 from offload.probe.depth import Depth, repeated_blocks
 from offload.train.messages import TRAIN
 from offload.train.worker.batch import Batch, BatchIterator
-from offload.train.worker.context import Context
+from offload.train.worker.context import Context, has_many
 from offload.train.worker.loop import StopRun, TrainingLoop
 from offload.train.worker.stepping import step_all
 
@@ -231,7 +230,7 @@ class ProbeContext(Context):
 
     def sum(self, value: Any) -> Any:
         """Return the value of this worker: a probe reports nothing."""
-        if isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) != 1:
+        if has_many(value):
             return torch.as_tensor(value)
         return float(value.item() if isinstance(value, torch.Tensor) else value)
 

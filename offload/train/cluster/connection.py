@@ -93,35 +93,42 @@ def connected(address: str | None) -> Iterator[Cluster]:
 
     Raises ConfigError if nothing listens at ``address``, or the listener does not answer.
     """
-    warning = ray_version_warning(ray.__version__)
-    if warning:
-        logging.getLogger("offload").warning(warning)
-    with handled() as interrupts:
-        if ray.is_initialized():
-            with interrupts.finally_killing(ray_processes.kill_own):
-                yield _describe(ours=False)
-            return
-        address = address or os.environ.get("RAY_ADDRESS") or None
-        if address is None or address == "local":
-            with _started(interrupts):
-                yield _describe(ours=True)
-        else:
-            with _joined(address, interrupts):
-                yield _describe(ours=False)
+    with handled() as interrupts, _opened(address, interrupts) as ours:
+        yield _describe(ours=ours)
 
 
 @contextmanager
 def kept(address: str | None) -> Iterator[Cluster]:
     """Like :func:`connected`, but for a library inside the user's own program: it handles signals only while Ray starts."""
-    if ray.is_initialized():
-        yield _describe(ours=False)
-        return
-    address = address or os.environ.get("RAY_ADDRESS") or None
     with ExitStack() as stack:
-        ours = address is None or address == "local"
         with handled() as interrupts:
-            stack.enter_context(_started(interrupts) if address is None or ours else _joined(address, interrupts))
+            ours = stack.enter_context(_opened(address, interrupts))
         yield _describe(ours=ours)
+
+
+@contextmanager
+def _opened(address: str | None, interrupts: Interrupts) -> Iterator[bool]:
+    """A connection, and whether it is to a Ray that it started."""
+    if (warning := ray_version_warning(ray.__version__)) is not None:
+        logging.getLogger("offload").warning(warning)
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if ray.is_initialized():
+        with interrupts.finally_killing(ray_processes.kill_own):
+            yield False
+    elif address is None or address == "local":
+        with _started(interrupts):
+            yield True
+    else:
+        with _joined(address, interrupts):
+            yield False
+
+
+def answer(ref: Any) -> Any:
+    """The answer of an actor. Raises the error that its method raised, as it was."""
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, BaseException) else error from None
 
 
 class ControlLostError(RunError):

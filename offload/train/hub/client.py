@@ -10,6 +10,7 @@ import ray
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, PassRequest, Slice
+from offload.train.cluster.connection import answer
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.messages import GroupStart, News, Orders, Push
@@ -137,7 +138,4 @@ class _Remote:
         return bool(ray.wait([self._ref], timeout=0)[0])
 
     def result(self) -> Any:
-        try:
-            return ray.get(self._ref)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, BaseException) else error from None
+        return answer(self._ref)

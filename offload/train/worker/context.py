@@ -182,7 +182,7 @@ class Context:
 
         Raises RunError for anything else.
         """
-        if not _has_many(value):
+        if not has_many(value):
             return self._loop.sum([_number("ctx.sum(value)", value)])[0]
         parts = [torch.as_tensor(part) for part in self.gather(value)]
         if len({part.shape for part in parts}) > 1:
@@ -211,7 +211,7 @@ class Context:
         self._loop.report({name: _number(f"ctx.report({name}=...)", value) for name, value in metrics.items()})
 
 
-def _has_many(value: Any) -> bool:
+def has_many(value: Any) -> bool:
     """Whether this is a tensor or array, and not of a single element."""
     return isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) != 1
 
