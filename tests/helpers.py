@@ -118,6 +118,19 @@ def eventually(condition: Callable[[], bool], deadline_s: float = 300.0) -> None
         time.sleep(0.02)
 
 
+def command_of(process: psutil.Process) -> list[str]:
+    """The process's command line; empty once it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def title_of(process: psutil.Process) -> str:
+    """The first word of the process's command, which Ray's processes replace by their title; "" once it has ended."""
+    return "".join(command_of(process)[:1])
+
+
 MARK = "OFFLOAD_TEST_OF_ENDINGS"  # an environment variable, which processes inherit
 
 

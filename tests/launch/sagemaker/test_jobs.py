@@ -5,6 +5,7 @@ What a job must do when all is well, and when one of its parts is not: end every
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -406,7 +407,7 @@ def test_stopped_jobs_go_on_with_any_number_of_gpu_hosts_and_train_each_sample_o
         assert all(metrics[f"host_{host[-1]}"] > 0 for host in job.names)
         assert (job.folder("algo-1") / "model" / "model.pt").stat().st_size > 0
         for host in job.names:  # torn down: nothing of Ray is left
-            left = [" ".join(psutil.Process(pid).cmdline()) for pid in machines[host].pids()]
+            left = [text for pid in machines[host].pids() if (text := command_line(pid))]
             assert not [command for command in left if re.search("ray::|raylet|gcs_server", command)], left
     ids = {name: trained(shared, name) for name in names}
     assert all(ids.values()), {name: len(each) for name, each in ids.items()}
@@ -438,6 +439,12 @@ def listed_checkpoints(folder: Path) -> list[str]:
     except (StopIteration, ValueError, OSError):
         return []
     return sorted(each["checkpoint_dir_name"] for each in listed)
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
 
 
 def kill(host: Host, command: str, sig: signal.Signals) -> int:

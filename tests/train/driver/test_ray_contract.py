@@ -40,7 +40,7 @@ from offload.train.driver.ray_train import TorchTrainer
 from offload.train.hub.client import HubClient
 from offload.train.worker import batches
 from offload.versions import TESTED_RAY, ray_version_warning
-from tests.helpers import ROOT
+from tests.helpers import ROOT, title_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -186,22 +186,16 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
         assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
 
 
-def running_ray_processes() -> set[str]:
-    titles = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            title = path.read_bytes().split(b"\0")[0].decode()
-        except OSError:  # it ended meanwhile
-            continue
-        if title.startswith("ray::"):
-            titles.add(title.removeprefix("ray::").split(".")[0])
-    return titles
+def ray_processes_beside_this() -> set[str]:
+    """The names of the Ray processes that this worker's own raylet has started: other clusters of the machine do not count."""
+    titles = {title_of(process) for process in psutil.Process().parent().children(recursive=True)}
+    return {title.removeprefix("ray::").split(".")[0] for title in titles if title.startswith("ray::")}
 
 
 @pytest.mark.slow
 def test_a_run_starts_no_helper_that_it_has_no_use_for(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
-    look = running_ray_processes
+    look = ray_processes_beside_this
 
     def train(ctx: offload.Context) -> None:
         model = ctx.prepare(torch.nn.Linear(1, 1))
@@ -492,8 +486,8 @@ def test_a_dead_actor_is_found_by_its_id(actors: Any) -> None:
 def test_the_agent_of_a_ray_of_this_machine_alone_serves_no_dashboard() -> None:
     """It answers no requests, and knows nothing that would have to be kept up to date for a dashboard."""
     file = "train/cluster/ray_processes.py"
-    (raylet,) = [each for each in psutil.Process().children(recursive=True) if each.name() == "raylet"]
-    (agent,) = [each for each in raylet.children() if each.cmdline()[0] == "ray::DashboardAgent"]
+    (raylet,) = [each for each in psutil.Process().children(recursive=True) if title_of(each).endswith("/raylet")]
+    (agent,) = [each for each in raylet.children() if title_of(each) == "ray::DashboardAgent"]
     started = next(text for text in raylet.cmdline() if text.startswith("--dashboard_agent_command="))
     assert minimal_agent.__file__ in started, relies(file, "services builds the agent's command with this function")
     assert "--minimal" in started, relies(file, "services asks utils.get_dashboard_dependency_error")
