@@ -15,11 +15,11 @@ from ray import cloudpickle
 from torch._utils import ExceptionWrapper
 
 from offload.loader.packing import Packed, pack
-from offload.loader.worker_role import in_role, once
 from offload.pipeline.gather import Scratch
 from offload.pipeline.recipe import FAILURES, hold_to_one_core, seed_generators
 from offload.pipeline.shuffling import mix
 from offload.pipeline.watch import Watch
+from offload.pipeline.worker_role import in_role, once
 
 Item = Packed | ExceptionWrapper
 """A finished batch, or the exception of the user's code, to be raised where the batch is wanted."""

@@ -29,6 +29,7 @@ from offload import machine
 from offload.pipeline import recipe as recipes
 from offload.pipeline.gather import Scratch
 from offload.pipeline.malloc import keep_freed_memory
+from offload.pipeline.ordinal import Ordinal, begin, lowest_free
 from offload.pipeline.watch import GIVEN_UP, Watch
 
 IN_FLIGHT = 2  # tasks per actor: the running one and the next
@@ -133,9 +134,10 @@ class _Board:
 
 
 class Preprocessor:
-    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls."""
+    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls. ``me``: its number in the pool."""
 
-    def __init__(self, run: Any = None) -> None:
+    def __init__(self, run: Any = None, me: Ordinal | None = None) -> None:
+        begin(me or Ordinal())
         keep_freed_memory()
         self._watch = Watch(_Board(run))
         self._watch.start()
@@ -207,6 +209,7 @@ class _Core:
 
     node: str
     actor: Any
+    number: int
     replaced: int = 0
     began: float = field(default_factory=time.monotonic)
     ready: bool = False
@@ -230,7 +233,9 @@ class Pool:
         self._options: dict[str, Any] = {"num_cpus": task_cpus, "runtime_env": dict(runtime_env) or None}
         self._work = work
         self._recipes: list[PackedRecipe] = []
-        self._cores = [self._new_core(node) for node in nodes]
+        self._cores: list[_Core] = []
+        for node in nodes:
+            self._cores.append(self._new_core(node, planned=len(nodes)))
         self._again: deque[_Given] = deque()
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[threading.Event] = []
@@ -274,11 +279,12 @@ class Pool:
             self._work.failed(error)
             raise
 
-    def _new_core(self, node: str, replaced: int = 0) -> _Core:
+    def _new_core(self, node: str, replaced: int = 0, planned: int = 0) -> _Core:
+        me = lowest_free({core.number for core in self._cores}, max(planned, len(self._cores) + 1))
         actor = self._actor.options(
             **self._options, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(self._work.run)
-        core = _Core(node=node, actor=actor, replaced=replaced)
+        ).remote(self._work.run, me)
+        core = _Core(node=node, actor=actor, number=me.number, replaced=replaced)
         for recipe in self._recipes:
             self._warm(core, recipe)
         return core
@@ -383,7 +389,8 @@ class Pool:
             for core in here[:surplus]:
                 core.leaving = True
                 self._let_go(core)
-            self._cores += [self._new_core(node) for _ in range(wanted[node] - len(here))]
+            for _ in range(wanted[node] - len(here)):
+                self._cores.append(self._new_core(node, planned=wanted.total()))
         self._working &= wanted.keys()
         self._waiting.append(left)
         self._begun += 1

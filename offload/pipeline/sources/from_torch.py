@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from offload.errors import ConfigError, RunError
+from offload.pipeline.ordinal import here
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.wire import Column, UnsendableError, as_array, torch_only
 
@@ -18,9 +21,7 @@ MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a te
 
 def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS) -> Index:
     """The index of a map-style data set: the numbers from 0 to its length."""
-    # torch's own base class has a __getitem__ that only raises; iterable data sets inherit it too.
-    iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
-    if iterable or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    if not is_map_style(dataset):
         raise ConfigError(
             f"from_torch takes a map-style data set (__getitem__ and __len__), found {type(dataset).__name__}. For an "
             "iterable one use offload.webdataset, offload.parquet or a ray.data.Dataset."
@@ -28,6 +29,13 @@ def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS) -
     name = f"from_torch({type(dataset).__name__})"
     table = pa.table({"item": np.arange(_length(name, dataset), dtype=np.int64)})
     return Index(name=name, table=table, reader=TorchReader(dataset, tuple(columns)), classes=_classes(dataset))
+
+
+def is_map_style(dataset: object) -> bool:
+    """Whether ``dataset`` has an index and a length."""
+    # torch's own base class has a __getitem__ that only raises; iterable data sets inherit it too.
+    iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
+    return not iterable and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
 def _length(name: str, dataset: Any) -> int:
@@ -57,12 +65,21 @@ def _classes(dataset: Any) -> tuple[str, ...]:
 
 
 class TorchReader:
-    """A reader that calls the data set and names the parts of a tuple by ``columns``."""
+    """A reader that calls the data set and names the parts of a tuple by ``columns``.
+
+    While it reads, ``torch.utils.data.get_worker_info()`` answers as in a worker of torch: ``id`` and ``num_workers`` are the
+    number of this process and of the run's processes (:class:`offload.pipeline.ordinal.Ordinal`), and ``seed`` is that of the rows'
+    random numbers.
+    """
 
     def __init__(self, dataset: Any, columns: tuple[str, ...]) -> None:
         self.dataset, self.columns = dataset, columns
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
+        with _as_worker(self.dataset):
+            return self._read(rows, at)
+
+    def _read(self, rows: pa.Table, at: At) -> Samples:
         items = rows.column("item").to_pylist()
         if hasattr(self.dataset, "__getitems__"):
             found = self.dataset.__getitems__(items)
@@ -103,6 +120,16 @@ class TorchReader:
                 "pass from_torch(..., columns=(...)) with one name each"
             )
         return dict(zip(self.columns, parts, strict=False))
+
+
+def _as_worker(dataset: Any) -> AbstractContextManager[None]:
+    """A context in which this process has the role of one of torch's workers, if torch is loaded: importing it costs seconds."""
+    if (torch := sys.modules.get("torch")) is None:
+        return nullcontext()
+    from offload.pipeline.worker_role import in_role
+
+    me = here()
+    return in_role(me.number, me.of, torch.initial_seed() - me.number, dataset)
 
 
 def _listed(names: Iterable[object]) -> str:
