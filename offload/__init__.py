@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.loader.loader import DataLoader
     from offload.loader.stats import LoaderStats
+    from offload.pipeline.combine import mix, weighted
     from offload.pipeline.device import Normalize
     from offload.pipeline.spec import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
     from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster
@@ -39,8 +40,10 @@ _HOMES = {
     "from_ray": "offload.pipeline.spec",
     "from_torch": "offload.pipeline.spec",
     "image_folder": "offload.pipeline.spec",
+    "mix": "offload.pipeline.combine",
     "parquet": "offload.pipeline.spec",
     "webdataset": "offload.pipeline.spec",
+    "weighted": "offload.pipeline.combine",
 }
 
 __all__ = [
@@ -62,8 +65,10 @@ __all__ = [
     "from_ray",
     "from_torch",
     "image_folder",
+    "mix",
     "parquet",
     "webdataset",
+    "weighted",
 ]
 
 

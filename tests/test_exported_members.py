@@ -29,8 +29,10 @@ PUBLIC = [
     "from_ray",
     "from_torch",
     "image_folder",
+    "mix",
     "parquet",
     "webdataset",
+    "weighted",
 ]
 
 

@@ -24,6 +24,7 @@ import ray
 from numpy.typing import NDArray
 
 from offload.errors import RunError
+from offload.pipeline.draws import Draws
 from offload.pipeline.meter import Meter
 from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
 from offload.pipeline.pool import Block, PackedRecipe, Pool, Task
@@ -44,7 +45,7 @@ HELD_SHARE = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A data set of the run, ready to feed: an index (``table`` and ``groups`` of its source) or a ``dataset``.
+    """A data set of the run, ready to feed: an index (``table``, ``groups`` and ``draws`` of its source) or a ``dataset``.
 
     Unpickling it does not import the libraries of the transforms, which stay packed in ``recipe``.
     """
@@ -52,10 +53,25 @@ class Stream:
     recipe: PackedRecipe
     table: pa.Table | None = None
     groups: NDArray[np.int64] | None = None
+    draws: Draws | None = None
     dataset: ray.data.Dataset | None = None
     id_column: str | None = None
     shuffle: bool = False
     seed: int = 0
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples of a pass; None if it is unknown."""
+        if self.table is None:
+            return None
+        return len(self.table) if self.draws is None else self.draws.number
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The sample ids of a pass over an index, one for each position."""
+        if self.draws is not None:
+            return self.draws.order(seed=self.seed, epoch=epoch, groups=self.groups)
+        assert self.table is not None
+        return epoch_permutation(len(self.table), seed=self.seed, epoch=epoch, shuffle=self.shuffle, groups=self.groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +107,8 @@ class _Tasks:
         self, stream: Stream, table: pa.Table, current: Pass, meter: Meter, cores: Callable[[], Cores]
     ) -> None:
         self._table, self._pass, self._packed, self._meter, self._cores = table, current, stream.recipe, meter, cores
-        self._order = epoch_permutation(
-            len(table), seed=stream.seed, epoch=current.request.epoch, shuffle=stream.shuffle, groups=stream.groups
-        )
-        self._positions = Ranges(current.request.done).missing_from(len(table))
+        self._order = stream.order(current.request.epoch)
+        self._positions = Ranges(current.request.done).missing_from(len(self._order))
         self._cursor = 0
         self._planned: deque[int] = deque()
         self._rows = [0] * current.request.world_size
@@ -135,7 +149,7 @@ class _Tasks:
 
     def _rows_of(self, places: NDArray[np.int64]) -> pa.Table:
         """The index rows at these positions of the pass, and the already trained rest of their chunks (see :data:`TRAINED`)."""
-        whole = whole_chunks(places, len(self._table))
+        whole = whole_chunks(places, len(self._order))
         ids = self._order[whole]
         rows = self._table.take(pa.array(ids)).combine_chunks()
         rows = rows.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(whole))
@@ -240,8 +254,8 @@ class Feed:
             for old in [k for k in older if self._passes[k].abandoned()]:
                 self._drop(old)
         self._look()
-        table = self._streams[key.name].table
-        return None if table is None else len(table) - len(Ranges(request.done))
+        samples = self._streams[key.name].samples
+        return None if samples is None else samples - len(Ranges(request.done))
 
     def take(self, key: PassKey, rank: int, want: int = 1) -> tuple[list[Slice], bool]:
         """Return up to ``want`` slices for this rank, and whether the pass is over for it.
@@ -379,7 +393,7 @@ class Feed:
 
     def _start(self, key: PassKey, request: PassRequest) -> None:
         stream = self._streams[key.name]
-        total = None if stream.table is None else len(stream.table) - len(Ranges(request.done))
+        total = None if stream.samples is None else stream.samples - len(Ranges(request.done))
         started = self._passes[key] = Pass(key, request, total)
         if self._failure is not None:
             started.fail(self._failure)

@@ -27,6 +27,7 @@ from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Reader, Samples, nowhere
+from offload.pipeline.sources.mixed import in_parts
 from offload.pipeline.watch import Nobody, SampleTimeoutError, Watch
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError, UnsendableError
 
@@ -49,7 +50,9 @@ class Recipe:
     """Everything that a task needs besides its rows.
 
     ``transform`` may be a class; the process that runs it then constructs it. ``dataset``: the data set's name, for messages.
-    ``sample_timeout_s``: the longest time that a sample may take.
+    ``sample_timeout_s``: the longest time that a sample may take. ``seeded_by``: the column of index rows whose number seeds a
+    sample's random numbers; it is the position if a pass draws samples repeatedly. ``parts``: the recipes of the data sets that
+    were mixed, if any, and ``part_names`` their names.
     """
 
     transform: Any
@@ -59,11 +62,14 @@ class Recipe:
     reader: Reader | None = None
     dataset: str = ""
     sample_timeout_s: float | None = None
+    seeded_by: str = SAMPLE_ID
+    parts: tuple[Recipe, ...] = ()
+    part_names: tuple[str, ...] = ()
 
     def ready(self) -> Recipe:
         """Prepare this recipe in this process: construct the transform, import its libraries and limit them to one thread.
 
-        Raises RunError for a transform class whose constructor raises.
+        Raises RunError for a transform class, or a factory of a data set, that raises.
         """
         transform = self.transform
         if isinstance(transform, type):
@@ -75,8 +81,10 @@ class Recipe:
                     "preprocessing process. Correct its constructor: it runs on every node, without arguments."
                 ) from None
         _import_ahead(transform)
+        if (prepare := getattr(self.reader, "prepare", None)) is not None:
+            prepare()
         hold_to_one_core()
-        return dataclasses.replace(self, transform=transform)
+        return dataclasses.replace(self, transform=transform, parts=tuple(part.ready() for part in self.parts))
 
     def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
         """See :func:`process`."""
@@ -181,6 +189,10 @@ def _process_chunk(
     recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch
 ) -> tuple[np.ndarray[Any, Any], Columns, Mapping[int, str]]:
     """Return (the rows that could be read, their transformed columns, the errors of the other rows)."""
+    if recipe.parts:
+        return in_parts(
+            recipe.parts, chunk, lambda part, rows: _process_chunk(part, rows, epoch, watch), recipe.part_names
+        )
     samples = _read(recipe, chunk, epoch, watch)
     good = np.array([i for i in range(chunk.num_rows) if i not in samples.errors], dtype=np.int64)
     if not len(good):
@@ -221,7 +233,7 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
     at = _Place(recipe, chunk, watch)
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
-        seed_generators(mix(recipe.seed, epoch, chunk.column(SAMPLE_ID)[0].as_py(), 1))
+        seed_generators(mix(recipe.seed, epoch, chunk.column(recipe.seeded_by)[0].as_py(), 1))
         return reader.read(chunk, at)
     except RunError:
         raise
@@ -254,12 +266,12 @@ def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, 
     assert reader is not None
     merged: dict[str, list[Any]] = {}
     errors: dict[int, str] = dict(known)
-    ids = chunk.column(SAMPLE_ID).to_pylist()
+    numbers = chunk.column(recipe.seeded_by).to_pylist()
     at = _Place(recipe, chunk, watch)
     for i in range(chunk.num_rows):
         values: dict[str, Any] = {}
         if i not in known:
-            seed_generators(mix(recipe.seed, epoch, ids[i], 1))
+            seed_generators(mix(recipe.seed, epoch, numbers[i], 1))
             at(i)
             try:
                 one = reader.read(chunk.slice(i, 1), nowhere)
@@ -296,6 +308,7 @@ def transform(
             "them."
         )
     watch = watch or Watch(Nobody())
+    numbers = ids if chunk is None else chunk.column(recipe.seeded_by).to_numpy()
     at: list[int | None] = [None]
 
     def begins(row: int | None) -> None:
@@ -307,14 +320,14 @@ def transform(
         )
 
     try:
-        out = _call(recipe, columns, ids, epoch, begins)
+        out = _call(recipe, columns, numbers, epoch, begins)
     except SampleTimeoutError:
         raise RunError(
             f"the transform {_transform_name(recipe)} {_too_long(recipe)} on {_name(recipe, chunk, at[0], ids)}. Correct the "
             "transform, or leave such samples out of the source."
         ) from None
     except FAILURES as error:
-        row = _find_row(lambda i: _call(recipe, take(columns, [i]), ids[i : i + 1], epoch), len(ids))
+        row = _find_row(lambda i: _call(recipe, take(columns, [i]), numbers[i : i + 1], epoch), len(ids))
         raise RunError(
             f"the transform {_transform_name(recipe)} raised {_say(error)} on {_name(recipe, chunk, row, ids)}. "
             "Correct the transform, or leave such samples out of the source."
@@ -335,18 +348,18 @@ def transform(
 def _call(
     recipe: Recipe,
     columns: Columns,
-    ids: np.ndarray[Any, Any],
+    numbers: np.ndarray[Any, Any],
     epoch: int,
     begins: Callable[[int | None], None] = lambda row: None,
 ) -> Columns:
     if recipe.kind == "batch":
         begins(None)
-        seed_generators(mix(recipe.seed, epoch, int(ids[0]), 2))
+        seed_generators(mix(recipe.seed, epoch, int(numbers[0]), 2))
         return _checked(recipe.transform(dict(columns)))
     made: dict[str, list[Any]] = {}
-    for i, sample_id in enumerate(ids.tolist()):
+    for i, number in enumerate(numbers.tolist()):
         begins(i)
-        seed_generators(mix(recipe.seed, epoch, sample_id, 3))
+        seed_generators(mix(recipe.seed, epoch, number, 3))
         sample = {name: column[i] for name, column in columns.items()}
         if recipe.kind == "image":
             sample["image"] = recipe.transform(sample["image"])

@@ -20,13 +20,18 @@ def epoch_permutation(
     """
     if not shuffle:
         return np.arange(n, dtype=np.int64)
-    rng = np.random.Generator(np.random.Philox(key=np.array([seed & _MASK, epoch & _MASK], dtype=np.uint64)))
+    rng = generator(seed, epoch)
     if groups is None:
         return rng.permutation(n).astype(np.int64)
     names, inverse = np.unique(groups, return_inverse=True)
     rank_of_group = rng.permutation(len(names))
     within = rng.permutation(n)
     return np.lexsort((within, rank_of_group[inverse])).astype(np.int64)
+
+
+def generator(seed: int, epoch: int) -> np.random.Generator:
+    """The random numbers of a pass's order."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed & _MASK, epoch & _MASK], dtype=np.uint64)))
 
 
 def mix(*parts: int) -> int:

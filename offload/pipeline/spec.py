@@ -27,6 +27,7 @@ from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.webdataset import list_webdataset
 from offload.pipeline.split import is_image_transform, split_transform
+from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 if TYPE_CHECKING:
     import ray.data
@@ -51,6 +52,8 @@ class Pipeline:
     notes: tuple[str, ...] = ()
     aside: bool = True
     """Whether ``list`` may run on another thread: the user's code may be bound to the thread that made it."""
+    drawn: bool = False
+    """Whether a pass draws samples by weight (:func:`offload.weighted`) instead of visiting each once."""
 
     def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> Recipe:
         """The recipe that the tasks of this pipeline run. ``dataset``: its name, for messages."""
@@ -59,6 +62,7 @@ class Pipeline:
             kind=self.kind,
             seed=seed,
             on_error=self.on_error,
+            seeded_by=SAMPLE_ID if index is None or index.draws is None else POSITION,
             reader=index.reader if index is not None else None,
             dataset=dataset,
             sample_timeout_s=self.sample_timeout_s,
@@ -240,21 +244,25 @@ def from_ray(
 
 
 def as_pipeline(name: str, value: object) -> Pipeline:
-    """The pipeline of ``datasets={name: value}``; the value is a Pipeline, a ray.data.Dataset, or a torch data set."""
+    """The pipeline of ``datasets={name: value}``: a Pipeline, a ray.data.Dataset, a torch data set, or a list of samples."""
     if isinstance(value, Pipeline):
         return value
     module = type(value).__module__
     if module.startswith("ray.data"):
         return from_ray(value)  # type: ignore[arg-type]
+    if isinstance(value, list | tuple) and any(isinstance(each, Pipeline) for each in value):
+        raise ConfigError(
+            f"datasets[{name!r}] is a {type(value).__name__} of data sets. Join them: offload.mix({{'a': ..., 'b': ...}})."
+        )
     if (
         hasattr(value, "__getitem__")
         and hasattr(value, "__len__")
-        and not isinstance(value, str | bytes | list | tuple | Mapping | type)
+        and not isinstance(value, str | bytes | Mapping | type)
     ):
         return from_torch(value)
     raise ConfigError(
         f"datasets[{name!r}] is a {type(value).__name__}. Give the result of offload.image_folder, from_torch, parquet or "
-        "webdataset, a ray.data.Dataset, or a map-style torch data set."
+        "webdataset, a ray.data.Dataset, a map-style torch data set, or a list of samples."
     )
 
 

@@ -86,7 +86,7 @@ class ProbeRun(Run):
         stream = self.listed[TRAIN].stream(self.trainer.seed)
         self.budget = Budget(
             recipe=stream.recipe if stream.table is not None else None,
-            rows=None if stream.table is None else stream.table.slice(0, STAGE_ROWS),
+            rows=None if stream.table is None else stream.table.take(stream.order(0)[:STAGE_ROWS]),
         )
 
     def shows(self, progress: Progress) -> None:

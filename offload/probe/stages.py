@@ -70,10 +70,7 @@ def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCo
     """Run ``recipe`` repeatedly over index rows for about ``seconds``, and time its steps. This changes ``recipe``: do not use it
     again."""
     costs = StageCosts()
-    reader: Any = recipe.reader
-    _wrap_attributes(getattr(reader, "dataset", None), costs)
-    _wrap_steps(recipe.transform, costs)
-    recipe = dataclasses.replace(recipe, reader=_TimedReader(reader, costs), transform=_timed_transform(recipe, costs))
+    recipe = _timed(recipe, costs)
     until = time.monotonic() + seconds
     start = 0
     _once(recipe, rows, start)  # imports, caches
@@ -86,6 +83,18 @@ def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCo
         costs.samples += done
         start = (start + done) % rows.num_rows
     return costs
+
+
+def _timed(recipe: Recipe, costs: StageCosts) -> Recipe:
+    reader: Any = recipe.reader
+    _wrap_attributes(getattr(reader, "dataset", None), costs)
+    _wrap_steps(recipe.transform, costs)
+    return dataclasses.replace(
+        recipe,
+        reader=_TimedReader(reader, costs),
+        transform=_timed_transform(recipe, costs),
+        parts=tuple(_timed(part, costs) for part in recipe.parts),
+    )
 
 
 def _once(recipe: Recipe, rows: pa.Table, start: int) -> int:

@@ -486,7 +486,11 @@ def test_what_datasets_may_hold() -> None:
     pipeline = from_torch(Pairs())
     assert as_pipeline("train", pipeline) is pipeline
     assert as_pipeline("train", Pairs()).name == "from_torch(Pairs)"
-    for other in ("s3://bucket/train", [1, 2], {"a": 1}, 5):
+    assert as_pipeline("train", [{"x": 1.0}, {"x": 2.0}]).name == "from_torch(list)"
+    assert as_pipeline("train", ((1, 2), (3, 4))).name == "from_torch(tuple)"
+    text = refusal(as_pipeline, "train", [pipeline, pipeline])
+    assert "offload.mix" in text
+    for other in ("s3://bucket/train", b"train", Pairs, lambda: Pairs(), {"a": 1}, 5):
         text = refusal(as_pipeline, "train", other)
         assert "datasets['train'] is a " in text
         assert "offload.image_folder" in text

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from offload.pipeline.draws import Draws
 from offload.pipeline.wire import Columns
 
 
@@ -30,7 +31,10 @@ def nowhere(row: int) -> None:
 
 
 class Reader(Protocol):
-    """A reader of a source's index rows. It travels to every preprocessing process once."""
+    """A reader of a source's index rows. It travels to every preprocessing process once.
+
+    A reader with a method ``prepare`` has work to do in each process before its first read.
+    """
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         """Return the samples of these index rows, in their order. Calls ``at`` with the number of each row before reading it."""
@@ -43,7 +47,8 @@ class Reader(Protocol):
 class Index:
     """All samples of a source. Row ``i`` of ``table`` is the sample with ``sample_id`` ``i``, in every epoch and run.
 
-    ``groups``: for each sample, the unit that storage reads at once (None: every sample is its own unit).
+    ``groups``: for each sample, the unit that storage reads at once (None: every sample is its own unit). ``draws``: the draws of a
+    pass that does not visit every sample once.
     """
 
     name: str
@@ -51,9 +56,11 @@ class Index:
     reader: Reader
     groups: NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
+    draws: Draws | None = None
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        """The number of samples of a pass."""
+        return int(self.table.num_rows) if self.draws is None else self.draws.number
 
 
 Tell = Callable[[str], None]

@@ -25,6 +25,7 @@ class Listed:
             recipe=PackedRecipe.of(self.pipeline.recipe(self.index, seed=seed, dataset=self.name)),
             table=self.index.table if self.index is not None else None,
             groups=self.index.groups if self.index is not None else None,
+            draws=self.index.draws if self.index is not None else None,
             dataset=self.pipeline.dataset,
             id_column=self.pipeline.id_column,
             shuffle=self.shuffle,

@@ -1,0 +1,141 @@
+"""Several sources as one: the index of all their samples, and a reader that hands each row to the reader of its source.
+
+Where it stops: :mod:`offload.pipeline.combine` checks what a user mixes, and a recipe transforms the samples of each part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offload.errors import RunError
+from offload.pipeline.sources.base import At, Index, Reader, Samples, nowhere
+from offload.pipeline.wire import Column, Columns, as_array, common_dtype
+
+PART = "__part__"
+"""The column of index rows with the number of a row's part. The part's own columns are called ``NUMBER/NAME``."""
+
+Done = tuple[NDArray[np.int64], Columns, Mapping[int, str]]
+"""(the rows that could be read, their columns, the errors of the other rows)"""
+
+_OF_A_PART = re.compile(r"\d+/")
+_Part = TypeVar("_Part")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedIndex(Index):
+    """The index of all parts, one after the other, and the index of each."""
+
+    parts: tuple[Index, ...]
+
+
+def mixed_index(name: str, parts: Mapping[str, Index]) -> MixedIndex:
+    """The samples of all parts: the first sample of a part has the id after the last one of the part before."""
+    indexes = tuple(parts.values())
+    tables = []
+    for number, index in enumerate(indexes):
+        table = index.table.rename_columns([f"{number}/{column}" for column in index.table.column_names])
+        tables.append(table.append_column(PART, pa.array(np.full(len(table), number, dtype=np.int16))))
+    first = indexes[0].classes
+    return MixedIndex(
+        name=name,
+        table=pa.concat_tables(tables, promote_options="default"),
+        reader=MixedReader(tuple(parts), tuple(index.reader for index in indexes)),
+        groups=_groups(indexes),
+        classes=first if all(index.classes == first for index in indexes) else (),
+        parts=indexes,
+    )
+
+
+def _groups(indexes: Sequence[Index]) -> NDArray[np.int64] | None:
+    """The groups of all parts, numbered through. A sample of a part without groups is a group of its own."""
+    if all(index.groups is None for index in indexes):
+        return None
+    found, used = [], 0
+    for index in indexes:
+        groups = np.arange(len(index.table), dtype=np.int64) if index.groups is None else index.groups
+        found.append(groups + used)
+        used += int(groups.max(initial=-1)) + 1
+    return np.concatenate(found)
+
+
+class MixedReader:
+    """A reader of the rows of several sources."""
+
+    def __init__(self, names: tuple[str, ...], readers: tuple[Reader, ...]) -> None:
+        self.names, self.readers = names, readers
+
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
+        def part(reader: Reader, own: pa.Table) -> Done:
+            samples = reader.read(own)
+            return np.arange(len(own)), samples.columns, samples.errors
+
+        _, columns, errors = in_parts(self.readers, rows, part, self.names)
+        return Samples(columns, dict(errors))
+
+    def describe(self, rows: pa.Table, row: int) -> str:
+        number = rows.column(PART)[row].as_py()
+        return str(self.readers[number].describe(_own(rows, [row], number), 0))
+
+
+def in_parts(
+    parts: Sequence[_Part], rows: pa.Table, work: Callable[[_Part, pa.Table], Done], names: Sequence[str]
+) -> Done:
+    """Do the work of each part on its own rows, and put the results into the order of ``rows``.
+
+    Raises RunError if the samples of two parts have different columns.
+    """
+    numbers = rows.column(PART).to_numpy()
+    done: list[tuple[int, NDArray[np.int64], Columns]] = []
+    errors: dict[int, str] = {}
+    for number in np.unique(numbers).tolist():
+        mine = np.flatnonzero(numbers == number)
+        good, columns, bad = work(parts[number], _own(rows, mine, number))
+        errors.update((int(mine[row]), reason) for row, reason in bad.items())
+        if len(good):
+            done.append((number, mine[good], columns))
+    if not done:
+        return np.zeros(0, dtype=np.int64), {}, errors
+    first = done[0]
+    for other in done[1:]:
+        if other[2].keys() != first[2].keys():
+            raise RunError(
+                f"the data sets of mix have different columns: {names[first[0]]!r} gives {_listed(first[2])}, and "
+                f"{names[other[0]]!r} gives {_listed(other[2])}. Return the same columns from the transform of each."
+            )
+    if len(done) == 1:
+        return first[1], first[2], errors
+    places = np.concatenate([at for _, at, _ in done])
+    order = np.argsort(places)
+    merged = {name: _merged([columns[name] for _, _, columns in done], order) for name in first[2]}
+    return places[order], merged, errors
+
+
+def _own(rows: pa.Table, at: Sequence[int] | NDArray[np.int64], number: int) -> pa.Table:
+    """These rows of a part, as its reader knows them, with the columns that the feed adds to every row."""
+    prefix = f"{number}/"
+    names = [name for name in rows.column_names if name.startswith(prefix)]
+    added = [name for name in rows.column_names if name != PART and not _OF_A_PART.match(name)]
+    own = rows.select([*names, *added]).take(pa.array(at, pa.int64()))
+    return own.rename_columns([*(name.removeprefix(prefix) for name in names), *added])
+
+
+def _merged(parts: Sequence[Column], order: NDArray[np.int64]) -> Column:
+    """The rows of these columns in this order: as an array if all are arrays of one shape and of types with a common one."""
+    arrays = [as_array(part) for part in parts if hasattr(part, "dtype")]
+    if len(arrays) == len(parts) and len({array.shape[1:] for array in arrays}) == 1:
+        dtype = common_dtype(array.dtype for array in arrays)
+        if dtype is not None:
+            return np.concatenate(arrays, dtype=dtype)[order]
+    values: list[Any] = [value for part in parts for value in part]
+    return [values[i] for i in order.tolist()]
+
+
+def _listed(columns: Columns) -> str:
+    return ", ".join(map(str, columns)) or "none"
