@@ -21,6 +21,7 @@ from offload.model.checks import (
 )
 from offload.pipeline.recipe import Kind, OnError, Recipe
 from offload.pipeline.sources.base import Index, Lister, silent
+from offload.pipeline.sources.factory import factory_name, is_factory, list_torch_factory
 from offload.pipeline.sources.files import Path
 from offload.pipeline.sources.from_torch import DEFAULT_COLUMNS, list_torch_dataset
 from offload.pipeline.sources.image_folder import list_image_folder
@@ -128,13 +129,24 @@ def from_torch(
 ) -> Pipeline:
     """Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` (or ``__getitems__``) runs on every CPU.
 
+    ``dataset`` may be a callable that constructs it: a class, a function, or ``lambda: MyData("train.h5")``. Every preprocessing
+    process then constructs its own, once, so that it may hold open files, connections and locks. The driver constructs one
+    too, for its length and classes.
+
     ``columns`` names the parts of the tuple that it returns. A dict keeps its keys, which must be the same for every item. Other
     arguments are as in :func:`image_folder`.
     """
     names = check_names("from_torch: columns", columns, sane="such as ('image', 'label')")
+    made_there = is_factory(dataset)
+    if made_there and (needed := _missing(dataset)) is not None:
+        name = factory_name(dataset)
+        raise ConfigError(
+            f"every preprocessing process calls {name} without arguments, and it {needed}. Write from_torch(lambda: {name}(...)), "
+            "or pass a data set."
+        )
     pipeline = _pipeline(
-        f"from_torch({type(dataset).__name__})",
-        lambda tell=silent: list_torch_dataset(dataset, names),
+        f"from_torch({factory_name(dataset) if made_there else type(dataset).__name__})",
+        lambda tell=silent: (list_torch_factory if made_there else list_torch_dataset)(dataset, names),
         transform,
         per_sample=per_sample,
         on_device=on_device,

@@ -301,7 +301,8 @@ def test_a_data_set_that_cannot_travel(tmp_path: Path) -> None:
             return {"x": np.float32(i)}
 
     with pytest.raises(
-        offload.ConfigError, match=r"datasets\['train'\] cannot be sent .*lock.*open them in __getitem__"
+        offload.ConfigError,
+        match=r"datasets\['train'\] cannot be sent .*Locked.lock \(a lock\).*from_torch\(lambda: Locked\(",
     ):
         fit(tmp_path, offload.from_torch(Locked()))
 

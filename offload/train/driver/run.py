@@ -21,6 +21,7 @@ from offload.model.batch_split import BatchSplit
 from offload.model.placement import WorkerResources
 from offload.pipeline.aside import Aside
 from offload.pipeline.feed import Cores, Stream
+from offload.pipeline.sendable import obstacle
 from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
@@ -202,10 +203,9 @@ class Run:
             try:
                 streams[name] = listed.stream(self.trainer.seed)
             except Exception as error:
+                recipe = listed.pipeline.recipe(listed.index, seed=self.trainer.seed, dataset=name)
                 raise ConfigError(
-                    f"datasets[{name!r}] cannot be sent to the preprocessing processes: {type(error).__name__}: {error}. Open "
-                    "files, connections and locks cannot be sent: open them in __getitem__, or pass the transform as a class, "
-                    "which each process constructs itself."
+                    f"datasets[{name!r}] cannot be sent to the preprocessing processes: {obstacle(recipe, error)}"
                 ) from None
         return ray.put(streams)
 

@@ -1,0 +1,76 @@
+"""Runs on a Ray cluster whose data is drawn by weight, mixed, or constructed by each process: every draw is trained once."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.utils.data
+
+import offload
+from offload.pipeline.draws import Draws
+from offload.report.run_dir import read_lines
+from tests.train.test_training import fit_linear, log_ids, seen, stop_now, trainer
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+class Held(torch.utils.data.Dataset[Any]):
+    """A data set that holds a lock, and tells which of torch's workers reads it."""
+
+    def __init__(self, first: float = 0.0) -> None:
+        self.first, self.lock = first, threading.Lock()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        info: Any = torch.utils.data.get_worker_info()
+        assert 0 <= info.id < info.num_workers
+        assert info.dataset is self
+        with self.lock:
+            x = np.float32((self.first + i) / 80)
+        return {"x": np.array([x, 1 - x], dtype=np.float32), "y": x}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stopped_run_of_drawn_samples_resumes_with_exactly_the_rest(tmp_path: Path, workers: int) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+
+    def train(ctx: offload.Context) -> None:
+        see = log_ids(ctx.config["log"])
+        marker = Path(ctx.config["log"]) / f"stopped{ctx.rank}"
+        assert ctx.info("train").samples == 120
+
+        def stop_in_the_second_epoch(ctx: offload.Context, batch: Any) -> None:
+            see(ctx, batch)
+            if ctx.epoch == 1 and ctx.global_step == 10 and not marker.exists():
+                marker.touch()
+                if ctx.rank == 0:
+                    stop_now(ctx)
+
+        fit_linear(ctx, stop_in_the_second_epoch)
+
+    def run() -> offload.Result:
+        data = offload.mix(
+            {"a": offload.from_torch(Held), "b": offload.from_torch(lambda: Held(40.0))},
+            weights={"a": 1, "b": 3},
+            samples=120,
+        )
+        return trainer(train, data, workers=workers, epochs=2, config={"log": str(log)}).fit(
+            run_dir=tmp_path / "run", quiet=True
+        )
+
+    run()
+    assert sum(map(Counter.total, seen(log).values())) < 240
+    (tmp_path / "run" / "summary.json").unlink()  # as an interrupted run leaves it
+    result = run()
+    assert "resumed" in [event["event"] for event in read_lines(tmp_path / "run" / "events.jsonl")]
+    draws = Draws(weights=np.repeat([1.0 / 40, 3.0 / 40], 40), number=120)
+    assert seen(log) == {epoch: Counter(draws.order(seed=0, epoch=epoch).tolist()) for epoch in range(2)}
+    assert result.document["samples"] == 240
