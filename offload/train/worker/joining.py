@@ -1,7 +1,7 @@
 """Join the models of all workers: their gradients become the mean over the ranks.
 
 One trained model is joined by DistributedDataParallel, which exchanges gradients while backward runs. Several models, or loops that
-DistributedDataParallel does not allow, exchange them just before a step. A model that the user sharded exchanges them itself.
+DistributedDataParallel does not allow, exchange them just before a step.
 """
 
 from __future__ import annotations
@@ -119,10 +119,8 @@ def check_ddp(ddp: Any) -> dict[str, Any] | None:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether the user sharded the model with ``fully_shard``."""
-    from torch.distributed.fsdp import FSDPModule  # a slow import
-
-    return any(isinstance(module, FSDPModule) for module in model.modules())
+    """Whether the user sharded the model: ``fully_shard`` makes DTensors of its parameters."""
+    return any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters())
 
 
 class _Zero(torch.nn.Module):

@@ -18,7 +18,7 @@ from offload.model.batch_split import BatchSplit
 from offload.train.worker.batch_scaling import BatchScaling
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.device_memory import DeviceMemory
-from offload.train.worker.joining import Join, is_sharded, zero_loss
+from offload.train.worker.joining import Join, zero_loss
 from offload.train.worker.state import TrainingState
 from offload.train.worker.watchdog import Watchdog
 
@@ -90,7 +90,7 @@ class Stepper:
             optimizer.register_step_pre_hook(self._before_plain_step)
             optimizer.register_step_post_hook(self._after_plain_step)
         trained = [model for model in models if any(p.requires_grad for p in model.parameters())]
-        if self._workers == 1 or not trained or is_sharded(trained[0]):
+        if self._workers == 1 or not trained:
             return self.models
         if len(trained) > 1 or options is None:
             self._averages = True
@@ -195,13 +195,10 @@ class Stepper:
         self._kept += batch.all_weight
 
     def _run_backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
-        quiet = not self._is_last
-        sharded = [m for m in self.models if hasattr(m, "set_requires_gradient_sync")]
-        for model in sharded:
-            model.set_requires_gradient_sync(not quiet)  # type: ignore[operator]
+        ddp = self._ddp
         self._in_backward = True
         try:
-            with self._ddp.no_sync() if quiet and self._ddp is not None else contextlib.nullcontext():
+            with ddp.no_sync() if ddp is not None and not self._is_last else contextlib.nullcontext():
                 loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         finally:
             self._in_backward = False
