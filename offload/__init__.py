@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from offload import collate
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.loader.loader import DataLoader
     from offload.loader.stats import LoaderStats
@@ -62,6 +63,7 @@ __all__ = [
     "RunError",
     "Trainer",
     "__version__",
+    "collate",
     "from_ray",
     "from_torch",
     "image_folder",
@@ -75,6 +77,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "collate":
+        return importlib.import_module("offload.collate")
     raise AttributeError(f"module 'offload' has no attribute {name!r}")
 
 

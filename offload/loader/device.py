@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
+
+from offload.pipeline.tensors import map_tensors
 
 
 class Finish:
@@ -43,7 +44,7 @@ class Finish:
             with torch.no_grad():
                 return self._on_device(batch)
         with torch.no_grad(), self._stream:
-            finished = self._on_device(_each(batch, lambda tensor: tensor.to(self._device, non_blocking=True)))
+            finished = self._on_device(map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True)))
         self._stream.synchronize()
         return finished
 
@@ -56,22 +57,4 @@ class Finish:
                 tensor.record_stream(current)
                 return tensor
 
-            _each(batch, used)
-
-
-def _each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The structure with every tensor changed. Other objects that have ``to``, such as a BatchEncoding, hold tensors too."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        changed = {key: _each(each, change) for key, each in value.items()}
-        if type(value) is dict:
-            return changed
-        whole = copy.copy(value)
-        whole.update(changed)  # type: ignore[attr-defined]
-        return whole
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_each(each, change) for each in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_each(each, change) for each in value)
-    return value
+            map_tensors(batch, used)

@@ -24,11 +24,11 @@ from torch._utils import ExceptionWrapper
 from offload.errors import ConfigError, OffloadError, RunError
 from offload.loader.device import Finish
 from offload.loader.feed import Taken
-from offload.loader.packing import unpack
 from offload.loader.progress import Progress
 from offload.loader.recipe import Batches, BatchOrder
 from offload.loader.session import Session
 from offload.loader.stats import Clock
+from offload.pipeline.packing import unpack
 from offload.pipeline.pool import PackedRecipe
 from offload.train.cluster.connection import answer
 from offload.train.cluster.ray_processes import no_new_ray

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ray import cloudpickle
 from torch._utils import ExceptionWrapper
 
-from offload.loader.packing import Packed, pack
 from offload.pipeline.gather import Scratch
+from offload.pipeline.packing import Packed, pack
 from offload.pipeline.recipe import FAILURES, hold_to_one_core, seed_generators
 from offload.pipeline.shuffling import mix
 from offload.pipeline.watch import Watch

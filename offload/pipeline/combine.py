@@ -109,6 +109,11 @@ def mix(
                 f"mix: {first_name!r} and {name!r} differ in what runs on the device: {_steps(first)} and {_steps(part)}. A batch "
                 "holds samples of both: pass the same on_device, and transforms with the same last steps."
             )
+        if not _same(part.collate_fn, first.collate_fn) or (part.kind == "generator") != (first.kind == "generator"):
+            raise ConfigError(
+                f"mix: {first_name!r} and {name!r} differ in collate_fn, or only one's transform is a generator. A batch holds samples of "
+                "both: pass the same collate_fn, and generators to both or none."
+            )
     if shares is not None and first.shuffle is False:
         raise ConfigError("mix with weights draws in random order, and shuffle=False forbids that. Drop shuffle=False.")
     title = f"mix({', '.join(parts)})"
@@ -125,6 +130,7 @@ def mix(
     return Mixed(
         name=title,
         list=listed,
+        collate_fn=first.collate_fn,
         on_device=first.on_device,
         on_error="skip" if any(part.on_error == "skip" for part in parts.values()) else "raise",
         shuffle=first.shuffle,
@@ -150,7 +156,10 @@ class Mixed(Pipeline):
             for part, own in zip(self.parts.values(), index.parts, strict=True)
         ]
         return seeded_alike(
-            dataclasses.replace(whole, parts=tuple(parts), part_names=tuple(self.parts)), whole.seeded_by
+            dataclasses.replace(
+                whole, parts=tuple(parts), part_names=tuple(self.parts), whole=any(part.whole for part in parts)
+            ),
+            whole.seeded_by,
         )
 
 

@@ -22,13 +22,14 @@ import pyarrow as pa
 from ray import cloudpickle
 
 from offload.errors import RunError
-from offload.pipeline import wire
+from offload.pipeline import whole_samples, wire
 from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Reader, Samples, nowhere
 from offload.pipeline.sources.mixed import in_parts
 from offload.pipeline.watch import Nobody, SampleTimeoutError, Watch
+from offload.pipeline.whole_samples import CONTENTS, SAMPLES
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError, UnsendableError
 
 # Rows that a per-batch transform gets at once. Their number is fixed and aligned to positions of the pass, so that random numbers
@@ -40,7 +41,8 @@ TRAINED = "__trained__"
 with the rest of their chunk, since only a whole chunk draws the same random numbers, but does not return them."""
 
 OnError = Literal["raise", "skip"]
-Kind = Literal["none", "batch", "sample", "image"]
+Kind = Literal["none", "batch", "sample", "image", "generator"]
+"""What a transform takes: nothing, a batch, a sample, an image; ``"generator"``: a sample, for which it yields any number of samples."""
 
 FAILURES = (Exception, SystemExit)  # errors of the user's code: a process that exits would lose other samples too
 
@@ -50,9 +52,10 @@ class Recipe:
     """Everything that a task needs besides its rows.
 
     ``transform`` may be a class; the process that runs it then constructs it. ``dataset``: the data set's name, for messages.
-    ``sample_timeout_s``: the longest time that a sample may take. ``seeded_by``: the column of index rows whose number seeds a
-    sample's random numbers; it is the position if a pass draws samples repeatedly. ``parts``: the recipes of the data sets that
-    were mixed, if any, and ``part_names`` their names.
+    ``sample_timeout_s``: the longest time that a sample may take. ``whole``: samples travel as they are, not as columns
+    (:mod:`offload.pipeline.whole_samples`). ``seeded_by``: the column of index rows whose number seeds a sample's random numbers; it
+    is the position if a pass draws samples repeatedly. ``parts``: the recipes of the data sets that were mixed, if any, and
+    ``part_names`` their names.
     """
 
     transform: Any
@@ -62,6 +65,7 @@ class Recipe:
     reader: Reader | None = None
     dataset: str = ""
     sample_timeout_s: float | None = None
+    whole: bool = False
     seeded_by: str = SAMPLE_ID
     parts: tuple[Recipe, ...] = ()
     part_names: tuple[str, ...] = ()
@@ -77,7 +81,7 @@ class Recipe:
                 transform = transform()
             except FAILURES as error:
                 raise RunError(
-                    f"the transform class {_transform_name(self)} raised {_say(error)} when it was constructed on a "
+                    f"the transform class {_transform_name(self)} raised {say(error)} when it was constructed on a "
                     "preprocessing process. Correct its constructor: it runs on every node, without arguments."
                 ) from None
         _import_ahead(transform)
@@ -178,8 +182,8 @@ def process(
         for i, reason in errors.items():
             skipped[start + i] = f"{recipe.reader.describe(chunk, i)}: {reason}"
         if len(good):
-            _check_names(recipe, made, (SAMPLE_ID, POSITION, ERROR))
-            parts.append(gather.place(made))
+            _check_names(recipe, made, (SAMPLE_ID, POSITION, ERROR, CONTENTS, *(() if recipe.whole else (SAMPLES,))))
+            parts.append(made if recipe.whole else gather.place(made))
             kept.append(good + start)
     watch.idle()
     return _assemble(rows, parts, kept, skipped, recipe, gather)
@@ -246,7 +250,7 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
         row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
         if row is not None and recipe.on_error == "skip":
             return _read_one_by_one(recipe, chunk, epoch, watch, {})
-        raise RunError(f"reading {_name(recipe, chunk, row)} raised {_say(error)}. {_REMEDY_SKIP}") from None
+        raise RunError(f"reading {_name(recipe, chunk, row)} raised {say(error)}. {_REMEDY_SKIP}") from None
 
 
 _REMEDY_SKIP = 'Repair or remove it, or pass on_error="skip" to count it, list it in the run directory and go on.'
@@ -281,7 +285,7 @@ def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, 
             except SampleTimeoutError:
                 errors[i] = _too_long(recipe)
             except FAILURES as error:
-                errors[i] = _say(error)
+                errors[i] = say(error)
         for name in values:
             merged.setdefault(name, [None] * i)
         for name, column in merged.items():
@@ -329,7 +333,7 @@ def transform(
     except FAILURES as error:
         row = _find_row(lambda i: _call(recipe, take(columns, [i]), numbers[i : i + 1], epoch), len(ids))
         raise RunError(
-            f"the transform {_transform_name(recipe)} raised {_say(error)} on {_name(recipe, chunk, row, ids)}. "
+            f"the transform {_transform_name(recipe)} raised {say(error)} on {_name(recipe, chunk, row, ids)}. "
             "Correct the transform, or leave such samples out of the source."
         ) from None
     for name, column in out.items():
@@ -363,6 +367,8 @@ def _call(
         sample = {name: column[i] for name, column in columns.items()}
         if recipe.kind == "image":
             sample["image"] = recipe.transform(sample["image"])
+        elif recipe.kind == "generator":
+            sample = _yielded(recipe, sample)
         else:
             sample = _checked(recipe.transform(sample))
         for name, value in sample.items():
@@ -370,8 +376,17 @@ def _call(
     return dict(made)
 
 
+def _yielded(recipe: Recipe, sample: dict[str, Any]) -> dict[str, Any]:
+    """All samples that a generator yields for one sample."""
+    return {SAMPLES: list(recipe.transform(sample))}
+
+
 def _checked(out: Any) -> dict[str, Any]:
     if not isinstance(out, Mapping):
+        if out is None:
+            raise TypeError(
+                "it returned None, not a dict of columns (a generator may drop samples: yield those to keep)"
+            )
         raise TypeError(f"it returned {type(out).__name__}, not a dict of columns")
     return dict(out)
 
@@ -401,6 +416,8 @@ def _assemble(
 ) -> pa.Table:
     """Join all chunks in one block. Skipped rows stay, as copies of row 0 that carry their error: a task returns as many rows as it
     got, so no row is lost silently."""
+    if recipe.whole or any(whole_samples.is_nested(column) for part in parts for column in part.values()):
+        return _assemble_whole(rows, parts, kept, skipped, recipe)
     names = list(dict.fromkeys(name for part in parts for name in part))
     order = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
     columns: Columns = {}
@@ -426,6 +443,31 @@ def _assemble(
     except UnsendableError as error:
         row = error.row if sent is None else int(sent[error.row])
         raise _unsendable(error, _name(recipe, rows, row), recipe) from None
+
+
+def _assemble_whole(
+    rows: pa.Table, parts: list[Columns], kept: list[np.ndarray[Any, Any]], skipped: dict[int, str], recipe: Recipe
+) -> pa.Table:
+    """Join all chunks in one block of whole samples. Skipped rows hold no sample, and their error."""
+    samples: list[list[Any]] = [[] for _ in range(rows.num_rows)]
+    for part, numbers in zip(parts, kept, strict=True):
+        for number, made in zip(numbers.tolist(), whole_samples.rows_of(part, len(numbers)), strict=True):
+            samples[number] = made
+    sent = untrained(rows)
+    columns: Columns = {SAMPLE_ID: rows.column(SAMPLE_ID).to_numpy(), POSITION: rows.column(POSITION).to_numpy()}
+    if recipe.on_error == "skip":
+        columns[ERROR] = [skipped.get(i) for i in range(rows.num_rows)]
+    block = wire.encode(take(columns, sent))
+    try:
+        for name, column in whole_samples.encode([samples[i] for i in sent.tolist()]).items():
+            block = block.append_column(name, column)
+    except UnsendableError as error:
+        raise _unsendable_sample(error, _name(recipe, rows, int(sent[error.row])), recipe) from None
+    return block
+
+
+def _unsendable_sample(error: UnsendableError, sample: str, recipe: Recipe) -> RunError:
+    return RunError(f"{sample}{_made_by(recipe, ', ')} is {error.what}: {error.instead}.")
 
 
 def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[Any, Any], recipe: Recipe) -> Column:
@@ -478,8 +520,8 @@ def _ragged(
     ids = rows.column(SAMPLE_ID).to_pylist()
     who = [f"sample {ids[i]}{f' ({recipe.reader.describe(rows, i)})' if recipe.reader else ''}" for i in at]
     return RunError(
-        f"column {name!r} has rows of different shapes: {shapes[0]} for {who[0]}, {shapes[1]} for {who[1]}. Samples of a "
-        "batch must agree: resize or crop them to one size in the transform."
+        f"column {name!r} has rows of different shapes: {shapes[0]} for {who[0]}, {shapes[1]} for {who[1]}. "
+        f"{wire.REMEDY_RAGGED}"
     )
 
 
@@ -507,7 +549,10 @@ def encode_foreign(
     encoded: Columns = {}
     if len(ids):
         made = transform(seeded, columns, ids=ids, chunk=None, epoch=epoch)
-        _check_names(recipe, made, (POSITION, ERROR, *([SAMPLE_ID] if id_column not in (None, SAMPLE_ID) else [])))
+        reserved = [POSITION, ERROR, CONTENTS, *([SAMPLE_ID] if id_column not in (None, SAMPLE_ID) else [])]
+        _check_names(recipe, made, reserved if recipe.whole else [*reserved, SAMPLES])
+        if recipe.whole or any(map(whole_samples.is_nested, made.values())):
+            return _encode_foreign_whole(recipe, made, ids, fresh, numbered=id_column is not None)
         for name, column in made.items():
             try:
                 plain = _plain(name, column)
@@ -515,8 +560,7 @@ def encode_foreign(
             except RaggedError as error:
                 raise RunError(
                     f"column {name!r} has rows of different shapes: {error.shapes[0]} for sample {ids[error.rows[0]]}, "
-                    f"{error.shapes[1]} for sample {ids[error.rows[1]]}. Samples of a batch must agree: resize or crop them "
-                    "to one size in the transform."
+                    f"{error.shapes[1]} for sample {ids[error.rows[1]]}. {wire.REMEDY_RAGGED}"
                 ) from None
             except UnsendableError as error:
                 raise _unsendable(error, _name(recipe, None, error.row, ids), recipe) from None
@@ -526,6 +570,18 @@ def encode_foreign(
         return wire.encode(encoded if len(fresh) == len(ids) else take(encoded, fresh))
     except UnsendableError as error:
         raise _unsendable(error, _name(recipe, None, int(fresh[error.row]), ids), recipe) from None
+
+
+def _encode_foreign_whole(
+    recipe: Recipe, made: Columns, ids: np.ndarray[Any, Any], fresh: np.ndarray[Any, Any], *, numbered: bool
+) -> pa.Table:
+    rows = whole_samples.rows_of(made, len(ids))
+    block = wire.encode({SAMPLE_ID: ids[fresh], POSITION: ids[fresh]} if numbered else {})
+    try:
+        encoded = whole_samples.encode([rows[i] for i in fresh.tolist()])
+    except UnsendableError as error:
+        raise _unsendable_sample(error, _name(recipe, None, int(fresh[error.row]), ids), recipe) from None
+    return pa.table({**{name: block.column(name) for name in block.column_names}, **encoded})
 
 
 def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
@@ -587,10 +643,10 @@ def _transform_name(recipe: Recipe) -> str:
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
-def _say(error: BaseException) -> str:
+def say(error: BaseException) -> str:
     """``ValueError: text (augment, script.py:12)``: the error, and the user's line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "/offload/pipeline/" not in f.filename]
+    own = [f for f in frames if not any(part in f.filename for part in ("/offload/pipeline/", "/offload/train/"))]
     # The user's line, not the line inside a library that it called.
     own = [f for f in own if not any(part in f.filename for part in _LIBRARIES)] or own
     place = f" ({own[-1].name}, {own[-1].filename}:{own[-1].lineno})" if own else ""

@@ -27,13 +27,14 @@ from offload.pipeline.sources.from_torch import DEFAULT_COLUMNS, list_torch_data
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.split import is_image_transform, split_transform
+from offload.pipeline.split import is_image_transform, split_transform, unsplit_transform
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 if TYPE_CHECKING:
     import ray.data
 
 OnDevice = Callable[[dict[str, Any]], dict[str, Any]]
+CollateFn = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class Pipeline:
     id_column: str | None = None
     transform: Any = None
     kind: Kind = "none"
+    collate_fn: CollateFn | None = None
     on_device: tuple[OnDevice, ...] = ()
     on_error: OnError = "raise"
     shuffle: bool | None = None
@@ -67,6 +69,7 @@ class Pipeline:
             reader=index.reader if index is not None else None,
             dataset=dataset,
             sample_timeout_s=self.sample_timeout_s,
+            whole=self.collate_fn is not None or self.kind == "generator",
         )
 
 
@@ -75,6 +78,7 @@ def image_folder(
     transform: Any = None,
     *,
     per_sample: bool = False,
+    collate_fn: CollateFn | None = None,
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
@@ -89,9 +93,12 @@ def image_folder(
     Args:
         path: a local folder, ``s3://...``, or any path that pyarrow or fsspec opens.
         transform: a callable from a batch (dict of columns) to a batch with as many rows, or from sample to sample with
-            ``per_sample=True``; a class of such callables, constructed once per preprocessing actor; or a torchvision or
-            timm transform of one image, whose converting and normalising tail then runs on the device.
+            ``per_sample=True``; a generator function of one sample, which yields any number of samples for it; a class of such
+            callables, constructed once per preprocessing actor; or a torchvision or timm transform of one image, whose converting
+            and normalising tail then runs on the device.
         per_sample: whether ``transform`` takes one sample (a dict of values) instead of a batch.
+        collate_fn: a callable from a list of samples to a batch of any structure, as a DataLoader has it. It runs in the worker, where
+            the local batch is cut. Samples may then differ in shape and structure.
         on_device: a callable for each batch of tensors on the worker's device, such as :class:`offload.Normalize`.
         on_error: ``"raise"`` ends the run at a file that cannot be decoded; ``"skip"`` counts it, lists it in the run
             directory and goes on.
@@ -109,6 +116,7 @@ def image_folder(
         lambda tell=silent: list_image_folder(path, filesystem=filesystem, tell=tell),
         transform,
         per_sample=per_sample,
+        collate_fn=collate_fn,
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
@@ -122,6 +130,7 @@ def from_torch(
     *,
     columns: Sequence[str] = DEFAULT_COLUMNS,
     per_sample: bool = False,
+    collate_fn: CollateFn | None = None,
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
@@ -133,8 +142,9 @@ def from_torch(
     process then constructs its own, once, so that it may hold open files, connections and locks. The driver constructs one
     too, for its length and classes.
 
-    ``columns`` names the parts of the tuple that it returns. A dict keeps its keys, which must be the same for every item. Other
-    arguments are as in :func:`image_folder`.
+    ``columns`` names the parts of the tuple that it returns. A dict keeps its keys, which must be the same for every item. With
+    ``collate_fn`` and without a transform, samples reach it exactly as the data set returned them. Other arguments are as in
+    :func:`image_folder`.
     """
     names = check_names("from_torch: columns", columns, sane="such as ('image', 'label')")
     made_there = is_factory(dataset)
@@ -146,9 +156,12 @@ def from_torch(
         )
     pipeline = _pipeline(
         f"from_torch({factory_name(dataset) if made_there else type(dataset).__name__})",
-        lambda tell=silent: (list_torch_factory if made_there else list_torch_dataset)(dataset, names),
+        lambda tell=silent: (list_torch_factory if made_there else list_torch_dataset)(
+            dataset, names, whole=collate_fn is not None and transform is None
+        ),
         transform,
         per_sample=per_sample,
+        collate_fn=collate_fn,
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
@@ -164,6 +177,7 @@ def parquet(
     columns: Sequence[str] | None = None,
     images: Sequence[str] = (),
     per_sample: bool = False,
+    collate_fn: CollateFn | None = None,
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
@@ -184,6 +198,7 @@ def parquet(
         lambda tell=silent: list_parquet(path, columns=names, images=encoded, filesystem=filesystem, tell=tell),
         transform,
         per_sample=per_sample,
+        collate_fn=collate_fn,
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
@@ -196,6 +211,7 @@ def webdataset(
     transform: Any = None,
     *,
     per_sample: bool = False,
+    collate_fn: CollateFn | None = None,
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
@@ -217,6 +233,7 @@ def webdataset(
         lambda tell=silent: list_webdataset(shards, filesystem=filesystem, tell=tell),
         transform,
         per_sample=per_sample,
+        collate_fn=collate_fn,
         on_device=on_device,
         on_error=on_error,
         shuffle=shuffle,
@@ -230,6 +247,7 @@ def from_ray(
     *,
     id_column: str | None = None,
     per_sample: bool = False,
+    collate_fn: CollateFn | None = None,
     on_device: OnDevice | None = None,
 ) -> Pipeline:
     """A ``ray.data.Dataset`` with its own pipeline, in its own order.
@@ -247,6 +265,7 @@ def from_ray(
         None,
         transform,
         per_sample=per_sample,
+        collate_fn=collate_fn,
         on_device=on_device,
         on_error="raise",
         shuffle=False,
@@ -306,6 +325,14 @@ def _check_transform(transform: Any, given: str) -> None:
         )
 
 
+def is_generator(transform: Any) -> bool:
+    """Whether the transform yields samples: a generator function, or an object or class with such a ``__call__``."""
+    if isinstance(transform, functools.partial):
+        return is_generator(transform.func)
+    kind = transform if isinstance(transform, type) else type(transform)
+    return inspect.isgeneratorfunction(transform) or inspect.isgeneratorfunction(getattr(kind, "__call__", None))  # noqa: B004
+
+
 def _missing(call: Any, *arguments: Any) -> str | None:
     """The reason why ``call`` cannot take these arguments: ``misses a required argument: 'size'``. None if it can, or if that is
     unknown."""
@@ -327,6 +354,7 @@ def _pipeline(
     transform: Any,
     *,
     per_sample: bool,
+    collate_fn: CollateFn | None,
     on_device: OnDevice | None,
     on_error: OnError,
     shuffle: bool | None,
@@ -340,17 +368,25 @@ def _pipeline(
         sample_timeout_s = check_number("sample_timeout_s", sample_timeout_s, above=0.0, sane="seconds, such as 60")
     if on_device is not None:
         check_callable("on_device", on_device, sane="from a batch of tensors to such a batch")
+    if collate_fn is not None:
+        check_callable(
+            "collate_fn", collate_fn, sane="from a list of samples to a batch, such as offload.collate.pad()"
+        )
     if transform is not None:
-        _check_transform(transform, "a sample" if per_sample else "a batch")
+        _check_transform(transform, "a sample" if per_sample or is_generator(transform) else "a batch")
     finish: tuple[OnDevice, ...] = (on_device,) if on_device is not None else ()
     kind: Kind
     notes: tuple[str, ...] = ()
     if transform is None:
         kind = "none"
+    elif is_image_transform(transform) and collate_fn is not None:
+        kind, transform = "image", unsplit_transform(transform)
     elif is_image_transform(transform):
         split = split_transform(transform)
         kind, transform, notes = "image", split.cpu, (split.says,)
         finish = ((split.on_device,) if split.on_device is not None else ()) + finish
+    elif is_generator(transform):
+        kind = "generator"
     else:
         kind = "sample" if per_sample else "batch"
     return Pipeline(
@@ -358,6 +394,7 @@ def _pipeline(
         list=lister,
         transform=transform,
         kind=kind,
+        collate_fn=collate_fn,
         on_device=finish,
         on_error=on_error,
         shuffle=shuffle,

@@ -61,12 +61,19 @@ def split_transform(transform: object) -> SplitTransform:
     )
 
 
+def unsplit_transform(transform: object) -> Callable[[np.ndarray[Any, Any]], Any]:
+    """An image transform that runs on the CPUs as a whole, for samples that a ``collate_fn`` expects as the transform returns them."""
+    steps = _steps(transform) or [transform]
+    preset = transform if _is_preset(transform) else None
+    return CpuPart(steps, tensors=_takes_tensors(steps), as_returned=True, preset=preset, plain=False)
+
+
 class CpuPart:
     """The steps that run in a preprocessing task on one image.
 
     A uint8 result leaves as HWC, one layout on the wire, unless ``as_returned``. If the result of ``steps`` is not uint8 (a user's
     own step made floats), ``tail`` runs here too, and its result leaves unchanged. ``preset`` is the transform from which the steps
-    were taken; it handles float input, which its steps do not.
+    were taken; it handles float input, which its steps do not. ``plain``: whether the result leaves as an array.
     """
 
     def __init__(
@@ -77,11 +84,12 @@ class CpuPart:
         tensors: bool,
         as_returned: bool = False,
         preset: Callable[[Any], Any] | None = None,
+        plain: bool = True,
     ) -> None:
-        self.steps, self.tail, self.preset = tuple(steps), tuple(tail), preset
+        self.steps, self.tail, self.preset, self.plain = tuple(steps), tuple(tail), preset, plain
         self.tensors, self.as_returned = tensors, as_returned
 
-    def __call__(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def __call__(self, pixels: np.ndarray[Any, Any]) -> Any:
         if pixels.dtype != np.uint8 and self.preset is not None:
             return as_array(self.preset(_as_tensor(pixels)))
         if pixels.dtype != np.uint8:
@@ -99,7 +107,7 @@ class CpuPart:
         for step in self.steps:
             image = step(image)
         if self.as_returned:
-            return as_array(image)
+            return as_array(image) if self.plain else image
         array = as_array(image)
         if array.dtype != np.uint8:
             for step in self.tail:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import pickle
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,6 +56,7 @@ _TORCH_ONLY = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_
 _NUMBERS = "biufc"
 _FIXED = _NUMBERS + "mMV"  # kinds of numpy types whose rows are bytes of one length
 _ARROW = "biuf"  # those kinds that Arrow has, up to 8 bytes each
+REMEDY_RAGGED = "Samples of a batch must agree: resize or crop them to one size in the transform, or pass a collate_fn."
 _PLAIN = "numbers, arrays, tensors, text, bytes, or lists and dicts of these"
 
 
@@ -161,7 +163,7 @@ def torch_only(dtype: np.dtype[Any]) -> str | None:
 def encode(columns: Mapping[str, Column]) -> pa.Table:
     """The block of these columns, zero-copy for contiguous arrays.
 
-    Raises RunError for tensors without elements, UnsendableError for objects that cannot be pickled.
+    Raises UnsendableError for objects that cannot be pickled.
     """
     return pa.table({name: _encode(name, column) for name, column in columns.items()})
 
@@ -180,12 +182,7 @@ def _encode(name: str, column: Column) -> pa.Array:
     if column.ndim <= 1 and of_arrow:
         return pa.array(column)
     width = int(np.prod(column.shape[1:]))
-    if width == 0:
-        raise RunError(
-            f"column {name!r} has rows of shape {column.shape[1:]}, without an element: drop the column, or correct the "
-            "step that crops it to nothing."
-        )
-    if of_arrow:
+    if of_arrow and width:
         kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(column.dtype), column.shape[1:])
         return pa.ExtensionArray.from_storage(
             kind, pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), width)
@@ -205,7 +202,7 @@ def _encode_rows(name: str, rows: list[Any]) -> pa.Array:
         try:
             pickled.append(cloudpickle.dumps(row, protocol=5))  # type: ignore[no-untyped-call]
         except Exception as error:  # a user's class may raise anything
-            what = f"an object of type {type(row).__name__} ({_first_line(error)})"
+            what = f"an object of type {type(row).__name__} ({first_line(error)})"
             raise UnsendableError(what, f"return {_PLAIN}", name, i) from None
     return pa.ExtensionArray.from_storage(ObjectType(), pa.array(pickled, pa.large_binary()))
 
@@ -232,20 +229,40 @@ def _decode(name: str, column: pa.ChunkedArray, foreign: bool) -> Column:
         content = np.frombuffer(storage.buffers()[1] or b"", np.uint8)
         content = content[storage.offset * width : (storage.offset + len(storage)) * width]
         return content.view(array.type.dtype).reshape(len(storage), *array.type.shape)
+    if isinstance(array.type, ContentsType):
+        _, ends, content = array.storage.buffers()
+        at = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1]
+        whole = np.frombuffer(content or b"", np.uint8)
+        return [whole[start:stop] for start, stop in itertools.pairwise(at.tolist())]
     if isinstance(array.type, ObjectType):
         try:
             return [pickle.loads(row) for row in array.storage.to_pylist()]
         except Exception as error:
             raise RunError(
-                f"column {name!r} holds objects that cannot be loaded in a worker: {_first_line(error)}. Return {_PLAIN}."
+                f"column {name!r} holds objects that cannot be loaded in a worker: {first_line(error)}. Return {_PLAIN}."
             ) from None
     if pa.types.is_primitive(array.type) and array.null_count == 0 and not pa.types.is_time(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
     return list(array.to_pylist())
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """``ValueError: text``: the error's type and the first line of its text."""
     return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
+
+
+class ContentsType(pa.ExtensionType):  # type: ignore[misc]
+    """Rows of bytes, read as views of the block's memory."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.large_binary(), "offload.contents")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> ContentsType:
+        return cls()
 
 
 class RowsType(pa.ExtensionType):  # type: ignore[misc]
@@ -279,6 +296,6 @@ class ObjectType(pa.ExtensionType):  # type: ignore[misc]
         return cls()
 
 
-for _kind in (RowsType(np.dtype(np.uint8), (1,)), ObjectType()):
+for _kind in (RowsType(np.dtype(np.uint8), (1,)), ObjectType(), ContentsType()):
     with contextlib.suppress(pa.ArrowKeyError):  # registered already: this module was loaded again
         pa.register_extension_type(_kind)

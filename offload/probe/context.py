@@ -6,6 +6,7 @@ The loop runs unchanged, and never waits for data. Where it stops: :mod:`offload
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +18,11 @@ import torch
 from offload.errors import RunError
 from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, Measured, next_size
 from offload.probe.depth import Depth, repeated_blocks
+from offload.probe.kept import Rows
 from offload.train.messages import TRAIN
-from offload.train.worker.batch import Batch, BatchIterator
-from offload.train.worker.context import Context, has_many
+from offload.train.worker.batch import BatchIterator, columns_of, shown_batch
+from offload.train.worker.context import Context, DdpOptions, has_many
+from offload.train.worker.delivery import Delivery
 from offload.train.worker.loop import StopRun, TrainingLoop
 from offload.train.worker.stepping import step_all
 
@@ -38,7 +41,7 @@ class ProbeContext(Context):
         super().__init__(loop)
         self.depth: Depth | None = None
         self.may_cut = True
-        self.cached: dict[str, Any] = {}
+        self.cached = Rows({}, [])
         self.budget_s = 20.0
         self.told: Callable[[float], None] = lambda share: None
         self.measured: list[Measured] = []
@@ -49,19 +52,29 @@ class ProbeContext(Context):
         self._sum: list[torch.Tensor] | None = None
         self._began = 0.0
         self._open = False
+        self._one_by_one = False  # the loop steps optimizers one by one or itself: its batches cannot adapt
+        self._backwards = 0
 
-    def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
+    def prepare(self, *objects: Any, ddp: DdpOptions = None) -> Any:
         """Prepare as in training; on a CPU, the probe may measure a deep model at a smaller depth."""
         self.depth = None
+        models = [each for each in objects if isinstance(each, torch.nn.Module)]
         # DDP expects gradients of all the parameters that it was built with.
-        if self.device.type == "cpu" and self.may_cut and self.world_size == 1:
-            self.depth = repeated_blocks(getattr(model, "_orig_mod", model))
-        return super().prepare(model, *others)
+        if self.device.type == "cpu" and self.may_cut and self.world_size == 1 and len(models) == 1:
+            self.depth = repeated_blocks(getattr(models[0], "_orig_mod", models[0]))
+        prepared = super().prepare(*objects, ddp=ddp)
+        self._one_by_one = len(self._loop.state.models) > 1
+        for optimizer in self._loop.state.optimizers:
+            optimizer.register_step_post_hook(self._stepped)
+        return prepared
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        self._open = False
 
     def begin_anew(self) -> None:
         """Forget all measurements: the script's function runs again, on the whole model."""
         self.may_cut = False
-        self._loop.state.model = None
+        self._loop.state.models = []
         self.measured.clear()
         self.gradients.clear()
         self._group, self._sum, self._comparing = [], None, False
@@ -75,7 +88,15 @@ class ProbeContext(Context):
         yield 0
         raise StopRun
 
-    def batches(self, name: str = TRAIN, *columns: str) -> BatchIterator[Any]:
+    def steps(self, n: int | None = None, *columns: str, seconds: float | None = None) -> Iterator[Any]:
+        """Yield replayed batches; the probe measures everything with them."""
+        super().steps(n, *columns, seconds=seconds)  # checks the goal
+        return self._replays(TRAIN, columns)
+
+    def stop(self) -> None:
+        """Ignore the end of a training that does not take place."""
+
+    def batches(self, name: str = TRAIN, /, *columns: str, drop_last: bool = False, min_rows: int = 2) -> Any:
         """Yield replayed batches of the training data, and none of other data sets."""
         count = self._loop.expected_batches(name) if name == TRAIN else 0
         return BatchIterator(self._replays(name, columns), count)
@@ -83,11 +104,11 @@ class ProbeContext(Context):
     def _replays(self, name: str, columns: tuple[str, ...]) -> Iterator[Any]:
         if name != TRAIN:
             return
-        for batch in self._replayed():
+        for batch, size in self._replayed():
             self._open = True
-            self._loop.rows = len(next(iter(batch.values())))
-            shown = Batch(batch)
-            yield shown.columns(columns) if columns else shown
+            self._loop.rows = size
+            shown = shown_batch(batch)
+            yield columns_of(shown, columns) if columns else shown
             if self._open:
                 raise RunError(
                     "a batch went by without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch of "
@@ -95,7 +116,7 @@ class ProbeContext(Context):
                 )
         raise StopRun
 
-    def _replayed(self) -> Iterator[dict[str, Any]]:
+    def _replayed(self) -> Iterator[tuple[Any, int]]:
         began, wanted = time.monotonic(), self._loop.setup.split.local_batch_size
         share = self.budget_s * (0.5 if self.depth is not None else 0.8)
         memory = self.device_memory()
@@ -119,11 +140,13 @@ class ProbeContext(Context):
             for size in [each.size for each in self.measured]:
                 yield from self._steps_of(size, depth=1)
         self.told(0.8)
+        if self._one_by_one or not self._backwards:  # such batches cannot adapt, and need no gradient noise
+            return
         self._comparing = True
         small = self.samples_each = max(1, min(self.measured[-1].size, wanted) // 2)
         groups = NOISE_GROUPS if self.device.type == "cuda" else FEW_GROUPS
         for number in range(groups * NOISE_GRADIENTS):
-            yield self._rows(small, number * small)
+            yield self._rows(small, number * small), small
         self.told(1.0)
 
     @property
@@ -134,7 +157,7 @@ class ProbeContext(Context):
     def _steps(self) -> int:
         return STEPS if self.device.type == "cuda" else FEW_STEPS
 
-    def _steps_of(self, size: int, *, depth: int) -> Iterator[dict[str, Any]]:
+    def _steps_of(self, size: int, *, depth: int) -> Iterator[tuple[Any, int]]:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         seconds: list[float] = []
@@ -156,12 +179,12 @@ class ProbeContext(Context):
             )
         )
 
-    def _timed_steps(self, size: int, times: list[float]) -> Iterator[dict[str, Any]]:
+    def _timed_steps(self, size: int, times: list[float]) -> Iterator[tuple[Any, int]]:
         for number in range(self._warm + self._steps):
             batch = self._rows(size, 0)
             self.synchronize()
             began = time.monotonic()
-            yield batch
+            yield batch, size
             self.synchronize()
             if number >= self._warm:
                 times.append(time.monotonic() - began)
@@ -170,40 +193,47 @@ class ProbeContext(Context):
         """Rank 0's value: all ranks measure the same sizes."""
         return value if self._loop.talk is None else self._loop.talk.broadcast(value, 0)
 
-    def _rows(self, size: int, first: int) -> dict[str, Any]:
+    def _rows(self, size: int, first: int) -> Any:
         """``size`` of the cached rows from ``first`` on, wrapping around at their end."""
-        rows = len(next(iter(self.cached.values())))
-        chosen = [(first + i) % rows for i in range(size)]
-        index = torch.tensor(chosen, device=self.device)
-        return {
-            name: column[index] if isinstance(column, torch.Tensor) else [column[i] for i in chosen]
-            for name, column in self.cached.items()
-        }
+        return self.cached.batch(size, first, self.delivery)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    @functools.cached_property
+    def delivery(self) -> Delivery:
+        """What makes the batches of the training data."""
+        return self._loop.delivery(TRAIN)
+
+    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
         """Compute the gradient of the loss; record its norm if gradients are compared."""
         scaler = self._loop.state.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
-        joined = self._loop.stepper.model
-        alone = isinstance(joined, torch.nn.parallel.DistributedDataParallel) and not self._syncing
-        with joined.no_sync() if alone else contextlib.nullcontext():  # type: ignore[union-attr,operator]
-            scaled.backward()  # type: ignore[no-untyped-call]
-        if self._comparing:
+        ddp = [
+            model for model in self._loop.stepper.models if isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        ]
+        with ddp[0].no_sync() if ddp and not self._syncing else contextlib.nullcontext():
+            scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        self._backwards += 1
+        if self._comparing and not self._one_by_one:
             self._note_gradient(1.0 if scaler is None else float(scaler.get_scale()))
 
-    def step(self, *, clip_norm: float | None = None) -> bool:
+    def skip(self) -> None:
+        """Take the next batch without a step."""
+        self._open = False
+
+    def step(self, *optimizers: torch.optim.Optimizer, clip_norm: float | None = None) -> bool:
         """Step the optimizers."""
         self._open = False
+        self._one_by_one = self._one_by_one or bool(optimizers)
         if self._comparing and self._group:
             return False  # the next gradient must be at equal parameters
         scaler = self._loop.state.scaler
-        for optimizer in self._loop.state.optimizers:
+        chosen = optimizers or tuple(self._loop.state.optimizers)
+        for optimizer in chosen:
             if scaler is not None:
                 scaler.unscale_(optimizer)
             if clip_norm is not None:
                 parameters = [p for group in optimizer.param_groups for p in group["params"]]
                 torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-        step_all(self._loop.state.optimizers, scaler)
+        step_all(chosen, scaler)
         return True
 
     def _note_gradient(self, scale: float) -> None:
@@ -238,7 +268,7 @@ class ProbeContext(Context):
         """Return the value of this worker alone."""
         return [value]
 
-    def report(self, **metrics: Any) -> None:
+    def report(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Ignore the metrics: a probe records nothing."""
 
     def synchronize(self) -> None:
@@ -254,28 +284,3 @@ class ProbeContext(Context):
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.device)
         return float(free + torch.cuda.memory_allocated(self.device))
-
-
-class Kept:
-    """Copies of the first ``most`` rows of batches. They are joined only at the end, since copying takes time from the cores under
-    measurement."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-        self._parts: dict[str, list[Any]] = {}
-
-    def add(self, batch: Mapping[str, Any]) -> None:
-        """Keep as many rows of this batch as are still missing."""
-        if not self._left:
-            return
-        for name, column in batch.items():
-            rows = column[: self._left]
-            self._parts.setdefault(name, []).append(rows.clone() if isinstance(rows, torch.Tensor) else list(rows))
-        self._left -= len(rows)
-
-    def joined(self) -> dict[str, Any]:
-        """All kept rows as one batch."""
-        return {
-            name: torch.cat(parts) if isinstance(parts[0], torch.Tensor) else [row for part in parts for row in part]
-            for name, parts in self._parts.items()
-        }

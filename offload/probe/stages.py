@@ -137,7 +137,7 @@ def _timed_transform(recipe: Recipe, costs: StageCosts) -> Any:
 
     def timed(given: Any) -> Any:
         with costs.timing(name) as out:
-            out.append(inner(given))
+            out.append(list(inner(given)) if recipe.kind == "generator" else inner(given))
             out[1:] = [_per_row(out[0], recipe.kind == "batch")]
         return out[0]
 

@@ -20,15 +20,16 @@ import torch
 from offload.errors import RunError
 from offload.pipeline.passes import PassKey, Slice
 from offload.pipeline.pool import PackedRecipe
-from offload.probe.context import Kept, ProbeContext
+from offload.probe.context import ProbeContext
+from offload.probe.kept import Kept, row_bytes
 from offload.probe.processes import cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, measure_stages
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
 from offload.train.worker.agreement import NoAgreement
-from offload.train.worker.batches import Batches, NoPeers
+from offload.train.worker.batches import Batches, Cutting, NoPeers
 from offload.train.worker.feed_client import BlockReader, HubFeed
-from offload.train.worker.loop import StopRun, TrainingLoop, first_pass
+from offload.train.worker.loop import StopRun, TrainingLoop, budget_of, first_pass
 from offload.train.worker.process import place_of, run_user_function
 from offload.train.worker.reporter import Forward
 from offload.train.worker.setup import WorkerSetup
@@ -67,7 +68,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
         tell.phase("replaying batches", 0.6)
         context.budget_s = budget.replay_s
         context.told = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
-        if not context.cached:
+        if not len(context.cached):
             raise RunError("the training data set delivered no batch to replay. Does it have samples?")
         with contextlib.redirect_stdout(Forward(loop.reporter, sys.stdout)):
             _replay(user_function, context)
@@ -136,12 +137,11 @@ def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Tel
     kept: Kept | None = None
     while (batch := batches.get()) is not None:
         if kept is None:  # the time before the first batch is start-up
-            row_bytes = sum(t[:1].nbytes for t in batch.tensors.values() if isinstance(t, torch.Tensor)) or 1
-            kept = Kept(max(setup.split.local_batch_size, min(MOST_KEPT, KEPT_BYTES // row_bytes)))
-            kept.add(batch.tensors)
+            kept = Kept(max(setup.split.local_batch_size, min(MOST_KEPT, KEPT_BYTES // row_bytes(batch))))
+            kept.add(batch)
             began, before = time.monotonic(), cpu_seconds()
             continue
-        kept.add(batch.tensors)
+        kept.add(batch)
         samples += batch.rows * context.world_size
         spent_s = time.monotonic() - began
         if spent_s - told >= TELL_S:
@@ -151,7 +151,8 @@ def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Tel
             break
     drained_s, spent = time.monotonic() - began, cpu_seconds().since(before)
     batches.close()
-    context.cached = kept.joined() if kept is not None else {}
+    if kept is not None:
+        context.cached = kept.joined()
     costs = setup.hub.costs(TRAIN)
     ingest = _ingest(context, setup, feed.kept, budget.ingest_s) if feed.kept else None
     return {
@@ -169,9 +170,8 @@ def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey)
         key,
         peers=NoPeers(rank=context.rank),
         split=setup.split,
-        device=context.device,
-        on_device=setup.on_device[TRAIN],
-        padded=False,
+        delivery=context.delivery,
+        cutting=Cutting(padded=False, budget=budget_of(setup.collate_fn.get(TRAIN))),
         agreement=NoAgreement(),
         template={},
     )

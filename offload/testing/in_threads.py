@@ -327,3 +327,12 @@ class Bookkeeper(torch.optim.SGD):
         learned = state_dict.pop("learned")
         super().load_state_dict(state_dict)
         self._book.learned = [(int(epoch), int(sample)) for epoch, sample in learned.tolist()]
+
+
+class Unjoined:
+    """The :class:`offload.train.worker.joining.Join` of ranks whose models stay alone."""
+
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        return model
+
+    def average(self, gradients: Sequence[torch.Tensor]) -> None: ...

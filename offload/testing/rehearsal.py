@@ -41,6 +41,7 @@ from offload.testing.in_threads import (
     Peer,
     Ranks,
     Shelf,
+    Unjoined,
 )
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.driver.conductor import Conductor
@@ -159,6 +160,7 @@ class _Job:
             batch_size=rehearsal.sizes,
             adaptation=Adaptation(),
             on_device={TRAIN: ()},
+            collate_fn={},
             sized={TRAIN: rehearsal.samples},
             classes={},
             resumable={TRAIN: True},
@@ -295,7 +297,7 @@ class _Group:
             talk=Peer(talk, rank) if several else None,
             peers={TRAIN: Peer(batches, rank) if several else NoPeers()},
             checkpoints=LocalCheckpointer(job.shelf, reports, rank),
-            join=lambda model, ready: model,
+            join=Unjoined(),
             share=lambda model: None,
             feed=LocalFeed,
             sleep=self._sleep,

@@ -28,7 +28,7 @@ from offload.pipeline.recipe import Recipe, encode_foreign, process
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.wire import POSITION, SAMPLE_ID
-from offload.train.worker.batches import _as_tensor
+from offload.train.worker.delivery import as_tensor
 
 ROWS = 20  # of more than one chunk
 BOXES = np.dtype([("x", "f4"), ("name", "U3")])
@@ -203,7 +203,7 @@ def test_what_cannot_travel_is_named(kind: str, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_types_of_torch_alone(way: str, dtype: torch.dtype) -> None:
-    got = _as_tensor(arrived(WAYS[way](lambda i: (torch.arange(6).reshape(2, 3) / 7 + i).to(dtype))))
+    got = as_tensor(arrived(WAYS[way](lambda i: (torch.arange(6).reshape(2, 3) / 7 + i).to(dtype))))
     want = torch.stack([(torch.arange(6).reshape(2, 3) / 7 + i).to(dtype) for i in range(ROWS)])
     assert got.dtype == dtype
     assert torch.equal(got.view(torch.int8), want.view(torch.int8))
@@ -212,7 +212,7 @@ def test_types_of_torch_alone(way: str, dtype: torch.dtype) -> None:
 def test_a_transform_may_return_one_tensor_for_all_rows() -> None:
     index = list_torch_dataset(Items(lambda i: i))
     made = Recipe(transform=lambda b: {"x": torch.tensor(b["x"]).bfloat16()}, kind="batch", seed=0, reader=index.reader)
-    assert _as_tensor(arrived(process(made, rows_of(), epoch=0))).tolist() == list(range(ROWS))
+    assert as_tensor(arrived(process(made, rows_of(), epoch=0))).tolist() == list(range(ROWS))
 
 
 @pytest.mark.parametrize("column", [np.ma.masked_array(np.zeros((16, 2)), True), torch.eye(16).to_sparse()])

@@ -399,7 +399,7 @@ def test_an_image_transform_that_raises() -> None:
 
 @pytest.mark.parametrize("kind", ["batch", "sample"])
 def test_a_transform_that_returns_nothing(kind: str) -> None:
-    assert "raised TypeError: it returned NoneType, not a dict of columns" in failure(recipe(lambda batch: None, kind))
+    assert "raised TypeError: it returned None, not a dict of columns" in failure(recipe(lambda batch: None, kind))
 
 
 @pytest.mark.parametrize(

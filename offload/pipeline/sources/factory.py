@@ -33,8 +33,9 @@ def factory_name(factory: Any) -> str:
     return str(getattr(factory, "__qualname__", type(factory).__name__)).rpartition("<locals>.")[2]
 
 
-def list_torch_factory(factory: Callable[[], Any], columns: Sequence[str]) -> Index:
+def list_torch_factory(factory: Callable[[], Any], columns: Sequence[str], *, whole: bool = False) -> Index:
     """The index of the data set that ``factory`` returns. It is constructed here once, for its length and classes, and dropped.
+    ``whole``: samples stay as the data set returns them.
 
     Raises ConfigError if the factory raises or returns no map-style data set.
     """
@@ -52,14 +53,14 @@ def list_torch_factory(factory: Callable[[], Any], columns: Sequence[str]) -> In
             "the data set that you construct."
         )
     index = list_torch_dataset(dataset, columns)
-    return replace(index, reader=FactoryReader(factory, tuple(columns), type(dataset).__name__))
+    return replace(index, reader=FactoryReader(factory, tuple(columns), type(dataset).__name__, whole=whole))
 
 
 class FactoryReader:
     """A reader that constructs its data set once in each process, with :meth:`prepare` or at the first read."""
 
-    def __init__(self, factory: Callable[[], Any], columns: tuple[str, ...], name: str) -> None:
-        self.factory, self.columns, self.name = factory, columns, name
+    def __init__(self, factory: Callable[[], Any], columns: tuple[str, ...], name: str, *, whole: bool = False) -> None:
+        self.factory, self.columns, self.name, self._whole = factory, columns, name, whole
         self._reader: TorchReader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class FactoryReader:
     def _opened(self) -> TorchReader:
         if self._reader is None:
             try:
-                self._reader = TorchReader(self.factory(), self.columns)
+                self._reader = TorchReader(self.factory(), self.columns, whole=self._whole)
             except FAILURES as error:
                 raise RunError(
                     f"from_torch({factory_name(self.factory)}) raised {type(error).__name__}: {error} on a preprocessing process. "

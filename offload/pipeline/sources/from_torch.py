@@ -13,14 +13,15 @@ import pyarrow as pa
 from offload.errors import ConfigError, RunError
 from offload.pipeline.ordinal import here
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
+from offload.pipeline.whole_samples import SAMPLES
 from offload.pipeline.wire import Column, UnsendableError, as_array, torch_only
 
 DEFAULT_COLUMNS = ("image", "label")
 MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
 
 
-def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS) -> Index:
-    """The index of a map-style data set: the numbers from 0 to its length."""
+def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS, *, whole: bool = False) -> Index:
+    """The index of a map-style data set: the numbers from 0 to its length. ``whole``: samples stay as the data set returns them."""
     if not is_map_style(dataset):
         raise ConfigError(
             f"from_torch takes a map-style data set (__getitem__ and __len__), found {type(dataset).__name__}. For an "
@@ -28,7 +29,9 @@ def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS) -
         )
     name = f"from_torch({type(dataset).__name__})"
     table = pa.table({"item": np.arange(_length(name, dataset), dtype=np.int64)})
-    return Index(name=name, table=table, reader=TorchReader(dataset, tuple(columns)), classes=_classes(dataset))
+    return Index(
+        name=name, table=table, reader=TorchReader(dataset, tuple(columns), whole=whole), classes=_classes(dataset)
+    )
 
 
 def is_map_style(dataset: object) -> bool:
@@ -65,15 +68,15 @@ def _classes(dataset: Any) -> tuple[str, ...]:
 
 
 class TorchReader:
-    """A reader that calls the data set and names the parts of a tuple by ``columns``.
+    """A reader that calls the data set and names the parts of a tuple by ``columns``. ``whole``: samples stay as they are.
 
     While it reads, ``torch.utils.data.get_worker_info()`` answers as in a worker of torch: ``id`` and ``num_workers`` are the
     number of this process and of the run's processes (:class:`offload.pipeline.ordinal.Ordinal`), and ``seed`` is that of the rows'
     random numbers.
     """
 
-    def __init__(self, dataset: Any, columns: tuple[str, ...]) -> None:
-        self.dataset, self.columns = dataset, columns
+    def __init__(self, dataset: Any, columns: tuple[str, ...], *, whole: bool = False) -> None:
+        self.dataset, self.columns, self._whole = dataset, columns, whole
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         with _as_worker(self.dataset):
@@ -88,12 +91,14 @@ class TorchReader:
                 raise ValueError(
                     f"__getitems__ was asked for {len(items)} samples and returned {got}: return a list of as many"
                 )
-            samples = [self._name(s) for s in found]
         else:
-            samples = []
+            found = []
             for row, item in enumerate(items):
                 at(row)
-                samples.append(self._name(self.dataset[item]))
+                found.append(self.dataset[item])
+        if self._whole:
+            return Samples({SAMPLES: [[sample] for sample in found]})
+        samples = [self._name(sample) for sample in found]
         names = list(samples[0])
         for item, sample in zip(items, samples, strict=True):
             if sample.keys() != samples[0].keys():

@@ -38,7 +38,8 @@ CHUNK_BYTES = 1 << 24
 class Progress:
     """The progress of training: the current epoch, the trained positions of its pass, and totals since the start.
 
-    The totals are steps, samples, and ``useful``: the worth of the samples in samples of initial batches.
+    The totals are steps, samples, ``useful``: the worth of the samples in samples of initial batches, and ``seconds`` of training.
+    ``stopped``: the user's code ended training before its time.
     """
 
     epoch: int = 0
@@ -46,6 +47,8 @@ class Progress:
     step: int = 0
     samples: int = 0
     useful: float = 0.0
+    seconds: float = 0.0
+    stopped: bool = False
 
     def to_state(self) -> dict[str, Any]:
         """The state as plain numbers and lists."""
@@ -55,6 +58,8 @@ class Progress:
             "step": self.step,
             "samples": self.samples,
             "useful": self.useful,
+            "seconds": self.seconds,
+            "stopped": self.stopped,
         }
 
     @classmethod
@@ -66,10 +71,12 @@ class Progress:
             step=int(state["step"]),
             samples=int(state["samples"]),
             useful=float(state.get("useful", state["samples"])),
+            seconds=float(state.get("seconds", 0.0)),
+            stopped=bool(state.get("stopped", False)),
         )
         first = progress.trained.pairs[0][0] if progress.trained.pairs else 0
-        least = min(progress.epoch, progress.step, progress.samples, progress.useful, first)
-        if not (least >= 0 and math.isfinite(progress.useful)):
+        least = min(progress.epoch, progress.step, progress.samples, progress.useful, progress.seconds, first)
+        if not (least >= 0 and math.isfinite(progress.useful) and math.isfinite(progress.seconds)):
             raise ValueError(f"numbers below 0, or not finite: {progress}")
         return progress
 

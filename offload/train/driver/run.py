@@ -232,6 +232,7 @@ class Run:
             batch_size=trainer.batch_size,
             adaptation=trainer.adaptation,
             on_device={name: p.on_device for name, p in trainer.datasets.items()},
+            collate_fn={name: p.collate_fn for name, p in trainer.datasets.items() if p.collate_fn is not None},
             sized={name: None if s.index is None else len(s.index) for name, s in self.listed.items()},
             classes={
                 name: s.index.classes for name, s in self.listed.items() if s.index is not None and s.index.classes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from offload.model.batch_split import BatchSplit
 from offload.train.messages import End
 from offload.train.worker.gradient_noise import Part
 
+Over = Literal["", "time", "stop"]
+"""Why training is over although its goal is not reached: its time is up, or the user's code stopped it."""
+
+OVERS: tuple[Over, ...] = ("", "time", "stop")
 ENDS: tuple[End, ...] = ("", "resize", "stop")  # later ones outrank earlier ones
 NOTHING = -1
 
@@ -32,10 +36,11 @@ class Measured:
 @dataclass(frozen=True, kw_only=True)
 class Heard:
     """The common knowledge of all ranks at a batch. ``end``: training ends before it; ``due``: a checkpoint is due before it;
-    ``split``: the new split of the global batches after it, if it changes."""
+    ``over``: training is over before its next global batch; ``split``: the new split of the global batches after it, if it changes."""
 
     end: End = ""
     due: bool = False
+    over: Over = ""
     split: BatchSplit | None = None
     measured: tuple[Measured, ...] = ()
 
@@ -74,6 +79,7 @@ class TrainingAgreement:
         end: how the driver's newest orders end the group. Any rank may announce it.
         split: the split of global batches in these orders. Rank 0 decides.
         due: whether a checkpoint is due. Rank 0 decides, since clocks differ.
+        over: why training is over, as this rank sees it. Any rank may announce it.
         mail: the measurements under way.
     """
 
@@ -85,9 +91,11 @@ class TrainingAgreement:
         end: Callable[[], End],
         split: Callable[[], BatchSplit | None],
         due: Callable[[], bool],
+        over: Callable[[], Over],
         mail: Mailbox,
     ) -> None:
         self._rank, self._workers, self._end, self._split, self._due, self._mail = rank, workers, end, split, due, mail
+        self._over = over
 
     def ending(self) -> bool:
         return bool(self._end())
@@ -98,16 +106,17 @@ class TrainingAgreement:
         if split is not None and split.workers == self._workers:
             local, accum = split.local_batch_size, split.accum_steps
         due = self._rank == 0 and self._due()
-        return [ENDS.index(self._end()), int(due), local, accum, *self._mail.outgoing()]
+        return [ENDS.index(self._end()), int(due), OVERS.index(self._over()), local, accum, *self._mail.outgoing()]
 
     def heard(self, told: Sequence[Sequence[int]]) -> Heard:
-        local, accum = told[0][2:4]
+        local, accum = told[0][3:5]
         split = BatchSplit(local_batch_size=local, accum_steps=accum, workers=self._workers) if local else None
         return Heard(
             end=ENDS[max(each[0] for each in told)],
             due=bool(told[0][1]),
+            over=OVERS[max(each[2] for each in told)],
             split=split,
-            measured=self._mail.incoming([each[4:] for each in told]),
+            measured=self._mail.incoming([each[5:] for each in told]),
         )
 
 

@@ -32,6 +32,21 @@ class Batch(dict[str, Any]):
             raise RunError(f"there is no column {error.args[0]!r}; a batch has {', '.join(self)}.") from None
 
 
+def shown_batch(content: Any) -> Any:
+    """A batch as the loop gets it: a dict of columns as a :class:`Batch`, anything else unchanged."""
+    return Batch(content) if type(content) is dict else content
+
+
+def columns_of(batch: Any, names: Sequence[str]) -> tuple[Any, ...]:
+    """These columns of a batch. Raises RunError for a batch that a ``collate_fn`` made without columns."""
+    if isinstance(batch, Batch):
+        return batch.columns(names)
+    raise RunError(
+        f"ctx.batches(..., {', '.join(map(repr, names))}) picks columns, and the collate_fn returned a {type(batch).__name__}. Leave the "
+        "names out, or return a dict."
+    )
+
+
 class BatchIterator(Iterator[T], Generic[T]):
     """The batches of a pass. ``len()`` is the number of this worker's batches at the present batch size, as progress bars want it; a batch
     that adapts changes it."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 
-from offload.errors import RunError
-from offload.model.checks import check_count, check_number, shown
+from offload.errors import ConfigError, RunError
+from offload.model.checks import check_count, check_flag, check_number, shown
 from offload.train.messages import TRAIN
-from offload.train.worker.batch import Batch, BatchIterator
+from offload.train.worker.batch import Batch, BatchIterator, columns_of
+from offload.train.worker.goal import Goal
+from offload.train.worker.joining import check_ddp, is_sharded
 from offload.train.worker.loop import TrainingLoop
 
 MOST_EPOCHS = 10**9  # a larger number is a mistake
@@ -26,6 +28,7 @@ MOST_EPOCHS = 10**9  # a larger number is a mistake
 Model = TypeVar("Model", bound=torch.nn.Module)
 Other = TypeVar("Other")
 Third = TypeVar("Third")
+DdpOptions = Mapping[str, Any] | bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,26 +91,51 @@ class Context:
     # -- model -----------------------------------------------------------------------------------------------------
 
     @overload
-    def prepare(self, model: Model) -> Model: ...
+    def prepare(self, model: Model, /, *, ddp: DdpOptions = ...) -> Model: ...
 
     @overload
-    def prepare(self, model: Model, optimizer: Other, /) -> tuple[Model, Other]: ...
+    def prepare(self, model: Model, optimizer: Other, /, *, ddp: DdpOptions = ...) -> tuple[Model, Other]: ...
 
     @overload
-    def prepare(self, model: Model, optimizer: Other, scheduler: Third, /) -> tuple[Model, Other, Third]: ...
+    def prepare(
+        self, model: Model, optimizer: Other, scheduler: Third, /, *, ddp: DdpOptions = ...
+    ) -> tuple[Model, Other, Third]: ...
 
     @overload
-    def prepare(self, model: Model, *others: Any) -> tuple[Any, ...]: ...
+    def prepare(self, *objects: Any, ddp: DdpOptions = ...) -> tuple[Any, ...]: ...
 
-    def prepare(self, model: torch.nn.Module, *others: Any) -> Any:
-        """Put a model on this worker's device, join it with the other workers' models, and restore it and the others from the run's
-        checkpoint, if there is one. Several workers join their models with DistributedDataParallel.
+    def prepare(self, *objects: Any, ddp: DdpOptions = None) -> Any:
+        """Put models on this worker's device, join them with the other workers' models, and restore all objects from the run's
+        checkpoint, if there is one. Returns the arguments in their order, with trained models joined; the model alone if it was the only
+        argument.
 
-        ``others`` are optimizers, and any other objects with ``state_dict`` and ``load_state_dict``, such as learning-rate schedulers.
-        Returns the arguments in their order, with the model wrapped; only the model if it was the only argument.
+        ``objects`` are models, their optimizers, and any other objects with ``state_dict`` and ``load_state_dict``, such as learning-rate
+        schedulers. A model of which an optimizer holds parameters is trained. Another one, such as a moving average of the weights or a
+        frozen teacher, is only moved, saved and restored.
+
+        Several workers join one trained model with DistributedDataParallel. ``ddp`` holds its arguments, such as
+        ``{"find_unused_parameters": True}``. Several trained models exchange their gradients just before a step; ``ddp=False`` chooses that
+        for one, too. It allows any number of forward and backward passes per batch, at the cost of overlapping nothing.
+
+        Raises RunError for objects without state, ConfigError for unknown options.
         """
-        model = self._loop.prepare(model, others)
-        return (model, *others) if others else model
+        options = check_ddp(ddp)
+        if not any(isinstance(each, torch.nn.Module) for each in objects):
+            raise RunError(
+                f"ctx.prepare takes a model and its optimizers, found {', '.join(map(shown, objects)) or 'nothing'}."
+            )
+        odd = next((each for each in objects if not hasattr(each, "load_state_dict")), None)
+        if odd is not None:
+            raise RunError(
+                f"ctx.prepare takes models, optimizers and objects with a state_dict; found {type(odd).__name__}."
+            )
+        if any(isinstance(each, torch.nn.Module) and is_sharded(each) for each in objects):
+            raise RunError(
+                "ctx.prepare got a model that fully_shard has sharded, and a checkpoint would hold one worker's part of it. Prepare the "
+                "whole model: the workers join it with DistributedDataParallel."
+            )
+        prepared = self._loop.prepare(objects, options)
+        return tuple(prepared) if len(prepared) > 1 else prepared[0]
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """``with ctx.autocast(): ...`` computes in the Trainer's ``precision``; nothing changes for ``"fp32"``."""
@@ -128,13 +156,35 @@ class Context:
         count = check_count("the number of epochs in ctx.epochs(n)", n, most=MOST_EPOCHS, sane="such as 10")
         return self._loop.epochs(count)
 
-    @overload
-    def batches(self, name: str = TRAIN) -> BatchIterator[Batch]: ...
+    def steps(self, n: int | None = None, *columns: str, seconds: float | None = None) -> Iterator[Any]:
+        """Yield training batches until the run has made ``n`` optimizer steps, over as many epochs as that takes, or until it has trained
+        for ``seconds``. After a restart, it goes on where the checkpoint is. Steps and seconds before it count.
+
+        ``columns`` are as in :meth:`batches`. With batches that adapt, ``n`` counts steps of the initial batch. :attr:`epoch` and
+        :attr:`global_step` tell the place. Raises ConfigError without a goal, or for one below 0.
+        """
+        if n is None and seconds is None:
+            raise ConfigError("ctx.steps(n) needs a number of steps, or seconds=...: for example ctx.steps(10_000).")
+        if n is not None:
+            n = check_count("the number of steps in ctx.steps(n)", n, most=MOST_EPOCHS, sane="such as 10_000")
+        if seconds is not None:
+            seconds = check_number("ctx.steps(seconds=...)", seconds, above=0.0, sane="such as 3600")
+        return self._loop.steps(Goal(steps=n, seconds=seconds), lambda: self.batches(TRAIN, *columns))
+
+    def stop(self) -> None:
+        """End training early, for good: after the current batch, or with the epoch if called after it. One worker's call is enough; all
+        workers end at the same batch, and :meth:`epochs` and :meth:`steps` yield no more, also after a restart."""
+        self._loop.stop()
 
     @overload
-    def batches(self, name: str, *columns: str) -> BatchIterator[tuple[Any, ...]]: ...
+    def batches(self, name: str = TRAIN, /, *, drop_last: bool = ..., min_rows: int = ...) -> BatchIterator[Batch]: ...
 
-    def batches(self, name: str = TRAIN, *columns: str) -> Iterator[Any]:
+    @overload
+    def batches(
+        self, name: str, /, *columns: str, drop_last: bool = ..., min_rows: int = ...
+    ) -> BatchIterator[tuple[Any, ...]]: ...
+
+    def batches(self, name: str = TRAIN, /, *columns: str, drop_last: bool = False, min_rows: int = 2) -> Iterator[Any]:
         """Yield this worker's batches of a data set: dicts of tensors on the device. With ``columns``, yield tuples of these, as a
         DataLoader does: ``for images, labels in ctx.batches("train", "image", "label")``.
 
@@ -143,12 +193,21 @@ class Context:
 
         Over all workers, each sample comes once. In a pass over ``"train"``, all workers get equally many batches. The last ones are
         smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. For other data sets
-        (validation), each worker gets only its own samples.
+        (validation), each worker gets only its own samples. A data set with a ``collate_fn`` yields what that returned, on the device.
+
+        Args:
+            name: the name of the data set.
+            columns: names of columns.
+            drop_last: leave out the last batches of a training pass, which are not full. Their samples are not trained in this epoch.
+            min_rows: the fewest rows of a training batch. The last batch takes rows from the one before where it would have fewer:
+                batch normalisation cannot train on a single row. A deterministic run cuts all batches full.
         """
         self._check_dataset(name)
-        found = self._loop.batches(name)
+        check_flag("ctx.batches(drop_last=...)", drop_last)
+        least = check_count("ctx.batches(min_rows=...)", min_rows, least=1, sane="such as 2")
+        found = self._loop.batches(name, drop_last=drop_last, least=least)
         count = self._loop.expected_batches(name)
-        return BatchIterator((batch.columns(columns) for batch in found) if columns else found, count)
+        return BatchIterator((columns_of(batch, columns) for batch in found) if columns else found, count)
 
     def _check_dataset(self, name: str) -> None:
         names = self._loop.setup.sized
@@ -157,22 +216,35 @@ class Context:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
         """Accumulate the gradient of a loss that is the mean over the current batch.
 
         It weights the gradient so that the optimizer sees the mean over all samples of the global batch, even if the workers' parts
-        are unequal, and scales it for fp16. Workers exchange gradients with the last micro-batch of the global batch.
+        are unequal, and scales it for fp16. Workers exchange gradients with the last micro-batch of the global batch. Several losses of
+        one batch add up.
         """
-        self._loop.backward(loss)
+        self._loop.backward(loss, retain_graph=retain_graph)
 
-    def step(self, *, clip_norm: float | None = None) -> bool:
+    def skip(self) -> None:
+        """Let this worker's part of the batch add nothing to the gradient, instead of :meth:`backward`: for a loss that is not finite, for
+        example. Other workers need not do the same; the weight of their samples does not change. If nobody's part counts, the optimizers
+        do not step. The samples count as trained.
+
+        ``ctx.step()`` may follow. If the loop goes on with the next batch, this worker repeats the steps of its last batch.
+        """
+        self._loop.skip()
+
+    def step(self, *optimizers: torch.optim.Optimizer, clip_norm: float | None = None) -> bool:
         """Step the prepared optimizers and clear their gradients, if the global batch is complete; return whether it is.
 
-        ``clip_norm`` clips the norm of the whole gradient first. Raises ConfigError if it is not above 0.
+        With ``optimizers``, step only these; the batch goes on, for a second loss. A loop with fixed batches that fit without accumulation
+        may also call ``loss.backward()`` and ``optimizer.step()`` itself.
+
+        ``clip_norm`` clips the norm of the gradient of these optimizers first. Raises ConfigError if it is not above 0.
         """
         if clip_norm is not None:
             clip_norm = check_number("ctx.step(clip_norm=...)", clip_norm, above=0.0, infinite=True, sane="such as 1.0")
-        return self._loop.step(clip_norm)
+        return self._loop.step(optimizers, clip_norm)
 
     # -- results ---------------------------------------------------------------------------------------------------
 
@@ -206,9 +278,30 @@ class Context:
         All workers must call it."""
         return self._loop.accumulated()
 
-    def report(self, **metrics: Any) -> None:
-        """Record metrics (numbers or tensors) as means over the workers. All workers must call it equally often."""
-        self._loop.report({name: _number(f"ctx.report({name}=...)", value) for name, value in metrics.items()})
+    def report(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Record metrics as means over the workers. All workers must call it equally often, with the same names.
+
+        It takes what loggers take: keywords, or a dict whose names may be any text (``{"val/loss": 0.3}``) and whose values may be dicts
+        (``{"val": {"loss": 0.3}}`` is the same). Values are numbers, flags, or tensors of one element. The run records text, too, as rank 0
+        gives it. Raises RunError for other values.
+        """
+        numbers: dict[str, float] = {}
+        texts: dict[str, str] = {}
+        for name, value in flattened({**(metrics or {}), **more}):
+            if isinstance(value, str):
+                texts[name] = value
+            else:
+                numbers[name] = _number(f"ctx.report({name}=...)", value)
+        self._loop.report(numbers, texts)
+
+
+def flattened(metrics: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The metrics of nested dicts, with names such as ``val/loss``."""
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{before}{name}/")
+        else:
+            yield f"{before}{name}", value
 
 
 def has_many(value: Any) -> bool:

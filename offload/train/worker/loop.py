@@ -18,25 +18,27 @@ from offload.measure.steps import Clock, CudaClock, StepMeter
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.wire import Columns
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN, End, GroupStart, GroupStatus
-from offload.train.worker.agreement import Heard, Mailbox, NoAgreement, TrainingAgreement
-from offload.train.worker.batch import Batch
+from offload.train.worker.agreement import OVERS, Heard, Mailbox, NoAgreement, Over, TrainingAgreement
+from offload.train.worker.batch import shown_batch
 from offload.train.worker.batch_scaling import BatchScaling
-from offload.train.worker.batches import Batches, LocalBatch, Peers, Skipped
+from offload.train.worker.batches import Batches, Cutting, LocalBatch, Peers
 from offload.train.worker.checkpointer import Checkpointer
 from offload.train.worker.committing import Committer
+from offload.train.worker.cutting import Budget, Cut, Skipped
+from offload.train.worker.delivery import Delivery
 from offload.train.worker.device_memory import DeviceMemory, DeviceMemoryError
 from offload.train.worker.feed_client import FeedClient, HubFeed
+from offload.train.worker.goal import Goal
+from offload.train.worker.joining import Join
 from offload.train.worker.peers import Talk
 from offload.train.worker.reporter import Reporter
 from offload.train.worker.setup import WorkerSetup
 from offload.train.worker.state import TrainingState
-from offload.train.worker.stepping import Join, Stepper
+from offload.train.worker.stepping import Stepper
 from offload.train.worker.watchdog import Watchdog
 
-ROUNDING = 1e-9  # of an epoch
 RESIZE_DEADLINE_S = 600.0
 WAIT_S = 0.2
 
@@ -56,7 +58,7 @@ class Place:
         talk: connects the training threads of all ranks; None if there is one worker.
         peers: connect the ranks' threads that cut batches, by data set.
         checkpoints: keeps the run's checkpoints.
-        join: joins a model with those of the other workers.
+        join: joins models with those of the other workers.
         share: copies rank 0's buffers to all ranks.
         feed: makes a client that reads blocks from the hub.
         sleep: waits for a number of seconds. A rehearsal ends a worker there.
@@ -110,10 +112,13 @@ class TrainingLoop:
             samples=setup.sized[TRAIN],
             resumable=setup.resumable[TRAIN],
         )
-        self._template: dict[str, Columns] = {}
+        self._template: dict[str, Cut] = {}
         self._visits = dict.fromkeys(names, 0)
         self._visited_epoch = -1
-        self._epochs_total = 1
+        self._goal = Goal(epochs=1)
+        self._over: Over = ""
+        self._pass_ended = False
+        self._went_on: tuple[int, ...] = ()
         self._scheduled: int | None = self.world_size
         self._reported: dict[str, float] = {}
         self.scaling = (
@@ -149,56 +154,110 @@ class TrainingLoop:
 
     # -- model -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: torch.nn.Module, others: Sequence[Any]) -> torch.nn.Module:
-        """See :meth:`Context.prepare`. Returns the joined model."""
-        if self.state.model is not None:
-            raise RunError("ctx.prepare was called twice. Prepare one model, with all its optimizers, once.")
-        plain: torch.nn.Module = getattr(model, "_orig_mod", model)
-        model = model.to(self.device)
-        self.state.adopt(plain, others)
+    def prepare(self, objects: Sequence[Any], ddp: Mapping[str, Any] | None) -> list[Any]:
+        """See :meth:`Context.prepare`. Returns the objects, with trained models joined."""
+        if self.state.models:
+            raise RunError("ctx.prepare was called twice. Prepare all models and their optimizers in one call.")
+        optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+        modules = [each for each in objects if isinstance(each, torch.nn.Module)]
+        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        # Others, such as a moving average of the weights, are kept and restored, but have no gradients to exchange.
+        trained = [module for module in modules if any(id(p) in held for p in module.parameters())] or modules[:1]
+        if self.scaling is not None and len(trained) > 1:
+            raise RunError(
+                f"ctx.prepare got {len(trained)} trained models, and the batch size adapts to the gradient of one. Pass a fixed batch_size."
+            )
+        for module in modules:
+            module.to(self.device)
+        self.state.adopt(
+            [_plain(module) for module in trained], [each for each in objects if not any(each is m for m in trained)]
+        )
         if self.scaling is not None:
             self.scaling.adopt(self.state.optimizers)
-        model = self.stepper.join(model)
+        joined = self.stepper.join(trained, ddp)
         if not self.state.resumed:
             torch.manual_seed(
                 self.setup.seed + self.rank
             )  # the same seed built the model on all ranks; dropout differs by rank
         self.meter.restart()
-        return model
+        return [next((j for t, j in zip(trained, joined, strict=True) if t is each), each) for each in objects]
 
     # -- data ------------------------------------------------------------------------------------------------------
 
     def epochs(self, n: int) -> Iterator[int]:
         """See :meth:`Context.epochs`."""
-        self._epochs_total = n
+        self._goal = Goal(epochs=n)
         self._tell_progress()
         epoch = self.state.progress.epoch
         while not self._trained_enough(epoch):
-            self.epoch = epoch
-            self.reporter.epoch = epoch
-            self.meter.restart()
+            self._begin_epoch(epoch)
             yield epoch
             epoch += 1
-            self.state.next_epoch(epoch)
-            ended = self._trained_enough(epoch)
-            if epoch % self.setup.checkpoints.every_epochs == 0 or ended:
-                self._commit("epoch")
-            if not ended:
-                self._await_schedule(epoch)
-                self._obey(self._agreed_end())
+            self._end_epoch(epoch)
+
+    def steps(self, goal: Goal, deliver: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """See :meth:`Context.steps`. ``deliver`` makes the iterator of a pass."""
+        self._goal = goal
+        self._tell_progress()
+        epoch = self.state.progress.epoch
+        while not self._trained_enough(epoch):
+            self._begin_epoch(epoch)
+            yield from deliver()
+            if not self._pass_ended:
+                return
+            epoch += 1
+            self._end_epoch(epoch)
+
+    def stop(self) -> None:
+        """See :meth:`Context.stop`."""
+        self._over = "stop"
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.reporter.epoch = epoch
+        self.meter.restart()
+
+    def _end_epoch(self, following: int) -> None:
+        """Agree on what follows, and commit if that is due."""
+        self._check_company()
+        over = self._over_here()
+        self._hear_over(over if self.talk is None else max(self.talk.gather_objects(over), key=OVERS.index))
+        self.state.next_epoch(following)
+        ended = self._trained_enough(following)
+        if following % self.setup.checkpoints.every_epochs == 0 or ended:
+            self._commit("epoch")
+        if not ended:
+            self._await_schedule(following)
+            self._obey(self._agreed_end())
+
+    def _over_here(self) -> Over:
+        """Why training is over, as this rank sees it. Rank 0's clock decides on time."""
+        seconds = self._goal.seconds
+        late = self.rank == 0 and seconds is not None and self.state.seconds >= seconds
+        return self._over or ("time" if late else "")
+
+    def _hear_over(self, over: Over) -> None:
+        """Follow the ranks' agreement that training is over."""
+        self._over = self._over or over
+        if over == "stop" and not self.state.progress.stopped:
+            self.state.stop()
+            if self.rank == 0:
+                self.reporter.event("stopped_early", epoch=self.epoch, step=self.state.progress.step)
 
     def _trained_enough(self, epoch: int) -> bool:
-        """Return whether the requested epochs are over. With adaptive batches, an epoch is over once its samples are worth an epoch of
-        initial batches: in larger batches each sample is worth less."""
-        samples = self.setup.sized[TRAIN]
-        if self.scaling is None or samples is None:
-            return epoch >= self._epochs_total
-        return self.state.progress.useful >= (self._epochs_total - ROUNDING) * samples
+        """Whether training is over before this epoch."""
+        return self._over == "time" or self._goal.reached(
+            self.state.progress,
+            epoch,
+            samples=self.setup.sized[TRAIN],
+            initial=self.setup.batch_size.initial,
+            adaptive=self.scaling is not None,
+        )
 
     def _await_schedule(self, epoch: int) -> bool:
         """If the schedule changes the number of workers here, let rank 0 wait for the driver's orders, or for its answer that there is
         no room. Return whether the schedule changes it, the same on all ranks."""
-        adaptation, goal = self.setup.adaptation, self._goal()
+        adaptation, goal = self.setup.adaptation, self._useful_goal()
         if not adaptation.schedule:
             return False
         progress = min(self.state.progress.useful / goal, 1.0) if goal else 0.0
@@ -241,10 +300,11 @@ class TrainingLoop:
             "resumes from the checkpoint."
         )
 
-    def batches(self, name: str) -> Iterator[Batch]:
-        """See :meth:`Context.batches`."""
+    def batches(self, name: str, *, drop_last: bool = False, least: int = 1) -> Iterator[Any]:
+        """See :meth:`Context.batches`. ``least``: the fewest rows of a batch, where that can be had."""
         if name not in self.setup.sized:
             raise RunError(f"there is no data set {name!r}; the Trainer's datasets are {', '.join(self.setup.sized)}.")
+        self._check_company()
         training = name == TRAIN
         if training and self._visited_epoch == self.epoch:
             raise RunError(
@@ -268,7 +328,8 @@ class TrainingLoop:
         began = time.monotonic()
         if training:
             self.meter.restart()  # the user's work between two passes belongs to no step
-        self.setup.hub.open(key, request, self.rank)
+        total = self.setup.hub.open(key, request, self.rank)
+        rows = self.rows
         if not training:
             self._share_buffers()
         batches = Batches(
@@ -276,18 +337,34 @@ class TrainingLoop:
             key,
             peers=self.place.peers[name],
             split=self._split,
-            device=self.device,
-            on_device=self.setup.on_device[name],
-            padded=training,
+            delivery=self.delivery(name),
+            cutting=Cutting(
+                padded=training,
+                # A batch's samples then depend on the number of ranks, and a deterministic run's must not.
+                least=1 if self.setup.deterministic else least,
+                drop_last=drop_last,
+                budget=budget_of(self.setup.collate_fn.get(name)),
+                in_order=self.setup.deterministic,
+            ),
             agreement=self._agreement() if training else NoAgreement(),
             template=self._template,
-            in_order=self.setup.deterministic,
+            total=total,
         )
         try:
             yield from self._training_batches(batches, began) if training else self._plain_batches(batches, name)
         finally:
+            if training and self.stepper.has_stepped:  # the loop broke off after its own step
+                self._settle()
             batches.close()
+            # Raised later: Python ignores an exception of an iterator that the loop drops.
+            self._went_on = batches.went_on
             self.meter.restart()
+            if not training:
+                self.rows = rows  # a validation pass may lie within a training pass
+
+    def delivery(self, name: str) -> Delivery:
+        """What makes the batches of a data set on the device."""
+        return Delivery(self.device, collate_fn=self.setup.collate_fn.get(name), on_device=self.setup.on_device[name])
 
     def expected_batches(self, name: str) -> int | None:
         """The number of this worker's batches in the next pass over a data set, at the present split; None if the number of samples is
@@ -301,23 +378,27 @@ class TrainingLoop:
         whole, rest = divmod(samples - len(self.state.progress.trained), self._split.global_batch_size)
         return whole * (self._split.accum_steps + 1) + math.ceil(rest / at_once)
 
-    def _training_batches(self, batches: Batches, began: float) -> Iterator[Batch]:
+    def _training_batches(self, batches: Batches, began: float) -> Iterator[Any]:
         self._ahead: list[tuple[LocalBatch | None, float, float]] = []
         self._peek_at = batches
         following = self._next_batch(batches, since=began)
         self._start_batch(following, first=True)
         if following[0] is not None:
             self.reporter.event("first_batch", epoch=self.epoch, seconds=round(time.monotonic() - began, 3))
-        due, done = False, len(self.state.progress.trained)
+        due, over, done = False, False, len(self.state.progress.trained)
+        self._pass_ended = False
         self._pass_rows = 0
         while (batch := following[0]) is not None:
-            due = due or batch.heard.due
+            due, over = due or batch.heard.due, over or bool(batch.heard.over)
             self._obey(batch.heard.end)
+            if batch.left and not over:
+                raise RunError(self._left_alone(batch.left, [self.rank]))
+            self._hear_over(batch.heard.over)
             if self.stepper.between_global_batches:  # the same ones on all ranks
                 if due and self.state.uncommitted:
                     self._commit("interval")
                     due = False
-                if self.scaling is not None and self._trained_enough(self.epoch):
+                if self._trained_enough(self.epoch) and (over or self.scaling is not None or not self._goal.by_epochs):
                     self._tell_untrained(done)
                     break
                 if self._await_schedule(self.epoch):
@@ -325,18 +406,28 @@ class TrainingLoop:
                 self._begin_global_batch(batch.split)
             self.stepper.take(batch)
             self.rows = batch.rows
-            yield Batch(batch.tensors)
-            if self.stepper.batch is not None:
-                raise RunError(
-                    "the loop took the next batch without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch "
-                    "of ctx.batches('train')."
-                )
+            yield shown_batch(batch.content)
+            self._settle()
             following = self._ahead.pop() if self._ahead else self._next_batch(batches)
             self._start_batch(following)
         else:
             self._note_skipped(batches.leftover, TRAIN)
             self._heard(batches.last_heard)
             self._credit_untrainable(done)
+            self._pass_ended = True
+
+    def _check_company(self) -> None:
+        """Raise RunError if this rank has left a pass in which others went on: they wait for it, and it would wait for them."""
+        if self._went_on:
+            raise RunError(self._left_alone([self.rank], self._went_on))
+
+    def _left_alone(self, left: Sequence[int], went_on: Sequence[int]) -> str:
+        """The error of ranks that train on after others have left the pass."""
+        return (
+            f"{_workers(left)} left the loop over ctx.batches('train') in epoch {self.epoch + 1}, at step {self.state.progress.step}, "
+            f"and {_workers(went_on)} went on. All workers must leave it at the same batch. To end training early, call ctx.stop(), "
+            "which ends all of them."
+        )
 
     def _credit_untrainable(self, done: int) -> None:
         """After a pass, count skipped samples as trained. Otherwise another pass would begin for them."""
@@ -358,18 +449,21 @@ class TrainingLoop:
             end=lambda: self.reporter.end,
             split=lambda: self.reporter.split,
             due=self.committer.due,
+            over=self._over_here,
             mail=mail,
         )
 
     def _followed(self) -> bool:
         """Return whether another pass will follow this one, so that its preprocessing may begin early."""
-        samples = self.setup.sized[TRAIN]
-        if self.scaling is None or samples is None:
-            return self.epoch + 1 < self._epochs_total
-        progress, size = self.state.progress, self._split.global_batch_size
-        left = samples - len(progress.trained)
-        after = progress.useful + left * self.scaling.useful(size) / size
-        return after < (self._epochs_total - ROUNDING) * samples
+        size = self._split.global_batch_size
+        return self._goal.followed(
+            self.state.progress,
+            self.epoch,
+            samples=self.setup.sized[TRAIN],
+            batch=size,
+            initial=self.setup.batch_size.initial,
+            worth=None if self.scaling is None else self.scaling.useful(size) / size,
+        )
 
     def _begin_global_batch(self, split: BatchSplit) -> None:
         if split != self._split:
@@ -390,12 +484,12 @@ class TrainingLoop:
         if self.scaling is not None:
             self.scaling.heard(heard.measured)
 
-    def _plain_batches(self, batches: Batches, name: str) -> Iterator[Batch]:
+    def _plain_batches(self, batches: Batches, name: str) -> Iterator[Any]:
         while (batch := self._get(batches)) is not None:
             self._note_skipped(batch.skipped, name)
             if batch.rows:
                 self.rows = batch.rows
-                yield Batch(batch.tensors)
+                yield shown_batch(batch.content)
         self._note_skipped(batches.leftover, name)
 
     def _next_batch(self, batches: Batches, since: float | None = None) -> tuple[LocalBatch | None, float, float]:
@@ -434,34 +528,57 @@ class TrainingLoop:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, retain_graph: bool) -> None:
         """See :meth:`Context.backward`."""
-        self.stepper.backward(loss, self._has_another)
+        self.stepper.backward(loss, self._has_another, retain_graph=retain_graph)
 
-    def step(self, clip_norm: float | None) -> bool:
+    def skip(self) -> None:
+        """See :meth:`Context.skip`."""
+        self.stepper.skip(self._has_another)
+
+    def step(self, optimizers: Sequence[torch.optim.Optimizer], clip_norm: float | None) -> bool:
         """See :meth:`Context.step`."""
+        known = [id(each) for each in self.state.optimizers]
+        if any(id(each) not in known for each in optimizers):
+            raise RunError(
+                "ctx.step(optimizer) takes optimizers that ctx.prepare got. Pass this one to ctx.prepare, too."
+            )
+        rows = self.stepper.step(optimizers, clip_norm=clip_norm, passes=self._passes())
+        if rows and not optimizers:
+            self._stepped(rows)
+        return rows > 0
+
+    def _settle(self) -> None:
+        """End the batch that the loop leaves, if ctx.step() has not."""
+        rows = self.stepper.settle(self._passes())
+        if rows:
+            self._stepped(rows)
+
+    def _passes(self) -> float:
+        """The number of passes trained so far."""
         samples = self.setup.sized[TRAIN]
-        passes = self.state.progress.samples / samples if samples else float(self.epoch)
-        rows = self.stepper.step(clip_norm=clip_norm, passes=passes)
-        if not rows:
-            return False
+        return self.state.progress.samples / samples if samples else float(self.epoch)
+
+    def _stepped(self, rows: int) -> None:
+        """Note the end of a global batch."""
         self._pass_rows += rows
         self._tell_progress()
         if self._first_step and self.rank == 0:
             self.reporter.event("first_step", step=self.state.progress.step, workers=self.world_size)
         self._first_step = False
         self.reporter.totals = self.meter.totals()
-        return True
 
     # -- results ---------------------------------------------------------------------------------------------------
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sums over all workers."""
+        self._check_company()
         with self.watchdog.waiting():
             return values if self.talk is None else self.talk.sum(values)
 
     def gather(self, value: Any) -> list[Any]:
         """See :meth:`Context.gather`."""
+        self._check_company()
         with self.watchdog.waiting():
             return [value] if self.talk is None else self.talk.gather_objects(value)
 
@@ -470,7 +587,7 @@ class TrainingLoop:
         with self.watchdog.waiting():
             return self.state.accumulated()
 
-    def report(self, metrics: Mapping[str, float]) -> None:
+    def report(self, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """See :meth:`Context.report`."""
         names = sorted(metrics)
         means = [value / self.world_size for value in self.sum([metrics[name] for name in names])]
@@ -482,6 +599,7 @@ class TrainingLoop:
                 epoch=self.epoch,
                 step=self.state.progress.step,
                 metrics=dict(zip(names, means, strict=True)),
+                **({"texts": dict(texts)} if texts else {}),
             )
         self.meter.restart()
 
@@ -544,20 +662,20 @@ class TrainingLoop:
             changes=self._changes,
             useful=progress.useful,
             noise=None if noise is None else (noise.sqr, noise.var),
-            goal=self._goal(),
+            goal=self._useful_goal(),
             learned=self.state.adapting.get("learned"),
             most_local=self.stepper.most_local,
         )
 
-    def _goal(self) -> float | None:
-        """Return the progress at which training ends, in samples; None if unknown."""
-        samples = self.setup.sized[TRAIN]
-        return None if samples is None else float(self._epochs_total * samples)
+    def _useful_goal(self) -> float | None:
+        """The progress at which training ends, in samples; None if unknown."""
+        return self._goal.useful(samples=self.setup.sized[TRAIN], initial=self.setup.batch_size.initial)
 
     def _share_buffers(self) -> None:
         """Give all ranks rank 0's buffers (running statistics) when validation starts."""
-        if self.world_size > 1 and self.state.model is not None:
-            self.place.share(self.state.model)
+        if self.world_size > 1:
+            for model in self.state.models:
+                self.place.share(model)
 
     def out_of_memory(self, error: BaseException) -> None:
         """The user's function ran out of device memory. Raises DeviceMemoryError if smaller batches may fit:
@@ -578,6 +696,7 @@ class TrainingLoop:
 
     def commit_rest(self) -> None:
         """Commit what was trained since the last checkpoint."""
+        self._check_company()
         if self.state.uncommitted:
             self._commit("end")
 
@@ -585,6 +704,22 @@ class TrainingLoop:
         """Push the last measurements."""
         self.reporter.totals = self.meter.totals()
         self.reporter.close()
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    return f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))}"
+
+
+def _plain(model: torch.nn.Module) -> torch.nn.Module:
+    """The model without the wrapper of torch.compile."""
+    plain: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return plain
+
+
+def budget_of(collate_fn: Any) -> Budget | None:
+    """The limit of tokens that a collate function sets for a batch, such as :class:`offload.collate.pad` with ``max_tokens``."""
+    most = getattr(collate_fn, "max_tokens", None)
+    return None if most is None else Budget(tokens=collate_fn.tokens, most=most)
 
 
 def first_pass(split: BatchSplit, *, deterministic: bool) -> PassRequest:

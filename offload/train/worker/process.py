@@ -20,11 +20,11 @@ from offload.model.checks import shown
 from offload.train.worker.batches import NoPeers
 from offload.train.worker.checkpointer import RayCheckpointer
 from offload.train.worker.context import Context
+from offload.train.worker.joining import Distributed
 from offload.train.worker.loop import Place, StopRun, TrainingLoop
 from offload.train.worker.peers import DistPeers
 from offload.train.worker.reporter import Forward
 from offload.train.worker.setup import WorkerSetup
-from offload.train.worker.stepping import join_distributed
 
 
 def place_of(setup: WorkerSetup) -> Place:
@@ -40,7 +40,7 @@ def place_of(setup: WorkerSetup) -> Place:
         talk=DistPeers() if several else None,
         peers=peers,
         checkpoints=RayCheckpointer(),
-        join=join_distributed,
+        join=Distributed(),
         share=_share_buffers,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
-from offload.pipeline.spec import OnDevice
+from offload.pipeline.spec import CollateFn, OnDevice
 from offload.train.checkpoints.storage import Marker
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
 from offload.train.hub.client import HubClient
@@ -21,6 +21,7 @@ class WorkerSetup:
     batch_size: BatchSize
     adaptation: Adaptation
     on_device: dict[str, tuple[OnDevice, ...]]
+    collate_fn: dict[str, CollateFn]
     sized: dict[str, int | None]
     classes: dict[str, tuple[str, ...]]
     resumable: dict[str, bool]

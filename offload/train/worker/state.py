@@ -47,9 +47,9 @@ class TrainingState:
     ) -> None:
         self.progress = Progress()
         self.scaler = scaler
-        self.model: torch.nn.Module | None = None
+        self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.committed_at = time.monotonic()
+        self.committed_at = self._began = time.monotonic()
         self.settled = True  # the last commit is complete
         self.changed = ""
         self.damaged: list[str] = []
@@ -117,22 +117,17 @@ class TrainingState:
             if at >= len(tried):
                 raise RunError(errors[0] if errors else "another worker could not read any checkpoint of this run.")
 
-    def adopt(self, model: torch.nn.Module, others: Sequence[Any]) -> None:
-        """Take charge of a model on its device and of the objects that belong to it, and restore the checkpoint's state.
+    def adopt(self, models: Sequence[torch.nn.Module], others: Sequence[Any]) -> None:
+        """Take charge of models on their device and of the objects that belong to them, and restore the checkpoint's state.
 
-        Raises RunError for an object without state. Raises ConfigError if the checkpoint does not fit, and for state that no
-        checkpoint can hold: better now than hours later, when the run resumes.
+        Raises ConfigError if the checkpoint does not fit, and for state that no checkpoint can hold: better now than hours later, when
+        the run resumes.
         """
-        odd = next((o for o in others if not hasattr(o, "load_state_dict")), None)
-        if odd is not None:
-            raise RunError(
-                f"ctx.prepare takes a model, optimizers and objects with a state_dict; found {type(odd).__name__}."
-            )
-        self.model = model
+        self.models = list(models)
         self.optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
         self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
         if self._stored is not None:
-            self._restore(model, self._stored)
+            self._restore(self._stored)
         self._try_commit()
 
     def stepped(self, positions: Sequence[np.ndarray[Any, Any]], rows: int, useful: float) -> None:
@@ -156,6 +151,19 @@ class TrainingState:
             for name, value in each.items():
                 total[name] = total.get(name, 0.0) + value
         return total
+
+    def passed(self, positions: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Record positions that were delivered and count as trained, without a step."""
+        self._trained += positions
+
+    def stop(self) -> None:
+        """Record that the user's code ended training."""
+        self.progress = dataclasses.replace(self.progress, stopped=True)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of training so far, including those before a restart that a checkpoint holds."""
+        return self.progress.seconds + time.monotonic() - self._began
 
     def credit(self, useful: float) -> None:
         """Add progress without a step."""
@@ -185,17 +193,18 @@ class TrainingState:
         if not self._resumable:
             self._summed = {}
             trained = Ranges()  # samples without ids cannot be identified: the epoch starts again
-        self.progress = dataclasses.replace(self.progress, trained=trained)
+        self.progress = dataclasses.replace(self.progress, trained=trained, seconds=self.seconds)
+        self._began = time.monotonic()
         self._trained.clear()
         position = {"epoch": self.progress.epoch, "step": self.progress.step}
-        writes = (self._talk is None or self._talk.rank == 0) and self.model is not None
+        writes = (self._talk is None or self._talk.rank == 0) and bool(self.models)
         try:
             keep = {} if wait else {"tensor": copied}
             content = self._content(generators, adapting, **keep) if writes else None
         except NotPlainError as error:
             raise RunError(f"a checkpoint could not be committed: {error} {_REMEDY_PLAIN}") from None
         self._checkpoints.keep({**metrics, **position}, content, wait=wait)
-        self.committed_at = time.monotonic()
+        self.committed_at = self._began = time.monotonic()
         self._committed_step, self.settled = self.progress.step, wait
 
     def _try_commit(self) -> None:
@@ -217,8 +226,8 @@ class TrainingState:
         tensor: Callable[[torch.Tensor], torch.Tensor] = lambda each: each,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """(model state, :class:`Training` state) as plain data, with ``tensor`` applied to each tensor. Raises NotPlainError."""
-        assert self.model is not None
-        model = to_plain(self.model.state_dict(), "the model's state_dict()", tensor)
+        states = [to_plain(each.state_dict(), "the model's state_dict()", tensor) for each in self.models]
+        model = states[0] if len(states) == 1 else {str(i): each for i, each in enumerate(states)}
         training = Training(
             progress=self.progress,
             optimizers=[_state_of(each, tensor) for each in self.optimizers],
@@ -231,9 +240,10 @@ class TrainingState:
         )
         return model, training.to_state()
 
-    def _restore(self, model: torch.nn.Module, stored: Training) -> None:
+    def _restore(self, stored: Training) -> None:
         try:
-            model.load_state_dict(self._stored_model)
+            for i, model in enumerate(self.models):
+                model.load_state_dict(self._stored_model if len(self.models) == 1 else self._stored_model[str(i)])
             for group, states in ((self.optimizers, stored.optimizers), (self._others, stored.others)):
                 for item, state in zip(group, states, strict=True):
                     item.load_state_dict(state)

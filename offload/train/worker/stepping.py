@@ -4,11 +4,13 @@ parts are unequal. A global batch of several micro-batches accumulates gradients
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from offload.errors import RunError
 from offload.measure.steps import StepMeter
@@ -16,23 +18,35 @@ from offload.model.batch_split import BatchSplit
 from offload.train.worker.batch_scaling import BatchScaling
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.device_memory import DeviceMemory
+from offload.train.worker.joining import Join, zero_loss
 from offload.train.worker.state import TrainingState
 from offload.train.worker.watchdog import Watchdog
 
 
+@dataclass(frozen=True)
+class _Step:
+    """One ``ctx.step`` of a batch: its optimizers and the largest norm of their gradient."""
+
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    clip_norm: float | None
+
+
 class Stepper:
     """The optimizer steps of one rank.
+
+    A loop may step all optimizers at once, which ends the batch, or one after the other, or call ``optimizer.step()`` itself: then the
+    batch ends when the loop takes the next one (:meth:`settle`).
 
     Args:
         state: the training state, with the optimizers and the scaler.
         meter, watchdog: receivers of every half of a step.
         rank, workers: this rank, and the number of ranks.
         scaling: measures gradient noise and scales learning rates; None if batches are fixed.
-        join: joins a model with those of the other workers.
+        join: joins models with those of the other workers.
         memory: the memory of the device.
 
     Attributes:
-        model: the result of :meth:`join`.
+        models: the trained models, joined.
         batch: the current local batch; None between two batches.
         stepping: whether the optimizers are stepping: a failure meanwhile leaves them half updated.
         most_local: the largest local batch that fits into the device's memory, as far as known.
@@ -55,17 +69,48 @@ class Stepper:
         self.most_local: int | None = None
         self._state, self._meter, self._watchdog = state, meter, watchdog
         self._rank, self._workers, self._scaling, self._join, self._memory = rank, workers, scaling, join, memory
-        self.model: torch.nn.Module | None = None
-        self._went_backward = self._is_last = False
+        self.models: list[torch.nn.Module] = []
+        self._averages = False  # gradients are exchanged before steps, not by the model
+        self._went_backward = self._went_forward = self._skipped = self._is_last = False
+        self._in_backward = False
         self._micro_batches = self._rows = 0
+        self._weight = self._kept = self._goal = 0.0
         self._trained: list[np.ndarray[Any, Any]] = []
+        self._done: list[_Step] = []  # in this batch
+        self._usual: list[_Step] = []  # in the last batch that was not skipped
+        self._plain = False  # the loop itself has stepped an optimizer in this batch
 
-    def join(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model, joined with those of the other workers if there are several."""
-        if self._workers > 1 and any(p.requires_grad for p in model.parameters()):
-            model = self._join(model, self._meter.last_gradient)
-        self.model = model
-        return model
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    def join(self, models: Sequence[torch.nn.Module], options: Mapping[str, Any] | None) -> list[torch.nn.Module]:
+        """Return the trained models, joined with those of the other workers if there are several. ``options``: arguments of
+        DistributedDataParallel; None: exchange gradients before steps."""
+        self.models = list(models)
+        for optimizer in self._state.optimizers:
+            optimizer.register_step_pre_hook(self._before_plain_step)
+            optimizer.register_step_post_hook(self._after_plain_step)
+        trained = [model for model in models if any(p.requires_grad for p in model.parameters())]
+        if self._workers == 1 or not trained:
+            return self.models
+        if len(trained) > 1 or options is None:
+            self._averages = True
+            return self.models
+        joined = self._join.wrap(
+            trained[0], ready=self._meter.last_gradient, weight=lambda: self._missing_weight(), options=options
+        )
+        if isinstance(joined, DistributedDataParallel):
+            joined.register_forward_pre_hook(self._note_forward)
+        self.models = [joined if model is trained[0] else model for model in models]
+        return self.models
+
+    def _note_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        self._went_forward = True
+
+    @property
+    def _ddp(self) -> DistributedDataParallel | None:
+        return next((model for model in self.models if isinstance(model, DistributedDataParallel)), None)
+
+    # -- a batch ---------------------------------------------------------------------------------------------------
 
     @property
     def between_global_batches(self) -> bool:
@@ -80,111 +125,237 @@ class Stepper:
 
     def take(self, batch: LocalBatch) -> None:
         """Note that the user gets the next local batch."""
-        self.batch, self._went_backward = batch, False
+        self.batch = batch
+        self._went_backward = self._went_forward = self._skipped = self._plain = False
+        self._is_last = batch.split.accum_steps == 0
+        self._done = []
 
-    def backward(self, loss: torch.Tensor, has_another: Callable[[], bool]) -> None:
+    def backward(self, loss: torch.Tensor, has_another: Callable[[], bool], *, retain_graph: bool = False) -> None:
         """Accumulate the gradient of a loss that is the mean over the local batch. ``has_another`` returns whether the pass goes on after
         this micro-batch; it is called only while gradients accumulate."""
         batch = self.batch
         if batch is None:
-            raise RunError("call ctx.backward(loss) in the loop over ctx.batches('train'), once per batch.")
-        if self._went_backward:
+            raise RunError("call ctx.backward(loss) in the loop over ctx.batches('train'), at least once per batch.")
+        if self._went_backward and self._ddp is not None and not self._went_forward:
             raise RunError(
-                "ctx.backward(loss) was called twice for one batch. Add the losses up first: ctx.backward(loss + other)."
+                "ctx.backward(loss) was called twice after one forward pass. Add the losses up first: ctx.backward(loss + other). Or let "
+                "the workers exchange gradients just before the step: ctx.prepare(model, optimizer, ddp=False)."
             )
-        self._went_backward = True
-        split = batch.split
-        last = self._micro_batches == split.accum_steps or not has_another()
-        # A single micro-batch knows the rows of its global batch; one of several assumes full ones, and step() corrects that.
-        goal = batch.all_rows if split.accum_steps == 0 else split.global_batch_size
-        weight = batch.rows * self._workers / goal
+        if not self._went_backward and not self._skipped:
+            self._begin_gradient(batch, has_another)
+        self._went_backward, self._went_forward = True, False
+        weight = batch.weight * self._workers / self._goal
         scaled = loss if weight == 1.0 else loss * weight
         if self._state.scaler is not None:
             scaled = self._state.scaler.scale(scaled)
-        model = self.model
-        quiet = (
-            model.no_sync()
-            if not last and isinstance(model, torch.nn.parallel.DistributedDataParallel)
-            else contextlib.nullcontext()
-        )
-        with quiet:
-            scaled.backward()  # type: ignore[no-untyped-call]
+        self._run_backward(scaled, retain_graph)
         self._meter.backward_done()
         self._watchdog.alive()
-        self._rows += batch.all_rows
-        self._is_last = last
 
-    def step(self, *, clip_norm: float | None, passes: float) -> int:
-        """Step the optimizers and clear their gradients, if the global batch is complete. Return its rows, or 0 if it is not complete.
-        ``passes``: the number of passes trained so far, for learning rates that warm up."""
+    def skip(self, has_another: Callable[[], bool]) -> None:
+        """Let this rank's part of the batch add nothing to the gradient."""
         batch = self.batch
         if batch is None:
-            raise RunError("call ctx.step() after ctx.backward(loss), once per batch of ctx.batches('train').")
-        if not self._went_backward:
+            raise RunError("call ctx.skip() in the loop over ctx.batches('train').")
+        if self._done or self._plain:
+            raise RunError(
+                "ctx.skip() was called after a step on the same batch. Call it before the batch's first step."
+            )
+        if self._went_backward:
+            raise RunError(
+                "ctx.skip() was called after ctx.backward(loss). Call it instead, for a batch that should not count."
+            )
+        if self._skipped:
+            return
+        self._begin_gradient(batch, has_another)
+        self._skipped = True
+        if self._workers == 1:  # several ranks do not know of each other's skipped parts, and need one factor
+            self._kept -= batch.weight
+        if (ddp := self._ddp) is not None:
+            zero = zero_loss(ddp)
+            self._run_backward(zero if self._state.scaler is None else self._state.scaler.scale(zero), False)
+        self._meter.backward_done()
+        self._watchdog.alive()
+
+    def _begin_gradient(self, batch: LocalBatch, has_another: Callable[[], bool]) -> None:
+        """Note the weights of a batch that takes part in the global batch's gradient."""
+        split = batch.split
+        self._is_last = self._micro_batches == split.accum_steps or not has_another()
+        if self._micro_batches == 0:
+            # A single micro-batch knows the weight of its global batch; one of several assumes full ones, and the step corrects that.
+            whole = (
+                split.global_batch_size
+                if batch.all_weight == batch.all_rows
+                else batch.all_weight * (split.accum_steps + 1)
+            )
+            self._goal = batch.all_weight if split.accum_steps == 0 else whole
+            self._weight = self._kept = 0.0
+        self._rows += batch.all_rows
+        self._weight += batch.all_weight
+        self._kept += batch.all_weight
+
+    def _run_backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
+        ddp = self._ddp
+        self._in_backward = True
+        try:
+            with ddp.no_sync() if ddp is not None and not self._is_last else contextlib.nullcontext():
+                loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        finally:
+            self._in_backward = False
+
+    def step(self, chosen: Sequence[torch.optim.Optimizer], *, clip_norm: float | None, passes: float) -> int:
+        """Step optimizers and clear their gradients, if the global batch is complete. Return its rows, or 0 if it is not complete.
+
+        Args:
+            chosen: these optimizers, and the batch goes on; without any: all that have not stepped yet, which ends the batch.
+            passes: the number of passes trained so far, for learning rates that warm up.
+        """
+        batch = self.batch
+        if batch is None:
+            raise RunError("call ctx.step() after ctx.backward(loss), for a batch of ctx.batches('train').")
+        if not self._went_backward and not self._skipped:
             # Ranks that called backward() wait for this rank's gradients. They end with it, so they do not hang.
             raise RunError(
                 f"worker {self._rank} called ctx.step() for a batch without ctx.backward(loss). Every worker must call it for "
-                "every batch; a worker without samples gets a filler that weighs nothing."
+                "every batch, or ctx.skip(); a worker without samples gets a filler that weighs nothing."
             )
+        if chosen and (batch.split.accum_steps or self._scaling is not None):
+            raise RunError(_one_by_one("steps its optimizers one by one", batch, self._scaling is not None))
+        if not self._is_last:
+            self._end_micro_batch(batch)
+            return 0
+        stepped = {id(each) for done in self._done for each in done.optimizers}
+        rest = [each for each in self._state.optimizers if id(each) not in stepped]
+        useful = self._apply(_Step(tuple(chosen or rest), clip_norm), batch, passes)
+        return batch.all_rows if chosen else self._end_batch(batch, useful)
+
+    def settle(self, passes: float) -> int:
+        """End a batch that the loop left: after optimizers that it stepped one by one or itself, or after ``skip``. Return the rows of
+        the global batch, 0 if it is not complete. Raises RunError if the loop did nothing with the batch."""
+        batch = self.batch
+        if batch is None:
+            return 0
+        if self._plain and not self._went_backward:
+            self._begin_gradient(batch, lambda: False)
+        if self._plain or self._done:
+            return self._end_batch(batch, float(batch.all_rows))
+        if not self._skipped:
+            raise RunError(
+                "the loop took the next batch without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch "
+                "of ctx.batches('train'), or ctx.skip()."
+            )
+        if not self._is_last:
+            self._end_micro_batch(batch)
+            return 0
+        useful = 0.0
+        for each in self._usual or [_Step(tuple(self._state.optimizers), None)]:
+            useful = self._apply(each, batch, passes)
+        return self._end_batch(batch, useful)
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer has stepped on the current batch."""
+        return self.batch is not None and (self._plain or bool(self._done))
+
+    def _end_micro_batch(self, batch: LocalBatch) -> None:
         self._trained.append(batch.positions)
         self.batch = None
-        if not self._is_last:
-            self._micro_batches += 1
-            self._meter.micro_batch_done()
-            return 0
-        self._finish_gradients(batch.split, clip_norm)
+        self._micro_batches += 1
+        self._meter.micro_batch_done()
+
+    def _apply(self, step: _Step, batch: LocalBatch, passes: float) -> float:
+        """Finish the gradients of a step's optimizers, and step them. Return the worth of the global batch."""
         rows = self._rows
         useful = float(rows) if self._scaling is None else self._scaling.useful(rows)
-        self._step_optimizers(passes, useful / max(rows, 1))
-        self._state.stepped(self._trained, rows, useful)
-        self._trained, self._micro_batches, self._rows = [], 0, 0
+        self._done.append(step)
+        if self._finish_gradients(step, batch.split):
+            self.stepping = True
+            with contextlib.nullcontext() if self._scaling is None else self._scaling.scaled_rates(rows, passes):
+                step_all(step.optimizers, self._state.scaler)
+            self.stepping = False
+        return useful
+
+    def _end_batch(self, batch: LocalBatch, useful: float) -> int:
+        rows = self._rows
+        if not self._skipped and not self._plain:
+            self._usual = self._done
+        self._meter.stepped(useful / max(rows, 1))
+        self._watchdog.alive()
+        self._state.stepped([*self._trained, batch.positions], rows, useful)
+        self._trained, self._micro_batches, self._rows, self.batch = [], 0, 0, None
         return rows
 
-    def _finish_gradients(self, split: BatchSplit, clip_norm: float | None) -> None:
-        """Unscale the gradients, correct them for the real rows, measure and clip them."""
-        optimizers, scaler = self._state.optimizers, self._state.scaler
+    def _finish_gradients(self, step: _Step, split: BatchSplit) -> bool:
+        """Exchange the gradients if no model did, unscale them, correct them for the real rows, measure and clip them. Return whether
+        they hold anything."""
+        optimizers, scaler = step.optimizers, self._state.scaler
+        if self._averages:
+            self._exchange(optimizers, 1.0)
         parameters = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        if self._kept <= 0 or (self._skipped and not any(bool(p.grad.any()) for p in parameters)):
+            for optimizer in optimizers:  # nobody's samples count
+                optimizer.zero_grad(set_to_none=True)
+            return False
         if scaler is not None:
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
-        if split.accum_steps and self._rows != split.global_batch_size:
-            torch._foreach_mul_([p.grad for p in parameters], split.global_batch_size / self._rows)
+        if self._kept != self._goal:
+            torch._foreach_mul_([p.grad for p in parameters], self._goal / self._kept)
         if self._scaling is not None:
             self.most_local = self._memory.largest(split.local_batch_size)
             self._scaling.end_step(self._state.progress.step, split, self._rows)
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+        if step.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, step.clip_norm)
+        return True
 
-    def _step_optimizers(self, passes: float, efficiency: float) -> None:
-        scaling, scaler = self._scaling, self._state.scaler
-        self.stepping = True
-        with contextlib.nullcontext() if scaling is None else scaling.scaled_rates(self._rows, passes):
-            step_all(self._state.optimizers, scaler)
-        self.stepping = False
-        self._meter.stepped(efficiency)
-        self._watchdog.alive()
+    def _exchange(self, optimizers: Sequence[torch.optim.Optimizer], weight: float) -> None:
+        """Replace the gradients of optimizers by their means over the ranks."""
+        parameters = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
+        for parameter in parameters.values():
+            if parameter.grad is None:  # here, not on all ranks
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in parameters.values() if p.grad is not None]
+        if weight != 1.0:
+            torch._foreach_mul_(gradients, weight)
+        self._meter.last_gradient()
+        self._join.average(gradients)
+
+    # -- steps that the loop makes itself --------------------------------------------------------------------------
+
+    def _missing_weight(self) -> float:
+        """The weight of gradients that ``loss.backward()`` made, which knows no weights."""
+        if self._in_backward or self.batch is None:
+            return 1.0
+        return self.batch.weight * self._workers / self.batch.all_weight
+
+    def _before_plain_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        batch = self.batch
+        if self.stepping or batch is None:
+            return
+        if batch.split.accum_steps or self._scaling is not None:
+            raise RunError(_one_by_one("calls optimizer.step() itself", batch, self._scaling is not None))
+        if self._averages:
+            self._exchange([optimizer], 1.0 if self._went_backward else self._missing_weight())
+        self._meter.backward_done()
+
+    def _after_plain_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        if not self.stepping and self.batch is not None:
+            self._plain = True
 
 
-Join = Callable[[torch.nn.Module, Callable[[], None]], torch.nn.Module]
-"""A function that joins a model with those of the other workers, and calls its second argument for each bucket of ready gradients."""
-
-
-def join_distributed(model: torch.nn.Module, ready: Callable[[], None]) -> torch.nn.Module:
-    """A model joined by DistributedDataParallel, with its own all-reduce."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # a slow import, seldom needed
-
-    def all_reduce(bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        ready()
-        return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the world's group
-
-    device = next(model.parameters()).device
-    # Buffers are not broadcast before every forward pass: the ranks' own statistics serve training as well, and validation may
-    # then run unequal numbers of batches. Validation makes them equal when it starts.
-    joined = torch.nn.parallel.DistributedDataParallel(
-        model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
+def _one_by_one(does: str, batch: LocalBatch, adapts: bool) -> str:
+    """The error of a loop whose steps do not suit its batches."""
+    if adapts:
+        return (
+            f"the loop {does}, and its batch size adapts: a range needs one ctx.step() for all optimizers. Call ctx.backward(loss) and "
+            "ctx.step(), or pass a fixed batch_size."
+        )
+    split = batch.split
+    return (
+        f"the loop {does}, and a global batch of {split.global_batch_size} accumulates {split.accum_steps + 1} micro-batches of "
+        f"{split.local_batch_size} on each of {split.workers} workers. Call ctx.backward(loss) and ctx.step(), or pass a batch_size that "
+        "needs no accumulation."
     )
-    joined.register_comm_hook(None, lambda state, bucket: all_reduce(bucket))  # annotations would have to be DDP's own
-    return joined
 
 
 def step_all(optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler | None) -> None:

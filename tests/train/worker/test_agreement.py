@@ -40,7 +40,13 @@ def test_measurements_arrive_whole_and_at_the_same_batch_on_every_rank(posted: l
 
 def agreement(rank: int, orders: Orders, *, due: bool = False) -> TrainingAgreement:
     return TrainingAgreement(
-        rank, 2, end=lambda: orders.end_of(1), split=lambda: orders.split, due=lambda: due, mail=Mailbox(WIDTH)
+        rank,
+        2,
+        end=lambda: orders.end_of(1),
+        split=lambda: orders.split,
+        due=lambda: due,
+        over=lambda: "",
+        mail=Mailbox(WIDTH),
     )
 
 

@@ -17,7 +17,8 @@ from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.testing.in_threads import Peer, Ranks
 from offload.train.worker import batches as batches_module
 from offload.train.worker.agreement import Agreement, Heard, NoAgreement
-from offload.train.worker.batches import Batches
+from offload.train.worker.batches import Batches, Cutting
+from offload.train.worker.delivery import Delivery
 
 BLOCK, LOCAL = 10, 4
 
@@ -81,9 +82,8 @@ def make(
         PassKey(attempt=1, name="train", number=0),
         peers=peer,
         split=split,
-        device=torch.device("cpu"),
-        on_device=(),
-        padded=True,
+        delivery=Delivery(torch.device("cpu")),
+        cutting=Cutting(padded=True),
         agreement=agreement or Stopping(stop or threading.Event()),
         template={},
     )
@@ -102,7 +102,7 @@ def test_every_rank_makes_the_same_number_of_steps_and_each_sample_comes_once(sa
         batches = make(feed, Peer(peers, rank))
         ids, steps = [], []
         while (batch := batches.get()) is not None:
-            ids += batch.tensors["sample_id"][: batch.rows].tolist()
+            ids += batch.content["sample_id"][: batch.rows].tolist()
             steps.append(batch.all_rows)
         batches.close()
         return ids, steps
@@ -225,7 +225,7 @@ def test_a_new_batch_size_begins_with_a_global_batch_on_both_ranks(
         ids: list[int] = []
         splits: list[BatchSplit] = []
         while (batch := batches.get()) is not None:
-            ids += batch.tensors["sample_id"][: batch.rows].tolist()
+            ids += batch.content["sample_id"][: batch.rows].tolist()
             splits.append(batch.split)
             assert batch.rows <= batch.split.local_batch_size
         batches.close()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from offload.errors import RunError
+from offload.errors import OffloadError, RunError
 from offload.train.worker.context import Context, DatasetInfo
+from tests.helpers import ROOT
 
 
 def context() -> Context:
@@ -25,9 +32,12 @@ def test_the_context_shows_what_users_call_and_nothing_internal() -> None:
             "prepare",
             "autocast",
             "epochs",
+            "steps",
             "batches",
             "backward",
+            "skip",
             "step",
+            "stop",
             "sum",
             "gather",
             "accumulate",
@@ -43,3 +53,71 @@ def test_what_is_known_of_a_data_set() -> None:
     for ask in (context().info, context().batches):
         with pytest.raises(RunError, match="there is no data set 'test'; the Trainer's datasets are train, val"):
             ask("test")
+
+
+MODEL = torch.nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda ctx: ctx.prepare(), "ctx.prepare takes a model and its optimizers, found nothing"),
+        (lambda ctx: ctx.prepare(3), "ctx.prepare takes a model and its optimizers, found 3"),
+        (
+            lambda ctx: ctx.prepare(MODEL, 3),
+            "ctx.prepare takes models, optimizers and objects with a state_dict; found int",
+        ),
+        (
+            lambda ctx: ctx.prepare(MODEL, ddp=3),
+            "ctx.prepare(ddp=...) takes a dict of arguments of DistributedDataParallel",
+        ),
+        (lambda ctx: ctx.prepare(MODEL, ddp={"find_unused": True}), "or False, found find_unused"),
+        (lambda ctx: ctx.steps(), "ctx.steps(n) needs a number of steps, or seconds=..."),
+        (lambda ctx: ctx.steps(-1), "the number of steps in ctx.steps(n) must be at least 0"),
+        (lambda ctx: ctx.steps(seconds=0), "ctx.steps(seconds=...) must be greater than 0"),
+        (lambda ctx: ctx.batches("train", min_rows=0), "ctx.batches(min_rows=...) must be at least 1"),
+        (lambda ctx: ctx.batches("train", drop_last=3), "ctx.batches(drop_last=...) must be True or False"),
+        (
+            lambda ctx: ctx.report({"val": {"loss": [1, 2]}}),
+            "ctx.report(val/loss=...) takes a number, or a tensor of one element",
+        ),
+    ],
+)
+def test_bad_calls_are_named(call: Callable[[Context], Any], text: str) -> None:
+    with pytest.raises(OffloadError) as caught:
+        call(context())
+    assert text in str(caught.value)
+
+
+def test_metrics_have_the_names_and_values_that_loggers_know() -> None:
+    told: list[Any] = []
+    ctx = context()
+    ctx._loop.report = lambda *parts: told.extend(parts)  # type: ignore[method-assign]
+    ctx.report(
+        {"val/loss": 0.5, "lr": {"head": torch.tensor(1e-3), "body": {"first": np.float32(2)}}, "best": True}, note="ok"
+    )
+    numbers, texts = told
+    assert numbers == pytest.approx({"val/loss": 0.5, "lr/head": 1e-3, "lr/body/first": 2.0, "best": 1.0})
+    assert texts == {"note": "ok"}
+
+
+SHARDED = """
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from tests.train.worker.test_context import context
+
+torch.distributed.init_process_group("gloo", init_method="file://{file}", rank=0, world_size=1)
+model = torch.nn.Linear(1, 1)
+fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+try:
+    context().prepare(model)
+finally:
+    torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_sharded_model_is_refused(tmp_path: Path) -> None:
+    code = SHARDED.replace("{file}", str(tmp_path / "meeting"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert "RunError: ctx.prepare got a model that fully_shard has sharded" in done.stderr, done.stderr

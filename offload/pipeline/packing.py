@@ -1,4 +1,4 @@
-"""Batches of any structure on their way from the process that collated them to the process that trains on them.
+"""Batches and samples of any structure on their way from a preprocessing process to the process that trains on them.
 
 A batch travels as a pickle of its structure, with the contents of large tensors and arrays beside it. The receiver maps these contents
 in shared memory and copies nothing. Small contents travel inside the pickle and are copied on arrival: a program that keeps the labels of
@@ -20,7 +20,7 @@ from ray import cloudpickle
 from offload.pipeline.owned_memory import writable
 from offload.pipeline.wire import Array
 
-BESIDE_BYTES = 64 << 10  # contents from this size on travel beside the pickle
+BESIDE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,17 @@ class Packed:
         return len(self.structure) + sum(content.nbytes for content in self.contents)
 
 
-def pack(batch: Any, *, copied: bool = False) -> Packed:
+def pack(batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES) -> Packed:
     """Pack a batch. Raises what pickling raises for objects that cannot be sent.
 
-    ``copied``: copy the contents, since the batch's memory may change before they are stored.
+    ``copied``: copy the contents, since the batch's memory may change before they are stored. ``beside_bytes``: contents from this size on
+    travel beside the pickle.
     """
     contents: list[Array] = []
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes < BESIDE_BYTES:
+        if raw.nbytes < beside_bytes:
             return True  # inside
         content = np.frombuffer(raw, np.uint8)
         contents.append(content.copy() if copied else content)

@@ -1,0 +1,199 @@
+"""Ready-made collate functions for samples that differ in shape: ``from_torch(dataset, collate_fn=collate.pad())``.
+
+They take samples as dicts, or as tuples and lists, and work with torch's own DataLoader, too. With ``max_tokens``, a batch holds as many
+samples as fit, and each token has the same weight in the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from offload.errors import ConfigError, RunError
+from offload.model.checks import check_count, shown
+
+__all__ = ["lists", "nest", "pack", "pad"]
+
+
+class _Collate:
+    """A collate function, by default for values that differ in shape.
+
+    Attributes:
+        max_tokens: the most tokens of a batch; None: no limit.
+    """
+
+    def __init__(self, name: str, max_tokens: int | None, length: Any) -> None:
+        if max_tokens is not None:
+            max_tokens = check_count(f"{name}: max_tokens", max_tokens, least=1, sane="such as 4096")
+        self.max_tokens = max_tokens
+        self._length = length
+
+    def tokens(self, sample: Any) -> int:
+        """The number of a sample's tokens: the length of its first value, or of the one that ``length`` names."""
+        value = _value(sample, self._length) if self._length is not None else _first(sample)
+        return int(torch.as_tensor(value).shape[0])
+
+
+class pad(_Collate):  # used like a function
+    """Pad values to the largest of the batch, and stack them.
+
+    Values of equal shapes are stacked as they are. Others are padded at their ends. The mask is a bool tensor of shape (samples,
+    length), True for the real elements along the first dimension of the first padded value. For tuples, it comes last.
+
+    Args:
+        values: the value to pad with, by column (or by position, for tuples). Others are padded with 0.
+        mask: the name of the mask's column; None leaves it out.
+        multiple_of: round lengths up to a multiple of this.
+        max_tokens: the most tokens of a batch, before padding.
+        length: the column whose length counts as the number of tokens; None: the first.
+
+    Example::
+
+        offload.from_torch(texts, collate_fn=collate.pad({"labels": -100}, mask="attention_mask"))
+
+    Raises ConfigError for invalid arguments.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[Any, float] | None = None,
+        *,
+        mask: str | None = "mask",
+        multiple_of: int = 1,
+        max_tokens: int | None = None,
+        length: Any = None,
+    ) -> None:
+        super().__init__("pad", max_tokens, length)
+        if values is not None and not isinstance(values, Mapping):
+            raise ConfigError(
+                f"pad: values must be a dict of padding values by column, such as {{'labels': -100}}, found {shown(values)}."
+            )
+        self._values, self._mask = dict(values or {}), mask
+        self._multiple = check_count("pad: multiple_of", multiple_of, least=1, sane="such as 8")
+
+    def __call__(self, samples: list[Any]) -> Any:
+        masks: list[torch.Tensor] = []
+
+        def collated(name: Any, values: list[Any]) -> Any:
+            tensors = _tensors(values)
+            if tensors is None or (name not in self._values and len({t.shape for t in tensors}) == 1):
+                return default_collate(values)
+            if len({t.ndim for t in tensors}) > 1 or tensors[0].ndim == 0:
+                found = " and ".join(sorted({str(t.ndim) for t in tensors}))
+                raise RunError(
+                    f"collate.pad cannot pad {_named(name)}: its values have {found} dimensions. Give them equally many, at least 1."
+                )
+            sizes = [max(t.shape[d] for t in tensors) for d in range(tensors[0].ndim)]
+            sizes[0] += -sizes[0] % self._multiple
+            whole = torch.full((len(tensors), *sizes), self._values.get(name, 0), dtype=tensors[0].dtype)
+            real = torch.zeros((len(tensors), sizes[0]), dtype=torch.bool)
+            for i, tensor in enumerate(tensors):
+                place: tuple[Any, ...] = (i, *(slice(size) for size in tensor.shape))
+                whole[place] = tensor
+                real[i, : len(tensor)] = True
+            masks.append(real)
+            return whole
+
+        batch = _by_column(samples, collated)
+        if self._mask is None or not masks:
+            return batch
+        return {**batch, self._mask: masks[0]} if isinstance(batch, dict) else (*batch, masks[0])
+
+
+class pack(_Collate):
+    """Concatenate the values of all samples along their first dimension, without padding.
+
+    The batch holds two more columns: ``position_ids``, int64, the place of each element in its sample, and ``cu_seqlens``, int32 of shape
+    (samples + 1,), the offsets of the samples, as kernels for sequences of different lengths take them. Numbers become one
+    tensor with an element per sample.
+
+    Args:
+        max_tokens: the most tokens of a batch.
+        length: the column whose length counts as the number of tokens; None: the first.
+
+    Example::
+
+        offload.from_torch(texts, collate_fn=collate.pack(max_tokens=4096))
+    """
+
+    def __init__(self, *, max_tokens: int | None = None, length: Any = None) -> None:
+        super().__init__("pack", max_tokens, length)
+
+    def __call__(self, samples: list[Any]) -> Any:
+        def collated(name: Any, values: list[Any]) -> Any:
+            tensors = _tensors(values)
+            return default_collate(values) if tensors is None or tensors[0].ndim == 0 else torch.cat(tensors)
+
+        batch = _by_column(samples, collated)
+        lengths = torch.tensor([self.tokens(sample) for sample in samples])
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32)
+        positions = torch.cat([torch.arange(n) for n in lengths.tolist()])
+        if isinstance(batch, dict):
+            return {**batch, "position_ids": positions, "cu_seqlens": offsets}
+        return (*batch, positions, offsets)
+
+
+class nest(_Collate):
+    """Values that differ in shape become nested tensors (``torch.nested``, of the jagged layout); others are stacked."""
+
+    def __init__(self, *, max_tokens: int | None = None, length: Any = None) -> None:
+        super().__init__("nest", max_tokens, length)
+
+    def __call__(self, samples: list[Any]) -> Any:
+        def collated(name: Any, values: list[Any]) -> Any:
+            tensors = _tensors(values)
+            if tensors is None or len({t.shape for t in tensors}) == 1:
+                return default_collate(values)
+            return torch.nested.nested_tensor(tensors, layout=torch.jagged)
+
+        return _by_column(samples, collated)
+
+
+class lists(_Collate):
+    """Every column becomes a list with one entry per sample, as detection models take images and targets."""
+
+    def __init__(self, *, max_tokens: int | None = None, length: Any = None) -> None:
+        super().__init__("lists", max_tokens, length)
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return _by_column(samples, lambda name, values: values)
+
+
+def _by_column(samples: Sequence[Any], collated: Any) -> Any:
+    """The columns of samples, each collated from its values: a dict for dicts, a tuple for tuples and lists, one value for others."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        return {name: collated(name, [sample[name] for sample in samples]) for name in first}
+    if isinstance(first, tuple | list):
+        return tuple(collated(i, list(values)) for i, values in enumerate(zip(*samples, strict=True)))
+    return collated(0, list(samples))
+
+
+def _tensors(values: list[Any]) -> list[torch.Tensor] | None:
+    """The values as tensors; None for others, such as text."""
+    try:
+        return [torch.as_tensor(value) for value in values]
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _value(sample: Any, name: Any) -> Any:
+    try:
+        return sample[name]
+    except (KeyError, IndexError, TypeError):
+        raise RunError(
+            f"a collate function counts the tokens of {_named(name)}, and a sample has no such value."
+        ) from None
+
+
+def _first(sample: Any) -> Any:
+    if isinstance(sample, Mapping):
+        return next(iter(sample.values()))
+    return sample[0] if isinstance(sample, tuple | list) else sample
+
+
+def _named(name: Any) -> str:
+    return f"value {name}" if isinstance(name, int) else f"column {name!r}"

@@ -1,0 +1,198 @@
+"""From the rows of a local batch to tensors on the worker's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from offload.errors import RunError
+from offload.pipeline.owned_memory import writable
+from offload.pipeline.recipe import FAILURES, say
+from offload.pipeline.tensors import map_tensors
+from offload.pipeline.whole_samples import is_nested
+from offload.pipeline.wire import (
+    HIDDEN,
+    REMEDY_RAGGED,
+    SAMPLE_ID,
+    Columns,
+    RaggedError,
+    common_dtype,
+    stack,
+    torch_only,
+)
+from offload.train.worker.cutting import Cut
+
+VIEWED_ROW_BYTES = 4096
+_TENSORS = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)  # numpy types for torch tensors; columns of other types stay arrays
+
+
+class Delivery:
+    """Makes batches on a device. On a GPU, it copies from pinned memory on a stream of its own.
+
+    Args:
+        device: the device.
+        collate_fn: makes a batch of whole samples; None: their values are stacked, as torch's ``default_collate`` does.
+        on_device: functions of each batch on the device.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        on_device: Sequence[Callable[[Any], Any]] = (),
+    ) -> None:
+        self._device, self._collate_fn, self._on_device = device, collate_fn, on_device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def deliver(self, cut: Cut) -> tuple[Any, Any]:
+        """(the batch on the device, the event of its arrival there). The batch is a dict with the column ``sample_id``, or what
+        ``collate_fn`` returned.
+
+        Raises RunError if samples do not form a batch, or if ``collate_fn`` raises.
+        """
+        if cut.pieces:
+            joined = self._joined(list(cut.pieces))
+            visible = {name: column for name, column in joined.items() if name not in HIDDEN}
+            return self._moved({name: as_tensor(column) for name, column in visible.items()})
+        batch = self._collated(list(cut.samples), cut.ids)
+        if type(batch) is dict:
+            batch[SAMPLE_ID] = torch.tensor(cut.ids, dtype=torch.int64)
+        if self._stream is not None:
+            batch = map_tensors(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+        return self._moved(batch)
+
+    def arrived(self, batch: Any, event: Any) -> None:
+        """Let the training stream wait for a batch, and keep its memory from serving another one before."""
+        if event is None:
+            return
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(event)
+
+        def used(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_cuda:
+                tensor.record_stream(current)
+            return tensor
+
+        map_tensors(batch, used)
+
+    def _collated(self, samples: list[Any], ids: Sequence[int]) -> Any:
+        if self._collate_fn is None:
+            return _stacked("", samples, ids)
+        try:
+            return self._collate_fn(samples)
+        except RunError:
+            raise
+        except FAILURES as error:
+            name = getattr(self._collate_fn, "__qualname__", type(self._collate_fn).__name__)
+            raise RunError(
+                f"the collate_fn {name} raised {say(error)} on {len(samples)} samples, {min(ids)} to {max(ids)}. Correct it: it gets a "
+                "list of samples, as the data set or its transform returned them."
+            ) from None
+
+    def _joined(self, pieces: list[Columns]) -> Columns:
+        """Join views of blocks to one batch. This is the only copy of the data path, to pinned memory for a GPU. On a CPU, a batch
+        that lies within a block is a view of it."""
+        joined: Columns = {}
+        for name in pieces[0]:
+            parts = [p[name] for p in pieces]
+            if not all(isinstance(p, np.ndarray) for p in parts):
+                joined[name] = [row for part in parts for row in part]
+                continue
+            arrays = [p for p in parts if isinstance(p, np.ndarray)]
+            if len(arrays) == 1 and self._stream is None and _worth_a_view(arrays[0]):
+                joined[name] = writable(arrays[0])
+                continue
+            odd = next((i for i, a in enumerate(arrays) if a.shape[1:] != arrays[0].shape[1:]), None)
+            if odd is not None:
+                ids = [int(pieces[i][SAMPLE_ID][0]) for i in (0, odd)]
+                raise _ragged(name, (arrays[0].shape[1:], arrays[odd].shape[1:]), ids)
+            dtype = common_dtype(array.dtype for array in arrays)
+            if dtype is None:
+                joined[name] = [row for array in arrays for row in array]
+                continue
+            shape = (sum(len(a) for a in arrays), *arrays[0].shape[1:])
+            pin = self._stream is not None and _is_numeric(arrays[0])
+            target = _pinned(shape, dtype) if pin else np.empty(shape, dtype)
+            joined[name] = np.concatenate(arrays, out=target)
+        return joined
+
+    def _moved(self, batch: Any) -> tuple[Any, Any]:
+        if self._stream is None:
+            return self._finished(batch), None
+        with torch.cuda.stream(self._stream):
+            on_gpu = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+            finished = self._finished(on_gpu)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return finished, event
+
+    def _finished(self, batch: Any) -> Any:
+        with torch.no_grad():
+            for step in self._on_device:
+                batch = step(batch)
+        return batch
+
+
+def _stacked(name: str, values: list[Any], ids: Sequence[int]) -> Any:
+    """The values of a batch's samples: dicts and lists of arrays by element, arrays and numbers stacked, other values as a list."""
+    first = values[0]
+    if isinstance(first, Mapping) and all(isinstance(each, Mapping) and each.keys() == first.keys() for each in values):
+        inner = f"{name}." if name else ""
+        return {key: _stacked(f"{inner}{key}", [each[key] for each in values], ids) for key in first}
+    if is_nested([first]) and all(isinstance(each, list | tuple) and len(each) == len(first) for each in values):
+        parts = [_stacked(f"{name}[{i}]", [each[i] for each in values], ids) for i in range(len(first))]
+        return type(first)(*parts) if hasattr(first, "_fields") else parts
+    try:
+        return as_tensor(stack(name, values)) if not is_nested([first]) else values
+    except RaggedError as error:
+        raise _ragged(name, error.shapes, [ids[row] for row in error.rows]) from None
+
+
+def _ragged(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], ids: list[int]) -> RunError:
+    return RunError(
+        f"column {name!r} has rows of different shapes: {shapes[0]} for sample {ids[0]}, {shapes[1]} for sample {ids[1]}. "
+        f"{REMEDY_RAGGED}"
+    )
+
+
+def _worth_a_view(column: np.ndarray[Any, Any]) -> bool:
+    """Whether the rows are large. Small rows (labels) are copied: users keep them, and a view would keep the whole block."""
+    return column.nbytes >= VIEWED_ROW_BYTES * len(column) and column.flags.c_contiguous
+
+
+def _is_numeric(column: object) -> bool:
+    return isinstance(column, np.ndarray) and column.dtype.name in _TENSORS
+
+
+def as_tensor(column: Any) -> Any:
+    """The array as a tensor, if torch has its type; anything else unchanged."""
+    if not isinstance(column, np.ndarray):
+        return column
+    if (name := torch_only(column.dtype)) is not None:
+        return torch.from_numpy(column.view(f"i{column.dtype.itemsize}")).view(getattr(torch, name))
+    return torch.from_numpy(column) if _is_numeric(column) else column
+
+
+def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    return np.asarray(torch.empty(shape, dtype=kind, pin_memory=True).numpy())

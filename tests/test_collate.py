@@ -1,0 +1,79 @@
+"""Ready-made collate functions, here and under torch's own DataLoader."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload import collate
+from offload.errors import ConfigError, RunError
+
+TEXTS = [{"ids": torch.arange(n), "labels": torch.arange(n), "n": n, "name": f"t{n}"} for n in (3, 5, 2)]
+
+
+def test_pad_fills_up_to_the_longest_and_says_what_is_real() -> None:
+    batch = collate.pad({"labels": -100})(TEXTS)
+    assert batch["ids"].tolist() == [[0, 1, 2, 0, 0], [0, 1, 2, 3, 4], [0, 1, 0, 0, 0]]
+    assert batch["labels"][2].tolist() == [0, 1, -100, -100, -100]
+    assert batch["mask"].sum(1).tolist() == [3, 5, 2]
+    assert batch["n"].tolist() == [3, 5, 2]
+    assert batch["name"] == ["t3", "t5", "t2"]
+
+
+def test_pad_takes_tuples_several_dimensions_and_multiples() -> None:
+    images = [(torch.ones(1, 2, 3), 0), (torch.ones(1, 4, 2), 1)]
+    batch, labels, mask = collate.pad(multiple_of=8)(images)
+    assert batch.shape == (2, 8, 4, 3)
+    assert float(batch.sum()) == 6 + 8
+    assert labels.tolist() == [0, 1]
+    assert mask.shape == (2, 8)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_pack_loses_nothing_and_tells_where_samples_begin(lengths: list[int]) -> None:
+    samples = [{"ids": torch.full((n,), i)} for i, n in enumerate(lengths)]
+    batch = collate.pack()(samples)
+    starts = batch["cu_seqlens"].tolist()
+    assert len(batch["ids"]) == sum(lengths) == starts[-1]
+    for i, n in enumerate(lengths):
+        part = slice(starts[i], starts[i + 1])
+        assert batch["ids"][part].tolist() == [i] * n
+        assert batch["position_ids"][part].tolist() == list(range(n))
+
+
+def test_nest_and_lists_keep_each_sample() -> None:
+    nested = collate.nest()(TEXTS)["ids"]
+    assert [each.tolist() for each in nested.unbind()] == [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1]]
+    images, targets = collate.lists()([(torch.ones(n), {"boxes": torch.zeros(n, 4)}) for n in (1, 2)])
+    assert [len(image) for image in images] == [1, 2]
+    assert [len(target["boxes"]) for target in targets] == [1, 2]
+
+
+def test_they_work_with_torchs_own_loader() -> None:
+    (batch,) = torch.utils.data.DataLoader(TEXTS, batch_size=3, collate_fn=collate.pad())  # type: ignore[arg-type]
+    assert batch["ids"].shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: collate.pad(max_tokens=0), "pad: max_tokens must be at least 1"),
+        (lambda: collate.pad([1]), "pad: values must be a dict of padding values by column"),  # type: ignore[arg-type]
+        (lambda: collate.pad(multiple_of=0), "pad: multiple_of must be"),
+    ],
+)
+def test_bad_arguments_are_named(make: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        make()
+
+
+def test_what_cannot_be_padded_or_counted_is_named() -> None:
+    with pytest.raises(RunError, match=r"cannot pad column 'x': its values have 1 and 2 dimensions"):
+        collate.pad()([{"x": torch.zeros(2)}, {"x": torch.zeros(2, 2)}])
+    with pytest.raises(RunError, match="counts the tokens of column 'y', and a sample has no such value"):
+        collate.pack(length="y").tokens({"x": torch.zeros(2)})

@@ -1,0 +1,313 @@
+"""Loops of every kind on a real cluster with two workers: the weights stay equal, each sample counts once, and misuse is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import offload
+from offload import collate
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+SAMPLES = 37
+
+
+class Points:
+    """Points on a plane, with noise."""
+
+    def __init__(self, n: int = SAMPLES) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        generator = np.random.default_rng(i)
+        x = generator.normal(size=4).astype(np.float32)
+        return {"x": x, "y": np.float32(x.sum() + generator.normal() / 10)}
+
+
+def fit(train: Callable[[Any], None], folder: Path, data: Any = None, **options: Any) -> dict[str, float]:
+    """The metrics of a run with two workers and batches of eight."""
+    datasets = {"train": offload.from_torch(Points()) if data is None else data, "val": offload.from_torch(Points(10))}
+    given = {"workers": 2, "batch_size": 8, "seed": 1, **options}
+    result = offload.Trainer(train, datasets=datasets, **given).fit(run_dir=folder, quiet=True)
+    return dict(result.metrics)
+
+
+def linear(inputs: int = 4, outputs: int = 1) -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(inputs, outputs)
+
+
+def report_equal(ctx: Any, *models: torch.nn.Module, **more: Any) -> None:
+    """Report the sum of the weights, which all ranks must share to the last bit."""
+    mine = torch.cat([p.detach().reshape(-1) for model in models for p in model.parameters()])
+    assert all(torch.equal(theirs, mine) for theirs in ctx.gather(mine))
+    assert bool(mine.isfinite().all())
+    ctx.report({"weights": float(mine.double().sum()), "steps": ctx.global_step, **more})
+
+
+def fail_at(ctx: Any, step: int) -> None:
+    if ctx.config["fails"] and ctx.global_step == step:
+        raise ValueError("on purpose")
+
+
+def error(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    return ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
+
+
+def test_a_plain_loop_trains_as_one_with_ctx_even_with_an_unequal_last_batch(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        model = linear()
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), ddp=ctx.config["ddp"])
+        for _ in ctx.epochs(2):
+            for batch in ctx.batches("train"):
+                loss = error(model, batch)
+                if ctx.config["plain"]:
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                else:
+                    ctx.backward(loss)
+                    ctx.step()
+        report_equal(ctx, model)
+
+    found = [
+        fit(train, tmp_path / f"{plain}{ddp}", train_loop_config={"plain": plain, "ddp": ddp}, deterministic=True)
+        for plain in (False, True)
+        for ddp in (True, False)
+    ]
+    assert {each["steps"] for each in found} == {10.0}
+    assert [each["weights"] for each in found] == pytest.approx([found[0]["weights"]] * 4, rel=1e-6)
+
+
+def test_two_models_step_one_after_the_other(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        maker, judge = linear(2, 4), linear(4, 1)
+        of_maker, of_judge = (torch.optim.Adam(model.parameters(), lr=0.01) for model in (maker, judge))
+        maker, judge, of_maker, of_judge = ctx.prepare(maker, judge, of_maker, of_judge)
+        for _ in ctx.epochs(2):
+            for batch in ctx.batches("train"):
+                noise = torch.ones(len(batch["x"]), 2)
+                of_judge.zero_grad()
+                ctx.backward((judge(maker(noise).detach()) - judge(batch["x"])).mean())
+                ctx.step(of_judge)
+                ctx.backward(-judge(maker(noise)).mean())
+                ctx.step(of_maker)
+                fail_at(ctx, 7)
+        report_equal(ctx, maker, judge)
+
+    whole = fit(train, tmp_path / "whole", deterministic=True, train_loop_config={"fails": False})
+    assert whole["steps"] == 10
+    with pytest.raises(offload.OffloadError, match="on purpose"):
+        fit(train, tmp_path / "run", deterministic=True, train_loop_config={"fails": True})
+    assert fit(train, tmp_path / "run", deterministic=True, train_loop_config={"fails": False}) == whole
+
+
+def test_a_skipped_part_adds_nothing_and_the_ranks_stay_equal(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        model = linear()
+        model, _ = ctx.prepare(model, torch.optim.Adam(model.parameters(), lr=0.05), ddp=ctx.config["ddp"])
+        number = 0
+        for _ in ctx.epochs(2):
+            for batch in ctx.batches("train"):
+                number += 1
+                loss = error(model, batch)
+                if number == 3 and ctx.rank == 0:
+                    ctx.skip()  # and no step: the one of the last batch repeats
+                    continue
+                if number == 4:
+                    before = [p.detach().clone() for p in model.parameters()]
+                    ctx.skip()
+                    ctx.step(clip_norm=1.0)
+                    assert all(map(torch.equal, before, model.parameters())), "nobody's part counts: no step"
+                    continue
+                if number == 5 and ctx.rank == 1:
+                    loss = loss * float("nan")
+                    ctx.skip()
+                else:
+                    ctx.backward(loss)
+                ctx.step(clip_norm=1.0)
+        report_equal(ctx, model)
+
+    found = [
+        fit(train, tmp_path / str(ddp), train_loop_config={"ddp": ddp}, deterministic=True) for ddp in (True, False)
+    ]
+    assert found[0]["weights"] == pytest.approx(found[1]["weights"], rel=1e-6)
+
+
+def test_steps_validation_within_a_pass_and_a_moving_average(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        model = linear()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        model, optimizer, average = ctx.prepare(model, optimizer, average)
+        validated = 0
+        for x, y in ctx.steps(13, "x", "y"):
+            ctx.backward(((model(x)[:, 0] - y) ** 2).mean())
+            if ctx.step():
+                average.update_parameters(getattr(model, "module", model))
+            if ctx.global_step % 5 == 0:
+                rows = ctx.rows
+                validated += sum(ctx.rows for _ in ctx.batches("val"))
+                assert ctx.rows == rows
+            fail_at(ctx, 8)
+        report_equal(ctx, model, validated=ctx.sum(validated), epoch=ctx.epoch, averaged=int(average.n_averaged))
+
+    with pytest.raises(offload.OffloadError, match="on purpose"):
+        fit(train, tmp_path / "run", train_loop_config={"fails": True})
+    found = fit(train, tmp_path / "run", train_loop_config={"fails": False})
+    assert (found["steps"], found["epoch"], found["averaged"]) == (13, 2, 13)
+    assert found["validated"] == 10, "at step 10; the run resumed after step 5"
+
+
+def test_one_worker_stops_all_for_good(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        model = linear()
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        for _ in ctx.epochs(50):
+            for batch in ctx.batches("train"):
+                ctx.backward(error(model, batch))
+                ctx.step()
+                if ctx.global_step == 7 and ctx.rank == 1:
+                    ctx.stop()
+        report_equal(ctx, model)
+
+    found = fit(train, tmp_path / "run")
+    assert 7 <= found["steps"] <= 12
+
+
+def test_a_worker_that_leaves_its_loop_alone_is_told(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        model = linear()
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        for _ in ctx.epochs(2):
+            for number, batch in enumerate(ctx.batches("train")):
+                ctx.backward(error(model, batch))
+                ctx.step()
+                if number == 2 and ctx.rank == 1:
+                    break
+
+    text = r"worker 1 left the loop over ctx.batches\('train'\) in epoch 1, at step 3, and worker 0 went on"
+    with pytest.raises(offload.RunError, match=text):
+        fit(train, tmp_path / "run", offload.from_torch(Points(400)))
+
+
+class Ragged:
+    """Token sequences of several lengths, with targets as dicts, one of them without boxes."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.arange(3 + i % 5), {"boxes": torch.zeros(i % 3, 4), "id": i, "name": f"s{i}"}
+
+
+def test_ragged_samples_reach_collate_fn_as_the_data_set_returned_them(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        model = linear(1)
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        seen: list[int] = []
+        for _ in ctx.epochs(1):
+            for tokens, targets in ctx.batches("train"):
+                for sequence, target in zip(tokens, targets, strict=True):
+                    assert len(sequence) == 3 + target["id"] % 5
+                    assert target["name"] == f"s{target['id']}"
+                    assert target["boxes"].shape == (target["id"] % 3, 4)
+                seen += [target["id"] for target in targets][: ctx.rows]
+                ctx.backward(model(tokens[0][:1, None].float()).mean())
+                ctx.step()
+        assert sorted(i for each in ctx.gather(seen) for i in each) == list(range(40))
+        report_equal(ctx, model)
+
+    assert fit(train, tmp_path / "run", offload.from_torch(Ragged(), collate_fn=collate.lists()))["steps"] == 5
+
+
+def some(sample: dict[str, Any]) -> Any:
+    """Nothing for every third sample, up to three samples for the others."""
+    if sample["i"] % 3:
+        for part in range(int(sample["i"]) % 4):
+            yield {"value": int(sample["i"]) * 10 + part}
+
+
+def test_a_generator_drops_and_multiplies_samples_and_each_input_counts_once(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        model = linear(1)
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+        seen: list[int] = []
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                seen += batch["value"].tolist()[: ctx.rows]
+                ctx.backward(model(batch["value"][:, None].float()).mean())
+                ctx.step()
+        assert sorted(i for each in ctx.gather(seen) for i in each) == [
+            i * 10 + part for i in range(60) if i % 3 for part in range(i % 4)
+        ]
+        report_equal(ctx, model)
+
+    fit(train, tmp_path / "run", offload.from_torch([{"i": i} for i in range(60)], some))
+
+
+def test_batch_normalisation_trains_on_sizes_that_leave_one_row(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        rows = 0
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train", drop_last=ctx.config["drop"]):
+                assert len(batch["x"]) >= 2
+                rows += ctx.rows
+                ctx.backward(error(model, batch))
+                ctx.step()
+        ctx.report(rows=ctx.sum(rows))
+
+    for samples, drop, wanted in ((33, False, 33), (34, False, 34), (33, True, 32)):
+        data = offload.from_torch(Points(samples))
+        assert (
+            fit(train, tmp_path / f"{samples}{drop}", data, train_loop_config={"drop": drop})["rows"] * 2 == wanted * 2
+        )
+
+
+ACCUMULATES = {"batch_size": offload.BatchSize(initial=8, local=(1, 2))}
+ADAPTS = {"batch_size": offload.BatchSize(initial=8, max=64)}
+
+
+@pytest.mark.parametrize(
+    ("loop", "options", "text"),
+    [
+        ("one by one", ACCUMULATES, "the loop steps its optimizers one by one, and a global batch of 8 accumulates 2"),
+        ("plain", ADAPTS, "the loop calls optimizer.step() itself, and its batch size adapts"),
+        ("twice", {}, "ctx.backward(loss) was called twice after one forward pass"),
+        ("late skip", {}, "ctx.skip() was called after ctx.backward(loss)"),
+        ("stranger", {}, "ctx.step(optimizer) takes optimizers that ctx.prepare got"),
+    ],
+)
+def test_what_a_loop_may_not_do_is_named(tmp_path: Path, loop: str, options: dict[str, Any], text: str) -> None:
+    def train(ctx: Any) -> None:
+        model = linear()
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                loss = error(model, batch)
+                if loop == "plain":
+                    loss.backward()
+                    optimizer.step()
+                    continue
+                ctx.backward(loss, retain_graph=loop == "twice")
+                if loop == "twice":
+                    ctx.backward(loss)
+                if loop == "late skip":
+                    ctx.skip()
+                ctx.step(torch.optim.SGD(linear().parameters(), lr=0.1) if loop == "stranger" else optimizer)
+
+    with pytest.raises(offload.RunError) as caught:
+        fit(train, tmp_path / "run", **options)
+    assert text in str(caught.value)

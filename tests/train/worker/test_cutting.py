@@ -1,0 +1,158 @@
+"""Local batches: every sample in one of them, none divided, and none of a single row where that can be avoided."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.errors import RunError
+from offload.pipeline import whole_samples, wire
+from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Columns
+from offload.train.worker.cutting import Budget, Cut, Cutter
+from offload.train.worker.delivery import Delivery
+
+CPU = Delivery(torch.device("cpu"))
+
+
+def columns(start: int, stop: int) -> Columns:
+    ids = np.arange(start, stop)
+    return {"x": ids.astype(np.float32), SAMPLE_ID: ids, POSITION: ids}
+
+
+def whole(start: int, samples: list[list[Any]]) -> Columns:
+    """A piece of rows that hold these samples, through the wire."""
+    ids = np.arange(start, start + len(samples))
+    block = pa.table({SAMPLE_ID: pa.array(ids), POSITION: pa.array(ids), **whole_samples.encode(samples)})
+    return wire.decode(block)
+
+
+def cut_all(cutter: Cutter, pieces: list[tuple[Columns, int]], size: int) -> list[Cut]:
+    cuts = []
+    for piece, rows in pieces:
+        cutter.add(piece, rows)
+        while (cut := cutter.cut(size, over=False, near_end=True)) is not None:
+            cuts.append(cut)
+    while (cut := cutter.cut(size, over=True, near_end=True)) is not None:
+        cuts.append(cut)
+    return cuts
+
+
+@given(st.lists(st.integers(1, 20), max_size=8), st.integers(1, 9), st.integers(1, 4))
+def test_rows_come_once_in_order_and_no_batch_is_needlessly_small(lengths: list[int], size: int, least: int) -> None:
+    pieces, start = [], 0
+    for length in lengths:
+        pieces.append((columns(start, start + length), length))
+        start += length
+    cuts = cut_all(Cutter(least=least), pieces, size)
+    positions = [int(p) for cut in cuts for p in cut.positions]
+    assert positions == list(range(start))
+    assert all(cut.rows <= size for cut in cuts)
+    assert len(cuts) == -(-start // size), "as many as full batches would be"
+    if size >= 2 * least and start >= least:
+        assert all(cut.rows >= least for cut in cuts)
+    assert [cut.partial for cut in cuts[:-1]] == [False] * (len(cuts) - 1)
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), max_size=5), st.integers(1, 7))
+def test_the_samples_of_an_input_stay_together(blocks: list[list[int]], size: int) -> None:
+    number, start, pieces, wanted = count(), 0, [], []
+    for block in blocks:
+        rows = [[next(number) for _ in range(made)] for made in block]
+        wanted += [sample for row in rows for sample in row]
+        pieces.append((whole(start, rows), len(rows)))
+        start += len(block)
+    cuts = cut_all(Cutter(), pieces, size)
+    assert [sample for cut in cuts for sample in cut.samples] == wanted
+    trained = [int(p) for cut in cuts for p in cut.positions]
+    assert len(trained) == len(set(trained)), "each input is trained in one batch"
+    made = [len(row) for block in blocks for row in [[0] * m for m in block]]
+    assert all(made[p] == 0 for p in set(range(start)) - set(trained)), "what is left out gave no sample"
+    assert all(cut.rows <= size or sum(made[p] > 0 for p in cut.positions.tolist()) == 1 for cut in cuts)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 60))
+def test_a_budget_of_tokens_limits_a_batch(lengths: list[int], most: int) -> None:
+    rows = [[torch.zeros(n)] for n in lengths]
+    cuts = cut_all(Cutter(budget=Budget(tokens=len, most=most)), [(whole(0, rows), len(rows))], 1000)
+    assert [len(sample) for cut in cuts for sample in cut.samples] == lengths
+    for cut, following in zip(cuts, [*cuts[1:], None], strict=True):
+        assert cut.weight == sum(map(len, cut.samples)) <= most
+        if following is not None:
+            assert cut.weight + len(following.samples[0]) > most, "as many as fit"
+
+
+def test_skipped_samples_are_told_with_the_batch_after_them() -> None:
+    piece = {**columns(0, 4), ERROR: [None, "broken", None, None]}
+    (cut,) = cut_all(Cutter(), [(piece, 4)], 10)
+    assert [(each.sample_id, each.reason) for each in cut.skipped] == [(1, "broken")]
+    assert cut.positions.tolist() == [0, 2, 3]
+
+
+NESTED: dict[str, Any] = {
+    "views": [(torch.full((2, 3), float(i)), torch.full((2, 3), i + 0.5)) for i in range(3)],
+    "target": [
+        {"boxes": torch.full((4,), float(i)), "id": i, "name": f"n{i}", "deep": {"y": [np.ones(2), np.zeros(1)]}}
+        for i in range(3)
+    ],
+    "empty": [torch.zeros(0, 4) for _ in range(3)],
+    "half": [torch.full((2,), i, dtype=torch.bfloat16) for i in range(3)],
+    "wave": [torch.full((2,), 1j * i, dtype=torch.complex64) for i in range(3)],
+    "number": [0.5, 1.5, 2.5],
+    "text": ["a", "b", "c"],
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_without_a_collate_fn_structures_become_what_torch_makes_of_them(name: str) -> None:
+    samples = [{name: value} for value in NESTED[name]]
+    wanted = torch.utils.data.default_collate(samples)
+    (cut,) = cut_all(Cutter(), [(whole(0, [[sample] for sample in samples]), 3)], 3)
+    got, _ = CPU.deliver(cut)
+    assert got.pop(SAMPLE_ID).tolist() == [0, 1, 2]
+    assert same(got, wanted)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(b, dict):
+        return bool(a.keys() == b.keys()) and all(same(a[key], b[key]) for key in b)
+    if isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def test_samples_that_differ_in_shape_are_named() -> None:
+    samples = [[{"t": {"boxes": torch.zeros(n, 4)}}] for n in (2, 2, 3)]
+    (cut,) = cut_all(Cutter(), [(whole(5, samples), 3)], 3)
+    with pytest.raises(
+        RunError,
+        match=r"column 't.boxes' has rows of different shapes: \(2, 4\) for sample 5, \(3, 4\) for sample 7.*collate_fn",
+    ):
+        CPU.deliver(cut)
+
+
+def test_a_collate_fn_that_raises_is_named_with_its_line() -> None:
+    def mine(samples: list[Any]) -> Any:
+        raise ValueError("no such token")
+
+    (cut,) = cut_all(Cutter(), [(whole(0, [[1], [2]]), 2)], 2)
+    with pytest.raises(
+        RunError, match=r"the collate_fn .*mine raised ValueError: no such token \(mine, .*\) on 2 samples, 0 to 1"
+    ):
+        Delivery(torch.device("cpu"), collate_fn=mine).deliver(cut)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_fillers_have_enough_rows_whatever_the_first_batch_had(rows: int) -> None:
+    for piece in (columns(0, rows), whole(0, [[{"x": torch.tensor(float(i))}] for i in range(rows)])):
+        (cut,) = cut_all(Cutter(), [(piece, rows)], 3)
+        filler, _ = CPU.deliver(cut.first(2).again())
+        assert filler["x"].tolist() == ([0.0, 0.0] if rows == 1 else [0.0, 1.0])
