@@ -175,7 +175,10 @@ def test_numbers_that_the_context_does_not_take(tmp_path: Path) -> None:
                 ctx.epochs(n)  # not even iterated
         for value in NO_METRICS:
             sums = () if isinstance(value, torch.Tensor | np.ndarray) else (ctx.sum,)  # it takes several elements
-            for call in (lambda v: ctx.report(loss=v), lambda v: ctx.accumulate(loss=v), *sums):
+            reports = (
+                () if isinstance(value, str | dict) else (lambda v: ctx.report(loss=v),)
+            )  # it takes text and nested dicts
+            for call in (*reports, lambda v: ctx.accumulate(loss=v), *sums):
                 with pytest.raises(offload.RunError, match=r"takes a number, or a tensor of one element, found"):
                     call(value)
         for clip in (math.nan, -1, "x"):
@@ -341,7 +344,7 @@ def test_arguments_are_checked_where_they_are_made() -> None:
         offload.Trainer(count, datasets={"train": offload.image_folder("x")}, batch_size=1, workers=(3, 1))
     with pytest.raises(offload.ConfigError, match=r'must name a "train" data set, found val'):
         offload.Trainer(count, datasets={"val": offload.image_folder("x")}, batch_size=1)
-    with pytest.raises(offload.ConfigError, match=r"datasets\['train'\] is a list"):
-        offload.Trainer(count, datasets={"train": [1, 2]}, batch_size=1)
+    with pytest.raises(offload.ConfigError, match=r"datasets\['train'\] is a dict"):
+        offload.Trainer(count, datasets={"train": {}}, batch_size=1)
     with pytest.raises(offload.ConfigError, match=r'"raise" or "skip", found \'ignore\''):
         offload.image_folder("x", on_error="ignore")  # type: ignore[arg-type]

@@ -156,16 +156,33 @@ class Delivery:
 def _stacked(name: str, values: list[Any], ids: Sequence[int]) -> Any:
     """The values of a batch's samples: dicts and lists of arrays by element, arrays and numbers stacked, other values as a list."""
     first = values[0]
-    if isinstance(first, Mapping) and all(isinstance(each, Mapping) and each.keys() == first.keys() for each in values):
-        inner = f"{name}." if name else ""
-        return {key: _stacked(f"{inner}{key}", [each[key] for each in values], ids) for key in first}
-    if is_nested([first]) and all(isinstance(each, list | tuple) and len(each) == len(first) for each in values):
-        parts = [_stacked(f"{name}[{i}]", [each[i] for each in values], ids) for i in range(len(first))]
-        return type(first)(*parts) if hasattr(first, "_fields") else parts
+    if name and is_nested([first]):
+        try:
+            return _structure(name, values, ids)
+        except RaggedError:
+            return values  # such as targets with different numbers of boxes
+    if (
+        not name
+        and isinstance(first, Mapping)
+        and all(isinstance(each, Mapping) and each.keys() == first.keys() for each in values)
+    ):
+        return {key: _stacked(str(key), [each[key] for each in values], ids) for key in first}
     try:
-        return as_tensor(stack(name, values)) if not is_nested([first]) else values
+        return _structure(name, values, ids)
     except RaggedError as error:
         raise _ragged(name, error.shapes, [ids[row] for row in error.rows]) from None
+
+
+def _structure(name: str, values: list[Any], ids: Sequence[int]) -> Any:
+    """As :func:`_stacked`. Raises RaggedError for arrays that differ in shape."""
+    first = values[0]
+    if isinstance(first, Mapping) and all(isinstance(each, Mapping) and each.keys() == first.keys() for each in values):
+        inner = f"{name}." if name else ""
+        return {key: _structure(f"{inner}{key}", [each[key] for each in values], ids) for key in first}
+    if is_nested([first]) and all(isinstance(each, list | tuple) and len(each) == len(first) for each in values):
+        parts = [_structure(f"{name}[{i}]", [each[i] for each in values], ids) for i in range(len(first))]
+        return type(first)(*parts) if hasattr(first, "_fields") else parts
+    return as_tensor(stack(name, values)) if not is_nested([first]) else values
 
 
 def _ragged(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], ids: list[int]) -> RunError:

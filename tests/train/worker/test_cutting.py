@@ -130,11 +130,11 @@ def same(a: Any, b: Any) -> bool:
 
 
 def test_samples_that_differ_in_shape_are_named() -> None:
-    samples = [[{"t": {"boxes": torch.zeros(n, 4)}}] for n in (2, 2, 3)]
+    samples = [[{"boxes": torch.zeros(n, 4), "deep": {"boxes": torch.zeros(n, 4)}}] for n in (2, 2, 3)]
     (cut,) = cut_all(Cutter(), [(whole(5, samples), 3)], 3)
     with pytest.raises(
         RunError,
-        match=r"column 't.boxes' has rows of different shapes: \(2, 4\) for sample 5, \(3, 4\) for sample 7.*collate_fn",
+        match=r"column 'boxes' has rows of different shapes: \(2, 4\) for sample 5, \(3, 4\) for sample 7.*collate_fn",
     ):
         CPU.deliver(cut)
 
