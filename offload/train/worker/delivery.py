@@ -97,7 +97,7 @@ class Delivery:
 
     def _collated(self, samples: list[Any], ids: Sequence[int]) -> Any:
         if self._collate_fn is None:
-            return _stacked("", samples, ids)
+            return _columns_of(samples, ids)
         try:
             return self._collate_fn(samples)
         except RunError:
@@ -153,36 +153,40 @@ class Delivery:
         return batch
 
 
-def _stacked(name: str, values: list[Any], ids: Sequence[int]) -> Any:
-    """The values of a batch's samples: dicts and lists of arrays by element, arrays and numbers stacked, other values as a list."""
-    first = values[0]
-    if name and is_nested([first]):
-        try:
-            return _structure(name, values, ids)
-        except RaggedError:
-            return values  # such as targets with different numbers of boxes
-    if (
-        not name
-        and isinstance(first, Mapping)
-        and all(isinstance(each, Mapping) and each.keys() == first.keys() for each in values)
-    ):
-        return {key: _stacked(str(key), [each[key] for each in values], ids) for key in first}
+def _columns_of(samples: list[Any], ids: Sequence[int]) -> Any:
+    """The batch of samples without a ``collate_fn``: a dict of their columns, if they are dicts."""
+    if isinstance(samples[0], Mapping) and _alike(samples):
+        return {name: _column(str(name), [sample[name] for sample in samples], ids) for name in samples[0]}
+    return _column("", samples, ids)
+
+
+def _column(name: str, values: list[Any], ids: Sequence[int]) -> Any:
     try:
-        return _structure(name, values, ids)
+        return _stacked(values)
     except RaggedError as error:
+        if is_nested(values):
+            return values  # such as targets with different numbers of boxes
         raise _ragged(name, error.shapes, [ids[row] for row in error.rows]) from None
 
 
-def _structure(name: str, values: list[Any], ids: Sequence[int]) -> Any:
-    """As :func:`_stacked`. Raises RaggedError for arrays that differ in shape."""
+def _stacked(values: list[Any]) -> Any:
+    """Structures by element, arrays and numbers stacked, other values as a list. Raises RaggedError for arrays that differ in shape."""
     first = values[0]
-    if isinstance(first, Mapping) and all(isinstance(each, Mapping) and each.keys() == first.keys() for each in values):
-        inner = f"{name}." if name else ""
-        return {key: _structure(f"{inner}{key}", [each[key] for each in values], ids) for key in first}
-    if is_nested([first]) and all(isinstance(each, list | tuple) and len(each) == len(first) for each in values):
-        parts = [_structure(f"{name}[{i}]", [each[i] for each in values], ids) for i in range(len(first))]
+    if isinstance(first, Mapping) and _alike(values):
+        return {key: _stacked([each[key] for each in values]) for key in first}
+    if not is_nested(values):
+        return as_tensor(stack("", values))
+    if isinstance(first, list | tuple) and all(
+        isinstance(each, list | tuple) and len(each) == len(first) for each in values
+    ):
+        parts = [_stacked([each[i] for each in values]) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, "_fields") else parts
-    return as_tensor(stack(name, values)) if not is_nested([first]) else values
+    return values
+
+
+def _alike(values: Sequence[Any]) -> bool:
+    """Whether all are mappings with the same keys."""
+    return all(isinstance(each, Mapping) and each.keys() == values[0].keys() for each in values)
 
 
 def _ragged(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], ids: list[int]) -> RunError:
