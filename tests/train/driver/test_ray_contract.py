@@ -30,6 +30,7 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup
 import offload
 from offload.errors import ConfigError, RunError, find_offload_error
 from offload.pipeline import ray_data
+from offload.pipeline.owned_memory import writable
 from offload.pipeline.ranges import Ranges
 from offload.preload import minimal_agent
 from offload.train.cluster import connection as cluster
@@ -38,7 +39,6 @@ from offload.train.cluster.reaper import MARK, marked
 from offload.train.driver import ray_train
 from offload.train.driver.ray_train import TorchTrainer
 from offload.train.hub.client import HubClient
-from offload.train.worker import batches
 from offload.versions import TESTED_RAY, ray_version_warning
 from tests.helpers import ROOT, title_of
 
@@ -102,14 +102,14 @@ def test_memory_of_the_object_store_can_be_written_to() -> None:
     ref = ray.put(np.zeros((64, 4096), np.uint8))
     stored = ray.get(ref)
     assert not stored.flags.writeable, relies(
-        "train/worker/batches.py", "objects come read-only; if not, writable() is superfluous"
+        "pipeline/owned_memory.py", "objects come read-only; if not, writable() is superfluous"
     )
-    tensor = torch.from_numpy(batches.writable(stored[16:32]))
+    tensor = torch.from_numpy(writable(stored[16:32]))
     tensor.add_(1)
     again = ray.get(ref)
     assert again.sum(axis=1).tolist() == [0] * 16 + [4096] * 16 + [0] * 32
     del stored, again, ref
-    assert int(tensor.sum()) == 16 * 4096, relies("train/worker/batches.py", "a view keeps its object alive")
+    assert int(tensor.sum()) == 16 * 4096, relies("pipeline/owned_memory.py", "a view keeps its object alive")
 
 
 # --- Ray Train --------------------------------------------------------------------------------------------------------
