@@ -5,7 +5,6 @@ The loop runs unchanged, and never waits for data. Where it stops: :mod:`offload
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import time
@@ -19,6 +18,7 @@ from offload.errors import RunError
 from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, Measured, next_size
 from offload.probe.depth import Depth, repeated_blocks
 from offload.probe.kept import Rows
+from offload.train.checkpoints.sharded import is_sharded
 from offload.train.messages import TRAIN
 from offload.train.worker.batch import BatchIterator, columns_of, shown_batch
 from offload.train.worker.context import Context, DdpOptions, has_many
@@ -52,7 +52,9 @@ class ProbeContext(Context):
         self._sum: list[torch.Tensor] | None = None
         self._began = 0.0
         self._open = False
-        self._one_by_one = False  # the loop steps optimizers one by one or itself: its batches cannot adapt
+        self._one_by_one = (
+            False  # the loop steps optimizers one by one or itself, or its model is sharded: its batches cannot adapt
+        )
         self._backwards = 0
 
     def prepare(self, *objects: Any, ddp: DdpOptions = None) -> Any:
@@ -60,10 +62,11 @@ class ProbeContext(Context):
         self.depth = None
         models = [each for each in objects if isinstance(each, torch.nn.Module)]
         # DDP expects gradients of all the parameters that it was built with.
-        if self.device.type == "cpu" and self.may_cut and self.world_size == 1 and len(models) == 1:
+        whole = len(models) == 1 and not is_sharded(models[0])
+        if self.device.type == "cpu" and self.may_cut and self.world_size == 1 and whole:
             self.depth = repeated_blocks(getattr(models[0], "_orig_mod", models[0]))
         prepared = super().prepare(*objects, ddp=ddp)
-        self._one_by_one = len(self._loop.state.models) > 1
+        self._one_by_one = len(self._loop.state.models) > 1 or self._loop.stepper.joined.sharded
         for optimizer in self._loop.state.optimizers:
             optimizer.register_step_post_hook(self._stepped)
         return prepared
@@ -206,11 +209,7 @@ class ProbeContext(Context):
         """Compute the gradient of the loss; record its norm if gradients are compared."""
         scaler = self._loop.state.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
-        ddp = [
-            model for model in self._loop.stepper.models if isinstance(model, torch.nn.parallel.DistributedDataParallel)
-        ]
-        with ddp[0].no_sync() if ddp and not self._syncing else contextlib.nullcontext():
-            scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        self._loop.stepper.joined.backward(scaled, retain_graph=retain_graph, exchanges=self._syncing)
         self._backwards += 1
         if self._comparing and not self._one_by_one:
             self._note_gradient(1.0 if scaler is None else float(scaler.get_scale()))

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from offload.train.checkpoints.sharded import is_part
+
 TAG = "__offload_type__"
 _LEAVES = (type(None), bool, int, float, str)
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -86,7 +88,7 @@ def to_plain(value: Any, where: str, tensor: Callable[[torch.Tensor], torch.Tens
     kind = type(value)
     if kind in _LEAVES:
         return value
-    if kind in _TENSORS:
+    if kind in _TENSORS or is_part(value):
         return tensor(value)
     if kind is list or kind is tuple:
         return kind(to_plain(each, f"{where}[{i}]", tensor) for i, each in enumerate(value))

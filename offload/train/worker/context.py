@@ -20,7 +20,7 @@ from offload.model.checks import check_count, check_flag, check_number, shown
 from offload.train.messages import TRAIN
 from offload.train.worker.batch import Batch, BatchIterator, columns_of
 from offload.train.worker.goal import Goal
-from offload.train.worker.joining import check_ddp, is_sharded
+from offload.train.worker.joining import check_ddp
 from offload.train.worker.loop import TrainingLoop
 
 MOST_EPOCHS = 10**9  # a larger number is a mistake
@@ -128,11 +128,6 @@ class Context:
         if odd is not None:
             raise RunError(
                 f"ctx.prepare takes models, optimizers and objects with a state_dict; found {type(odd).__name__}."
-            )
-        if any(isinstance(each, torch.nn.Module) and is_sharded(each) for each in objects):
-            raise RunError(
-                "ctx.prepare got a model that fully_shard has sharded, and a checkpoint would hold one worker's part of it. Prepare the "
-                "whole model: the workers join it with DistributedDataParallel."
             )
         prepared = self._loop.prepare(objects, options)
         return tuple(prepared) if len(prepared) > 1 else prepared[0]

@@ -118,11 +118,6 @@ def check_ddp(ddp: Any) -> dict[str, Any] | None:
     return dict(ddp)
 
 
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether the user sharded the model: ``fully_shard`` makes DTensors of its parameters."""
-    return any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters())
-
-
 class _Zero(torch.nn.Module):
     """A forward pass that reaches every parameter, and whose gradients are zero."""
 

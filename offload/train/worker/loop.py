@@ -18,6 +18,7 @@ from offload.measure.steps import Clock, CudaClock, StepMeter
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
+from offload.train.checkpoints.sharded import is_sharded
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN, End, GroupStart, GroupStatus
 from offload.train.worker.agreement import OVERS, Heard, Mailbox, NoAgreement, Over, TrainingAgreement
@@ -166,6 +167,11 @@ class TrainingLoop:
         if self.scaling is not None and len(trained) > 1:
             raise RunError(
                 f"ctx.prepare got {len(trained)} trained models, and the batch size adapts to the gradient of one. Pass a fixed batch_size."
+            )
+        if self.scaling is not None and any(map(is_sharded, trained)):
+            raise RunError(
+                "ctx.prepare got a model that fully_shard has sharded, and the batch size adapts to the gradient of a whole one. Pass a "
+                "fixed batch_size."
             )
         for module in modules:
             module.to(self.device)

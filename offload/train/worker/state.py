@@ -19,6 +19,7 @@ from offload.pipeline.ranges import Ranges
 from offload.train.checkpoints import format as checkpoints
 from offload.train.checkpoints.format import Progress, Training
 from offload.train.checkpoints.plain import NotPlainError, to_plain
+from offload.train.checkpoints.sharded import is_part, is_sharded, load_model, load_optimizer, whole
 from offload.train.worker.checkpointer import Checkpointer, Stored
 from offload.train.worker.peers import Talk
 
@@ -59,6 +60,7 @@ class TrainingState:
         self._checkpoints = checkpoints
         self._talk, self._order, self._resumable = talk, {"seed": seed, "samples": samples}, resumable
         self._others: list[Any] = []
+        self._sharded = False
         self._trained: list[np.ndarray[Any, Any]] = []  # positions since the last commit
         self._committed_step = 0
         self._stored_model: dict[str, Any] = {}
@@ -126,6 +128,7 @@ class TrainingState:
         self.models = list(models)
         self.optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
         self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
+        self._sharded = any(map(is_sharded, (*self.models, *self._others)))
         if self._stored is not None:
             self._restore(self._stored)
         self._try_commit()
@@ -198,9 +201,13 @@ class TrainingState:
         self._trained.clear()
         position = {"epoch": self.progress.epoch, "step": self.progress.step}
         writes = (self._talk is None or self._talk.rank == 0) and bool(self.models)
+        keep = (lambda each: each) if wait else copied
         try:
-            keep = {} if wait else {"tensor": copied}
-            content = self._content(generators, adapting, **keep) if writes else None
+            if self._sharded:  # all ranks gather what one of them writes
+                gathered = self._content(generators, adapting, lambda each: _gathered(each, keep, writes))
+                content = gathered if writes else None
+            else:
+                content = self._content(generators, adapting, keep) if writes else None
         except NotPlainError as error:
             raise RunError(f"a checkpoint could not be committed: {error} {_REMEDY_PLAIN}") from None
         self._checkpoints.keep({**metrics, **position}, content, wait=wait)
@@ -210,7 +217,7 @@ class TrainingState:
     def _try_commit(self) -> None:
         """Save and load everything in memory, with empty tensors. Raises ConfigError for state that cannot be loaded."""
         try:
-            content = self._content([checkpoints.rng_state()], {}, tensor=lambda each: each.detach().new_empty(0))
+            content = self._content([checkpoints.rng_state()], {}, lambda each: torch.empty(0, dtype=each.dtype))
         except NotPlainError as error:
             raise ConfigError(f"{error} {_REMEDY_PLAIN}") from None
         for part in content:
@@ -223,7 +230,7 @@ class TrainingState:
         self,
         generators: list[Any],
         adapting: Mapping[str, Any],
-        tensor: Callable[[torch.Tensor], torch.Tensor] = lambda each: each,
+        tensor: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """(model state, :class:`Training` state) as plain data, with ``tensor`` applied to each tensor. Raises NotPlainError."""
         states = [to_plain(each.state_dict(), "the model's state_dict()", tensor) for each in self.models]
@@ -243,9 +250,13 @@ class TrainingState:
     def _restore(self, stored: Training) -> None:
         try:
             for i, model in enumerate(self.models):
-                model.load_state_dict(self._stored_model if len(self.models) == 1 else self._stored_model[str(i)])
-            for group, states in ((self.optimizers, stored.optimizers), (self._others, stored.others)):
-                for item, state in zip(group, states, strict=True):
+                load_model(model, self._stored_model if len(self.models) == 1 else self._stored_model[str(i)])
+            for optimizer, state in zip(self.optimizers, stored.optimizers, strict=True):
+                load_optimizer(optimizer, state)
+            for item, state in zip(self._others, stored.others, strict=True):
+                if isinstance(item, torch.nn.Module):
+                    load_model(item, state)
+                else:
                     item.load_state_dict(state)
             if self.scaler is not None and stored.scaler is not None:
                 self.scaler.load_state_dict(dict(stored.scaler))
@@ -266,6 +277,14 @@ _REMEDY_PLAIN = "Make its state_dict() return such data, or do not pass it to ct
 
 def _state_of(item: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return to_plain(item.state_dict(), f"the state_dict() of {type(item).__name__}", tensor)
+
+
+def _gathered(tensor: torch.Tensor, keep: Callable[[torch.Tensor], torch.Tensor], writes: bool) -> torch.Tensor:
+    """A tensor for the checkpoint: a sharded one whole, on the CPU, since a device may not hold the whole model. Nothing on ranks that do
+    not write."""
+    if is_part(tensor):
+        tensor, keep = whole(tensor), copied
+    return keep(tensor) if writes else torch.empty(0, dtype=tensor.dtype)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

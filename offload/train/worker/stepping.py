@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from offload.errors import RunError
 from offload.measure.steps import StepMeter
@@ -18,7 +17,9 @@ from offload.model.batch_split import BatchSplit
 from offload.train.worker.batch_scaling import BatchScaling
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.device_memory import DeviceMemory
-from offload.train.worker.joining import Join, zero_loss
+from offload.train.worker.gradients import clip_gradients, scale_gradients
+from offload.train.worker.joined import JoinedModels
+from offload.train.worker.joining import Join
 from offload.train.worker.state import TrainingState
 from offload.train.worker.watchdog import Watchdog
 
@@ -46,7 +47,7 @@ class Stepper:
         memory: the memory of the device.
 
     Attributes:
-        models: the trained models, joined.
+        joined: the trained models.
         batch: the current local batch; None between two batches.
         stepping: whether the optimizers are stepping: a failure meanwhile leaves them half updated.
         most_local: the largest local batch that fits into the device's memory, as far as known.
@@ -69,10 +70,8 @@ class Stepper:
         self.most_local: int | None = None
         self._state, self._meter, self._watchdog = state, meter, watchdog
         self._rank, self._workers, self._scaling, self._join, self._memory = rank, workers, scaling, join, memory
-        self.models: list[torch.nn.Module] = []
-        self._averages = False  # gradients are exchanged before steps, not by the model
-        self._went_backward = self._went_forward = self._skipped = self._is_last = False
-        self._in_backward = False
+        self.joined = JoinedModels(join, meter, workers=workers)
+        self._went_backward = self._skipped = self._is_last = False
         self._micro_batches = self._rows = 0
         self._weight = self._kept = self._goal = 0.0
         self._trained: list[np.ndarray[Any, Any]] = []
@@ -80,35 +79,13 @@ class Stepper:
         self._usual: list[_Step] = []  # in the last batch that was not skipped
         self._plain = False  # the loop itself has stepped an optimizer in this batch
 
-    # -- models ----------------------------------------------------------------------------------------------------
-
     def join(self, models: Sequence[torch.nn.Module], options: Mapping[str, Any] | None) -> list[torch.nn.Module]:
-        """Return the trained models, joined with those of the other workers if there are several. ``options``: arguments of
-        DistributedDataParallel; None: exchange gradients before steps."""
-        self.models = list(models)
+        """Return the trained models, joined with those of the other workers. ``options``: arguments of DistributedDataParallel; None:
+        exchange gradients before steps."""
         for optimizer in self._state.optimizers:
             optimizer.register_step_pre_hook(self._before_plain_step)
             optimizer.register_step_post_hook(self._after_plain_step)
-        trained = [model for model in models if any(p.requires_grad for p in model.parameters())]
-        if self._workers == 1 or not trained:
-            return self.models
-        if len(trained) > 1 or options is None:
-            self._averages = True
-            return self.models
-        joined = self._join.wrap(
-            trained[0], ready=self._meter.last_gradient, weight=lambda: self._missing_weight(), options=options
-        )
-        if isinstance(joined, DistributedDataParallel):
-            joined.register_forward_pre_hook(self._note_forward)
-        self.models = [joined if model is trained[0] else model for model in models]
-        return self.models
-
-    def _note_forward(self, module: torch.nn.Module, inputs: Any) -> None:
-        self._went_forward = True
-
-    @property
-    def _ddp(self) -> DistributedDataParallel | None:
-        return next((model for model in self.models if isinstance(model, DistributedDataParallel)), None)
+        return self.joined.adopt(models, options, self._missing_weight)
 
     # -- a batch ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +103,8 @@ class Stepper:
     def take(self, batch: LocalBatch) -> None:
         """Note that the user gets the next local batch."""
         self.batch = batch
-        self._went_backward = self._went_forward = self._skipped = self._plain = False
+        self._went_backward = self._skipped = self._plain = False
+        self.joined.begin_batch()
         self._is_last = batch.split.accum_steps == 0
         self._done = []
 
@@ -136,19 +114,16 @@ class Stepper:
         batch = self.batch
         if batch is None:
             raise RunError("call ctx.backward(loss) in the loop over ctx.batches('train'), at least once per batch.")
-        if self._went_backward and self._ddp is not None and not self._went_forward:
-            raise RunError(
-                "ctx.backward(loss) was called twice after one forward pass. Add the losses up first: ctx.backward(loss + other). Or let "
-                "the workers exchange gradients just before the step: ctx.prepare(model, optimizer, ddp=False)."
-            )
+        if self._went_backward:
+            self.joined.check_forward()
         if not self._went_backward and not self._skipped:
             self._begin_gradient(batch, has_another)
-        self._went_backward, self._went_forward = True, False
+        self._went_backward = True
         weight = batch.weight * self._workers / self._goal
         scaled = loss if weight == 1.0 else loss * weight
         if self._state.scaler is not None:
             scaled = self._state.scaler.scale(scaled)
-        self._run_backward(scaled, retain_graph)
+        self.joined.backward(scaled, retain_graph=retain_graph, exchanges=self._is_last)
         self._meter.backward_done()
         self._watchdog.alive()
 
@@ -169,11 +144,11 @@ class Stepper:
             return
         self._begin_gradient(batch, has_another)
         self._skipped = True
-        if self._workers == 1:  # several ranks do not know of each other's skipped parts, and need one factor
+        if self.joined.sharded:  # all ranks skip
+            self._kept -= batch.all_weight
+        elif self._workers == 1:  # several ranks do not know of each other's skipped parts, and need one factor
             self._kept -= batch.weight
-        if (ddp := self._ddp) is not None:
-            zero = zero_loss(ddp)
-            self._run_backward(zero if self._state.scaler is None else self._state.scaler.scale(zero), False)
+        self.joined.add_nothing(self._state.scaler, exchanges=self._is_last)
         self._meter.backward_done()
         self._watchdog.alive()
 
@@ -193,15 +168,6 @@ class Stepper:
         self._rows += batch.all_rows
         self._weight += batch.all_weight
         self._kept += batch.all_weight
-
-    def _run_backward(self, loss: torch.Tensor, retain_graph: bool) -> None:
-        ddp = self._ddp
-        self._in_backward = True
-        try:
-            with ddp.no_sync() if ddp is not None and not self._is_last else contextlib.nullcontext():
-                loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-        finally:
-            self._in_backward = False
 
     def step(self, chosen: Sequence[torch.optim.Optimizer], *, clip_norm: float | None, passes: float) -> int:
         """Step optimizers and clear their gradients, if the global batch is complete. Return its rows, or 0 if it is not complete.
@@ -289,10 +255,11 @@ class Stepper:
         """Exchange the gradients if no model did, unscale them, correct them for the real rows, measure and clip them. Return whether
         they hold anything."""
         optimizers, scaler = step.optimizers, self._state.scaler
-        if self._averages:
-            self._exchange(optimizers, 1.0)
+        self.joined.exchange(optimizers)
         parameters = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
-        if self._kept <= 0 or (self._skipped and not any(bool(p.grad.any()) for p in parameters)):
+        if self._kept <= 0 or (
+            self._skipped and not self.joined.sharded and not any(bool(p.grad.any()) for p in parameters)
+        ):
             for optimizer in optimizers:  # nobody's samples count
                 optimizer.zero_grad(set_to_none=True)
             return False
@@ -300,33 +267,19 @@ class Stepper:
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
         if self._kept != self._goal:
-            torch._foreach_mul_([p.grad for p in parameters], self._goal / self._kept)
+            scale_gradients(parameters, self._goal / self._kept)
         if self._scaling is not None:
             self.most_local = self._memory.largest(split.local_batch_size)
             self._scaling.end_step(self._state.progress.step, split, self._rows)
         if step.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, step.clip_norm)
+            clip_gradients(parameters, step.clip_norm)
         return True
-
-    def _exchange(self, optimizers: Sequence[torch.optim.Optimizer], weight: float) -> None:
-        """Replace the gradients of optimizers by their means over the ranks."""
-        parameters = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
-        for parameter in parameters.values():
-            if parameter.grad is None:  # here, not on all ranks
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in parameters.values() if p.grad is not None]
-        if weight != 1.0:
-            torch._foreach_mul_(gradients, weight)
-        self._meter.last_gradient()
-        self._join.average(gradients)
 
     # -- steps that the loop makes itself --------------------------------------------------------------------------
 
     def _missing_weight(self) -> float:
         """The weight of gradients that ``loss.backward()`` made, which knows no weights."""
-        if self._in_backward or self.batch is None:
-            return 1.0
-        return self.batch.weight * self._workers / self.batch.all_weight
+        return 1.0 if self.batch is None else self.batch.weight * self._workers / self.batch.all_weight
 
     def _before_plain_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         batch = self.batch
@@ -334,8 +287,12 @@ class Stepper:
             return
         if batch.split.accum_steps or self._scaling is not None:
             raise RunError(_one_by_one("calls optimizer.step() itself", batch, self._scaling is not None))
-        if self._averages:
-            self._exchange([optimizer], 1.0 if self._went_backward else self._missing_weight())
+        if self.joined.sharded and self._workers > 1:
+            raise RunError(
+                "the loop calls optimizer.step() itself, and its model is sharded. Call ctx.backward(loss) and ctx.step(): they weight "
+                "unequal batches before the workers exchange gradients."
+            )
+        self.joined.exchange([optimizer], 1.0 if self._went_backward else self._missing_weight())
         self._meter.backward_done()
 
     def _after_plain_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +12,6 @@ import torch
 
 from offload.errors import OffloadError, RunError
 from offload.train.worker.context import Context, DatasetInfo
-from tests.helpers import ROOT
 
 
 def context() -> Context:
@@ -99,25 +95,3 @@ def test_metrics_have_the_names_and_values_that_loggers_know() -> None:
     numbers, texts = told
     assert numbers == pytest.approx({"val/loss": 0.5, "lr/head": 1e-3, "lr/body/first": 2.0, "best": 1.0})
     assert texts == {"note": "ok"}
-
-
-SHARDED = """
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from tests.train.worker.test_context import context
-
-torch.distributed.init_process_group("gloo", init_method="file://{file}", rank=0, world_size=1)
-model = torch.nn.Linear(1, 1)
-fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-try:
-    context().prepare(model)
-finally:
-    torch.distributed.destroy_process_group()
-"""
-
-
-def test_a_sharded_model_is_refused(tmp_path: Path) -> None:
-    code = SHARDED.replace("{file}", str(tmp_path / "meeting"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT)
-    assert "RunError: ctx.prepare got a model that fully_shard has sharded" in done.stderr, done.stderr

@@ -1,0 +1,63 @@
+"""Parameters that ``fully_shard`` (FSDP2) divides among the workers.
+
+Each worker holds a part of every sharded parameter, gradient and optimizer state, as a DTensor. Checkpoints hold whole tensors, so that
+any number of workers resumes from them, sharded or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+
+def is_part(tensor: Any) -> bool:
+    """Whether a tensor is one worker's part of a sharded one."""
+    return type(getattr(tensor, "data", tensor)).__name__ == "DTensor"  # importing DTensor takes most of a second
+
+
+def is_sharded(item: Any) -> bool:
+    """Whether an object is a model with sharded parameters."""
+    return isinstance(item, torch.nn.Module) and any(map(is_part, item.parameters()))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a sharded tensor; another one as it is. All workers must call it, in the same order."""
+    return cast("Any", tensor.detach()).full_tensor() if is_part(tensor) else tensor
+
+
+def divided(value: torch.Tensor, like: Any) -> torch.Tensor:
+    """A whole tensor as this worker's part, divided as ``like`` is."""
+    from torch.distributed.tensor import distribute_tensor
+
+    # Every worker has read the whole tensor: none sends it to the others.
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def load_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Load a model's state of whole tensors."""
+    own = model.state_dict() if is_sharded(model) else {}
+    model.load_state_dict(
+        {name: divided(value, own[name]) if is_part(own.get(name)) else value for name, value in state.items()}
+        if own
+        else state
+    )
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load an optimizer's state of whole tensors."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(map(is_part, parameters)):
+        moments = {
+            i: {name: _divided_with(parameters[i], each) for name, each in moment.items()}
+            for i, moment in state["state"].items()
+        }
+        state = {**state, "state": moments}
+    optimizer.load_state_dict(dict(state))
+
+
+def _divided_with(parameter: torch.Tensor, moment: Any) -> Any:
+    """An entry of a parameter's optimizer state; divided as the parameter is if it has an element for each of its elements."""
+    fits = isinstance(moment, torch.Tensor) and is_part(parameter) and moment.shape == parameter.shape
+    return divided(moment, parameter) if fits else moment

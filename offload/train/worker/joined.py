@@ -1,0 +1,117 @@
+"""The trained models of one rank, joined with those of the other ranks: after an exchange, gradients are the mean over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from offload.errors import RunError
+from offload.measure.steps import StepMeter
+from offload.train.checkpoints.sharded import is_part, is_sharded
+from offload.train.worker.gradients import scale_gradients
+from offload.train.worker.joining import Join, zero_loss
+
+
+class JoinedModels:
+    """DistributedDataParallel exchanges the gradients of a single model while backward runs, and ``fully_shard`` those of sharded
+    parameters. :meth:`exchange` exchanges all others just before a step.
+
+    Attributes:
+        models: the models, joined.
+        sharded: whether any of them is sharded.
+    """
+
+    def __init__(self, join: Join, meter: StepMeter, *, workers: int) -> None:
+        self.models: list[torch.nn.Module] = []
+        self.sharded = False
+        self._join, self._meter, self._workers = join, meter, workers
+        self._averages = False
+        self._went_forward = self._in_backward = False
+
+    def adopt(
+        self, models: Sequence[torch.nn.Module], options: Mapping[str, Any] | None, weight: Callable[[], float]
+    ) -> list[torch.nn.Module]:
+        """Join these models, and return them.
+
+        Args:
+            models: the trained models.
+            options: arguments of DistributedDataParallel; None: exchange gradients before steps.
+            weight: returns the factor of gradients that the loop's own ``loss.backward()`` makes, which knows no weights.
+        """
+        self.models = list(models)
+        self.sharded = any(map(is_sharded, models))
+        if self.sharded and options:
+            raise RunError(
+                "ctx.prepare(ddp=...) got arguments of DistributedDataParallel, and a model that fully_shard has sharded does not use it. "
+                "Leave them out."
+            )
+        trained = [model for model in models if any(p.requires_grad for p in model.parameters())]
+        if self._workers == 1 or not trained:
+            return self.models
+        if len(trained) > 1 or options is None or self.sharded:
+            self._averages = True
+            return self.models
+        joined = self._join.wrap(
+            trained[0],
+            ready=self._meter.last_gradient,
+            weight=lambda: 1.0 if self._in_backward else weight(),
+            options=options,
+        )
+        if isinstance(joined, DistributedDataParallel):
+            joined.register_forward_pre_hook(self._note_forward)
+        self.models = [joined if model is trained[0] else model for model in models]
+        return self.models
+
+    def _note_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        self._went_forward = True
+
+    @property
+    def _ddp(self) -> DistributedDataParallel | None:
+        return next((model for model in self.models if isinstance(model, DistributedDataParallel)), None)
+
+    def begin_batch(self) -> None:
+        """Note that the loop takes a batch."""
+        self._went_forward = False
+
+    def check_forward(self) -> None:
+        """Raise RunError if another backward pass would need another forward pass."""
+        if self._ddp is not None and not self._went_forward:
+            raise RunError(
+                "ctx.backward(loss) was called twice after one forward pass. Add the losses up first: ctx.backward(loss + other). Or let "
+                "the workers exchange gradients just before the step: ctx.prepare(model, optimizer, ddp=False)."
+            )
+
+    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False, exchanges: bool) -> None:
+        """Add a loss's gradients. ``exchanges``: whether they complete the step's."""
+        self._went_forward = False
+        ddp = self._ddp
+        self._in_backward = True
+        try:
+            with ddp.no_sync() if ddp is not None and not exchanges else contextlib.nullcontext():
+                loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        finally:
+            self._in_backward = False
+
+    def add_nothing(self, scaler: torch.amp.GradScaler | None, *, exchanges: bool) -> None:
+        """Take part in an exchange during backward with gradients of zero."""
+        if (ddp := self._ddp) is not None:
+            zero = zero_loss(ddp)
+            self.backward(zero if scaler is None else scaler.scale(zero), exchanges=exchanges)
+
+    def exchange(self, optimizers: Sequence[torch.optim.Optimizer], weight: float = 1.0) -> None:
+        """Replace gradients that no backward pass exchanged by their means over the ranks, after multiplying them by ``weight``."""
+        if not self._averages:
+            return
+        held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
+        parameters = [p for p in held.values() if not is_part(p)]
+        for parameter in parameters:
+            if parameter.grad is None:  # here, not on all ranks
+                parameter.grad = torch.zeros_like(parameter)
+        if weight != 1.0:
+            scale_gradients(parameters, weight)
+        self._meter.last_gradient()
+        self._join.average([p.grad for p in parameters if p.grad is not None])
