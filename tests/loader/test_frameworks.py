@@ -16,7 +16,7 @@ from ray import cloudpickle
 import offload
 from offload.loader import session as sessions
 from tests.helpers import ROOT
-from tests.loader.test_kinds import load
+from tests.test_kinds import load
 
 FRAMEWORKS = ROOT / "examples" / "frameworks"
 PACKAGES = {

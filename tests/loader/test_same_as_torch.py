@@ -213,7 +213,9 @@ def apart() -> Iterator[ProcessPoolExecutor]:
 
 
 def batches_of_torch(kind: str, n: int, named: dict[str, Any]) -> list[Any]:
-    return list(torch_data.DataLoader(Stream(kind, n), **named))
+    # A spawned process would spawn its own children, too, which takes seconds each.
+    context = "fork" if named["num_workers"] else None
+    return list(torch_data.DataLoader(Stream(kind, n), multiprocessing_context=context, **named))
 
 
 @settings(max_examples=15)

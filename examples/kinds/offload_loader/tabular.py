@@ -20,18 +20,15 @@ class Rows:
         return len(self.prices)
 
     def __getitems__(self, indices):
-        return {
-            "numbers": self.numbers[indices],
-            "colours": self.colours[indices].tolist(),
-            "price": self.prices[indices],
-        }
+        return list(zip(self.numbers[indices], self.colours[indices], self.prices[indices], strict=True))
 
 
 def collate(rows):
-    numbers = torch.from_numpy(rows["numbers"])
-    red = torch.tensor([[float(colour == "red")] for colour in rows["colours"]])
+    numbers, colours, prices = zip(*rows, strict=True)
+    numbers = torch.from_numpy(np.stack(numbers))
+    red = torch.tensor([[float(colour == "red")] for colour in colours])
     features = torch.cat([numbers.nan_to_num(), numbers.isnan().float(), red], dim=1)
-    return features, torch.from_numpy(rows["price"]).float()
+    return features, torch.tensor(prices, dtype=torch.float32)
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Language modelling: an endless stream of token windows, trained for a number of steps."""
+"""Language modelling: windows of tokens, trained for a number of steps."""
 
 import itertools
 

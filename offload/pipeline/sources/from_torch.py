@@ -38,7 +38,11 @@ def is_map_style(dataset: object) -> bool:
     """Whether ``dataset`` has an index and a length."""
     # torch's own base class has a __getitem__ that only raises; iterable data sets inherit it too.
     iterable = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
-    return not iterable and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return (
+        not iterable
+        and hasattr(dataset, "__len__")
+        and (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"))
+    )
 
 
 def _length(name: str, dataset: Any) -> int:

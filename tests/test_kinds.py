@@ -1,0 +1,136 @@
+"""Scripts of many kinds train with offload.DataLoader and with the Trainer exactly as with torch's DataLoader, and change in few lines."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import gc
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray import cloudpickle
+
+import offload
+from offload.loader import session as sessions
+from offload.pipeline.draws import Draws
+from offload.pipeline.shuffling import epoch_permutation
+from offload.report.run_dir import read_lines
+from tests.helpers import ROOT
+
+KINDS = ROOT / "examples" / "kinds"
+NAMES = sorted(path.stem for path in (KINDS / "torch_loader").glob("*.py"))
+PAGE = ROOT / "docs" / "kinds.md"
+FOLDERS = {"offload_loader": 3, "trainer": 12}  # with the most lines that may change
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _free_cores_afterwards() -> Iterator[None]:
+    yield
+    gc.collect()
+    sessions.end_unused()
+
+
+def load(path: Path) -> ModuleType:
+    """The script as a module. Processes of Ray cannot import it, as they cannot a script that a user starts."""
+    spec = importlib.util.spec_from_file_location(f"kinds_{path.parent.name}_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def changed_lines(folder: str, name: str) -> int:
+    before, after = ((KINDS / each / f"{name}.py").read_text().splitlines() for each in ("torch_loader", folder))
+    return sum(line.startswith("+ ") and bool(line[2:].strip()) for line in difflib.ndiff(before, after))
+
+
+@contextmanager
+def script(folder: str, name: str) -> Iterator[ModuleType]:
+    """A script that processes of Ray can run."""
+    module = load(KINDS / folder / f"{name}.py")
+    sys.modules[module.__name__] = module
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield module
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+        del sys.modules[module.__name__]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_kind_is_written_in_every_way(folder: str) -> None:
+    assert sorted(path.stem for path in (KINDS / folder).glob("*.py")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_few_lines_change_and_the_page_says_how_many(name: str) -> None:
+    lines = [changed_lines(folder, name) for folder in FOLDERS]
+    assert all(1 <= changed <= most for changed, most in zip(lines, FOLDERS.values(), strict=True))
+    row = re.search(rf"\| {name} \|.*\| (\d+) \|.*\| (\d+) \|", PAGE.read_text(encoding="utf-8"))
+    assert row is not None
+    assert list(map(int, row.groups())) == lines
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loader_gives_the_same_losses(name: str) -> None:
+    with script("offload_loader", name) as ours:
+        assert ours.main() == pytest.approx(load(KINDS / "torch_loader" / f"{name}.py").main(), rel=1e-6)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_trainer_gives_the_same_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the Trainer's order, in which torch's DataLoader is made to deliver the samples."""
+    asked: dict[str, Any] = {}
+
+    def from_torch(dataset: Any, **options: Any) -> Any:
+        asked.update(dataset=dataset, collate_fn=options.get("collate_fn", torch.utils.data.default_collate))
+        return offload_from_torch(dataset, **options)
+
+    def weighted(data: Any, weights: list[float]) -> Any:
+        asked.update(draws=Draws(weights=np.array(weights), number=len(weights)))
+        return offload_weighted(data, weights)
+
+    def make(train: Any, *, batch_size: int, **options: Any) -> Any:
+        asked.update(batch_size=batch_size)
+        return offload_trainer(train, batch_size=batch_size, deterministic=True, **options)
+
+    class InTheTrainersOrder:
+        """torch's DataLoader, of the samples that the Trainer trains."""
+
+        def __init__(self, *_: Any, drop_last: bool = False, **options: Any) -> None:
+            self.epoch, self.drop_last = 0, drop_last
+
+        def __iter__(self) -> Iterator[Any]:
+            n = len(asked["dataset"])
+            order = asked["draws"].order if "draws" in asked else functools.partial(epoch_permutation, n)
+            ids = order(seed=0, epoch=self.epoch).tolist()
+            self.epoch += 1
+            batches = torch.utils.data.BatchSampler(ids, asked["batch_size"], self.drop_last)
+            yield from torch.utils.data.DataLoader(
+                asked["dataset"], batch_sampler=batches, collate_fn=asked["collate_fn"]
+            )
+
+    offload_from_torch, offload_weighted, offload_trainer = offload.from_torch, offload.weighted, offload.Trainer
+    monkeypatch.setattr(offload, "from_torch", from_torch)
+    monkeypatch.setattr(offload, "weighted", weighted)
+    monkeypatch.setattr(offload, "Trainer", make)
+    with script("trainer", name) as ours:
+        ours.build().fit(run_dir=tmp_path / "run", quiet=True)
+    reports = [each["metrics"] for each in read_lines(tmp_path / "run" / "events.jsonl") if each["event"] == "report"]
+    theirs = load(KINDS / "torch_loader" / f"{name}.py")
+    monkeypatch.setattr(theirs, "DataLoader", InTheTrainersOrder)
+    assert [loss for report in reports for loss in report.values()] == pytest.approx(theirs.main(), rel=1e-4)
