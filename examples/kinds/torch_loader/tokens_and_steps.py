@@ -1,7 +1,5 @@
 """Language modelling: windows of tokens, trained for a number of steps."""
 
-import itertools
-
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -26,7 +24,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader = DataLoader(Windows(), batch_size=8, num_workers=2)
     losses = []
-    for tokens, targets in itertools.islice(loader, STEPS):
+    for _, (tokens, targets) in zip(range(STEPS), loader, strict=False):
         loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
