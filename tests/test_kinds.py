@@ -77,7 +77,10 @@ def test_every_kind_is_written_in_every_way(folder: str) -> None:
 def test_few_lines_change_and_the_page_says_how_many(name: str) -> None:
     lines = [changed_lines(folder, name) for folder in FOLDERS]
     assert all(1 <= changed <= most for changed, most in zip(lines, FOLDERS.values(), strict=True))
-    row = re.search(rf"\| {name} \| .* \| \[(\d+)\]\(.*/{name}.py\) \| \[(\d+)\]\(.*/{name}.py\) \|", PAGE.read_text(encoding="utf-8"))
+    row = re.search(
+        rf"\| {name} \| .* \| \[(\d+)\]\(.*/{name}.py\) \| \[(\d+)\]\(.*/{name}.py\) \|",
+        PAGE.read_text(encoding="utf-8"),
+    )
     assert row is not None
     assert list(map(int, row.groups())) == lines
 

@@ -188,6 +188,7 @@ class _Fetcher:
         feed, client = self._session.feed, self._session.client
         packed = [_packed(recipe, self._plan.owner) for recipe in self._plan.recipes]
         self._refs = packed  # this process owns them: they must live as long as the iteration
+        self._session.begin(self._name)
         try:
             if self._plan.orders is not None:
                 self.lead = answer(feed.open.remote(self._name, client, packed[0]))
@@ -247,6 +248,7 @@ class _Fetcher:
         if self._closed.is_set() or os.getpid() != self._pid:
             return
         self._closed.set()
+        self._session.end(self._name)
         if not self._session.ended and ray.is_initialized():
             with contextlib.suppress(Exception), no_new_ray():
                 self._session.feed.close.remote(self._name)

@@ -26,6 +26,7 @@ from offload.loader.job import Job
 from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
 from offload.train.cluster.connection import Cluster, describe, on_this_node
+from offload.train.cluster.idle import on_need
 from offload.train.cluster.ray_processes import no_new_ray
 
 LINGER_S = 10.0  # time for another loader to come: a new Ray takes seconds
@@ -45,6 +46,7 @@ class Session:
         self._pid = os.getpid()
         self._ended = threading.Event()
         self._lost = False
+        self._iterations: set[str] = set()
         self._job, self._placement = Job.of(), placement
         try:
             cluster = self._stack.enter_context(shared(self._job, address))
@@ -74,6 +76,19 @@ class Session:
         if self._lost:
             self.feed = _feed_of(self._job, describe(), self._placement)
             self._lost = False
+
+    def begin(self, iteration: str) -> None:
+        """Note an iteration, which needs the feed."""
+        self._iterations.add(iteration)
+
+    def end(self, iteration: str) -> None:
+        """Note that an iteration is over. The garbage collector may call this at any time."""
+        self._iterations.discard(iteration)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody iterates."""
+        return not self._iterations
 
     def give_back(self) -> None:
         """End the feed, and with it the cores that it keeps. The connection to Ray stays."""
@@ -172,6 +187,17 @@ def end_unused() -> None:
                 _sessions[key].give_back()
     for session in closing:
         session.close()
+
+
+def give_back_idle() -> None:
+    """Give back the cores of sessions that no iteration uses."""
+    with _lock:
+        idle = [session for session in _sessions.values() if session.is_idle and not session.ended]
+    for session in idle:
+        session.give_back()
+
+
+on_need(give_back_idle)
 
 
 @atexit.register

@@ -96,6 +96,50 @@ if __name__ == "__main__":
 """
 
 
+CELLS = [
+    """
+import torch, offload
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, i):
+        return {"square": torch.tensor([float(i * i)])}
+
+loader = offload.DataLoader(Squares(), batch_size=8, shuffle=True)
+
+def squares():
+    return sorted(square for batch in loader for square in batch["square"].flatten().tolist())
+""",
+    "assert squares() == [i * i for i in range(40)]",
+    """
+def train(ctx):
+    model = torch.nn.Linear(1, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-9))
+    for _ in ctx.epochs(1):
+        for batch in ctx.batches("train"):
+            ctx.backward(model(batch["square"]).square().mean())
+            ctx.step()
+    ctx.report(steps=ctx.global_step)
+
+data = {"train": offload.from_torch(Squares())}
+offload.Trainer(train, datasets=data, batch_size=8).fit(run_dir="run", quiet=True).metrics["steps"]
+""",
+    "squares() == [i * i for i in range(40)]",
+]
+
+NOTEBOOK = f"""
+import nbformat, nbclient
+cells = [nbformat.v4.new_code_cell(text) for text in {CELLS!r}]
+notebook = nbformat.v4.new_notebook(cells=cells)
+nbclient.NotebookClient(notebook, timeout={DEADLINE_S:.0f}).execute()
+for cell in cells:
+    for output in cell.outputs:
+        if output.output_type == "execute_result":
+            print(output.data["text/plain"])
+"""
+
+
 def run(command: Sequence[str], folder: Path, mark: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env = {**kept, "RAY_TMPDIR": "/tmp", MARK: mark}
@@ -142,4 +186,11 @@ def test_a_spawned_process_may_read_its_parents_loader(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     done = run([sys.executable, script(tmp_path, SPAWNED)], tmp_path, mark)
     assert (done.returncode, done.stdout) == (0, "the child read everything\n"), done.stderr
+    eventually(lambda: not marked(mark))
+
+
+def test_cells_of_a_notebook_define_data_sets_and_a_trainer_gets_the_cores_of_an_idle_loader(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    done = run([sys.executable, script(tmp_path, NOTEBOOK)], tmp_path, mark)
+    assert (done.returncode, done.stdout) == (0, "5.0\nTrue\n"), done.stderr
     eventually(lambda: not marked(mark))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
+import lmdb
 import numpy as np
 import pytest
+import torch
 import torch.utils.data
 
 import offload
@@ -74,3 +80,68 @@ def test_a_stopped_run_of_drawn_samples_resumes_with_exactly_the_rest(tmp_path: 
     draws = Draws(weights=np.repeat([1.0 / 40, 3.0 / 40], 40), number=120)
     assert seen(log) == {epoch: Counter(draws.order(seed=0, epoch=epoch).tolist()) for epoch in range(2)}
     assert result.document["samples"] == 240
+
+
+class OfH5:
+    def __init__(self, path: Path) -> None:
+        self.file = h5py.File(path)
+
+    def __len__(self) -> int:
+        return len(self.file["x"])
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": self.file["x"][i], "y": np.float32(i)}
+
+
+class OfLmdb:
+    def __init__(self, path: Path) -> None:
+        self.env = lmdb.open(str(path), readonly=True, lock=False)
+
+    def __len__(self) -> int:
+        return int(self.env.stat()["entries"])
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        with self.env.begin() as reading:
+            return {"x": np.frombuffer(reading.get(b"%d" % i), np.float32), "y": np.float32(i)}
+
+
+class OfSqlite:
+    def __init__(self, path: Path) -> None:
+        self.database = sqlite3.connect(path)
+
+    def __len__(self) -> int:
+        return int(self.database.execute("select count(*) from samples").fetchone()[0])
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        row = self.database.execute("select a, b from samples where id = ?", [i]).fetchone()
+        return {"x": np.array(row, np.float32), "y": np.float32(i)}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+def test_every_process_opens_its_own_files_and_databases(tmp_path: Path) -> None:
+    rows = np.arange(24, dtype=np.float32).reshape(12, 2) / 24
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = rows
+    with lmdb.open(str(tmp_path / "a.lmdb")) as env, env.begin(write=True) as writing:
+        for i, row in enumerate(rows):
+            writing.put(b"%d" % i, row.tobytes())
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as database, database:
+        database.execute("create table samples (id integer, a real, b real)")
+        database.executemany("insert into samples values (?, ?, ?)", [(i, *row.tolist()) for i, row in enumerate(rows)])
+    made: dict[str, Callable[[], Any]] = {
+        "h5": lambda: OfH5(tmp_path / "a.h5"),
+        "lmdb": lambda: OfLmdb(tmp_path / "a.lmdb"),
+        "sqlite": lambda: OfSqlite(tmp_path / "a.sqlite"),
+    }
+
+    def train(ctx: offload.Context) -> None:
+        totals: list[torch.Tensor] = []
+        fit_linear(ctx, lambda ctx, batch: totals.append(batch["x"].sum(0)))
+        ctx.report(total=float(torch.stack(totals).sum()))
+
+    data = offload.mix({name: offload.from_torch(make) for name, make in made.items()})
+    result = trainer(train, data, epochs=1).fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.metrics["total"] == pytest.approx(3 * rows.sum(), rel=1e-5)
+    for name, attribute in (("h5", "file"), ("lmdb", "env"), ("sqlite", "database")):
+        with pytest.raises(offload.ConfigError, match=rf"\.{attribute} .*from_torch\(lambda: Of"):
+            trainer(train, offload.from_torch(made[name]()), batch_size=4).fit(run_dir=tmp_path / name, quiet=True)

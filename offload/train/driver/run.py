@@ -36,6 +36,7 @@ from offload.train.cluster.connection import (
     ping,
 )
 from offload.train.cluster.draining import draining_nodes
+from offload.train.cluster.idle import give_back_idle
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.notices import Watchers
 from offload.train.cluster.ray_nodes import free_resources
@@ -91,6 +92,7 @@ class Run:
                 f"the schedule uses shares of the training, and the number of samples of {TRAIN!r} is unknown: pass epochs, "
                 "such as schedule={0: 2, 30: 4}."
             )
+        give_back_idle()
         self.cluster, self.fleet, self._first_actions = wait_for_start(self._terms(), cluster, status=live.status)
         self._check_prices()
         self.placement = self.fleet.placement
