@@ -14,7 +14,8 @@ import torch
 
 def is_part(tensor: Any) -> bool:
     """Whether a tensor is one worker's part of a sharded one."""
-    return type(getattr(tensor, "data", tensor)).__name__ == "DTensor"  # importing DTensor takes most of a second
+    # By name: importing DTensor takes most of a second.
+    return isinstance(tensor, torch.Tensor) and type(tensor).__name__ == "DTensor"
 
 
 def is_sharded(item: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -79,6 +79,7 @@ def test_what_is_data_comes_back_equal_and_of_the_same_type(value: Any) -> None:
         hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
     )
 )
+@example(np.array("NaT", "datetime64[Y]"))
 def test_arrays_come_back_bit_by_bit_and_numbers_as_numbers(array: np.ndarray[Any, Any]) -> None:
     back = loaded({"array": array})["array"]
     assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
