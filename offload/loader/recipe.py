@@ -16,7 +16,8 @@ from torch._utils import ExceptionWrapper
 
 from offload.pipeline.gather import Scratch
 from offload.pipeline.packing import Packed, pack
-from offload.pipeline.recipe import FAILURES, hold_to_one_core, seed_generators
+from offload.pipeline.randomness import seed_generators
+from offload.pipeline.recipe import FAILURES, hold_to_one_core
 from offload.pipeline.shuffling import mix
 from offload.pipeline.watch import Watch
 from offload.pipeline.worker_role import in_role, once

@@ -24,12 +24,13 @@ import ray
 from numpy.typing import NDArray
 
 from offload.errors import RunError
+from offload.pipeline.calls import CHUNK
 from offload.pipeline.draws import Draws
 from offload.pipeline.meter import Meter
 from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
 from offload.pipeline.pool import Block, PackedRecipe, Pool, Task
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import CHUNK, TRAINED, whole_chunks
+from offload.pipeline.recipe import TRAINED, whole_chunks
 from offload.pipeline.shuffling import epoch_permutation
 from offload.pipeline.sizing import aligned, block_bytes, for_speed, plan_tasks
 from offload.pipeline.wire import POSITION, SAMPLE_ID

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import random
 import sys
+import time
 import traceback
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,9 @@ from ray import cloudpickle
 
 from offload.errors import RunError
 from offload.pipeline import whole_samples, wire
+from offload.pipeline.calls import CHUNK, Calls
 from offload.pipeline.gather import Gather, Scratch
+from offload.pipeline.randomness import Drawn, loaded_libraries, seed_generators
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Reader, Samples, nowhere
@@ -31,10 +33,6 @@ from offload.pipeline.sources.mixed import in_parts
 from offload.pipeline.watch import Nobody, SampleTimeoutError, Watch
 from offload.pipeline.whole_samples import CONTENTS, SAMPLES
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError, UnsendableError
-
-# Rows that a per-batch transform gets at once. Their number is fixed and aligned to positions of the pass, so that random numbers
-# do not depend on the cut into tasks. It is small, so that a chunk of images stays in the core's cache.
-CHUNK = 16
 
 TRAINED = "__trained__"
 """A column of index rows that exists where a resume cuts a chunk: True for rows that were trained before. The task processes them
@@ -55,7 +53,7 @@ class Recipe:
     ``sample_timeout_s``: the longest time that a sample may take. ``whole``: samples travel as they are, not as columns
     (:mod:`offload.pipeline.whole_samples`). ``seeded_by``: the column of index rows whose number seeds a sample's random numbers; it
     is the position if a pass draws samples repeatedly. ``parts``: the recipes of the data sets that were mixed, if any, and
-    ``part_names`` their names.
+    ``part_names`` their names. ``calls``: the size of the reader's and the transform's calls.
     """
 
     transform: Any
@@ -69,6 +67,7 @@ class Recipe:
     seeded_by: str = SAMPLE_ID
     parts: tuple[Recipe, ...] = ()
     part_names: tuple[str, ...] = ()
+    calls: Calls = field(default_factory=Calls)
 
     def ready(self) -> Recipe:
         """Prepare this recipe in this process: construct the transform, import its libraries and limit them to one thread.
@@ -88,7 +87,13 @@ class Recipe:
         if (prepare := getattr(self.reader, "prepare", None)) is not None:
             prepare()
         hold_to_one_core()
-        return dataclasses.replace(self, transform=transform, parts=tuple(part.ready() for part in self.parts))
+        calls = Calls()
+        if self.parts or self.sample_timeout_s is not None:  # a late sample is to be found within a chunk
+            calls.fix()
+        parts = tuple(part.ready() for part in self.parts)
+        for part in parts:
+            part.calls.fix()
+        return dataclasses.replace(self, transform=transform, parts=parts, calls=calls)
 
     def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
         """See :func:`process`."""
@@ -170,40 +175,50 @@ def process(
     kept: list[np.ndarray[Any, Any]] = []
     skipped: dict[int, str] = {}
     gather = Gather(rows.num_rows, scratch or Scratch())
-    cuts = np.flatnonzero(np.diff(positions // CHUNK)) + 1
-    for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(positions)], strict=True):
+    ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))
+    calls, start = recipe.calls, 0
+    while start < len(positions):
+        stop = calls.stop(ends, start)
         chunk = rows.slice(start, stop - start)
-        seeded = _generators()
-        good, made, errors = _process_chunk(recipe, chunk, epoch, watch)
-        if _generators() != seeded:
-            # The chunk itself imported the library of its random numbers, which was therefore not seeded.
+        libraries, began = loaded_libraries(), time.perf_counter()
+        calls.begin()
+        good, made, errors = _process_rows(recipe, chunk, epoch, watch)
+        if loaded_libraries() != libraries:
+            # These rows themselves imported the library of their random numbers, which was therefore not seeded.
             hold_to_one_core()
-            good, made, errors = _process_chunk(recipe, chunk, epoch, watch)
+            calls.restart()
+            continue
+        if not calls.done(time.perf_counter() - began):
+            continue
         for i, reason in errors.items():
             skipped[start + i] = f"{recipe.reader.describe(chunk, i)}: {reason}"
         if len(good):
             _check_names(recipe, made, (SAMPLE_ID, POSITION, ERROR, CONTENTS, *(() if recipe.whole else (SAMPLES,))))
             parts.append(made if recipe.whole else gather.place(made))
             kept.append(good + start)
+        start = stop
     watch.idle()
     return _assemble(rows, parts, kept, skipped, recipe, gather)
 
 
-def _process_chunk(
+def _process_rows(
     recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch
 ) -> tuple[np.ndarray[Any, Any], Columns, Mapping[int, str]]:
     """Return (the rows that could be read, their transformed columns, the errors of the other rows)."""
     if recipe.parts:
         return in_parts(
-            recipe.parts, chunk, lambda part, rows: _process_chunk(part, rows, epoch, watch), recipe.part_names
+            recipe.parts, chunk, lambda part, rows: _process_rows(part, rows, epoch, watch), recipe.part_names
         )
     samples = _read(recipe, chunk, epoch, watch)
-    good = np.array([i for i in range(chunk.num_rows) if i not in samples.errors], dtype=np.int64)
+    good = np.arange(chunk.num_rows)
+    if samples.errors:
+        good = np.delete(good, list(samples.errors))
     if not len(good):
         return good, {}, samples.errors
     columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
     chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
     made = transform(recipe, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch, watch=watch)
+    recipe.calls.nbytes += _nbytes(columns) + _nbytes(made)
     return good, made, samples.errors
 
 
@@ -238,7 +253,8 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
         seed_generators(mix(recipe.seed, epoch, chunk.column(recipe.seeded_by)[0].as_py(), 1))
-        return reader.read(chunk, at)
+        with _watched(recipe.calls):
+            return reader.read(chunk, at)
     except RunError:
         raise
     except SampleTimeoutError:
@@ -270,6 +286,7 @@ def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, 
     assert reader is not None
     merged: dict[str, list[Any]] = {}
     errors: dict[int, str] = dict(known)
+    recipe.calls.drew = True  # each row has a seed of its own here, which only chunks repeat
     numbers = chunk.column(recipe.seeded_by).to_pylist()
     at = _Place(recipe, chunk, watch)
     for i in range(chunk.num_rows):
@@ -359,26 +376,38 @@ def _call(
     if recipe.kind == "batch":
         begins(None)
         seed_generators(mix(recipe.seed, epoch, int(numbers[0]), 2))
-        return _checked(recipe.transform(dict(columns)))
+        with _watched(recipe.calls):
+            return _checked(recipe.transform(dict(columns)))
+    calls = recipe.calls
+    together = Drawn() if calls.watching and not calls.seeded else None
     made: dict[str, list[Any]] = {}
     for i, number in enumerate(numbers.tolist()):
         begins(i)
-        seed_generators(mix(recipe.seed, epoch, number, 3))
-        sample = {name: column[i] for name, column in columns.items()}
-        if recipe.kind == "image":
-            sample["image"] = recipe.transform(sample["image"])
-        elif recipe.kind == "generator":
-            sample = _yielded(recipe, sample)
-        else:
-            sample = _checked(recipe.transform(sample))
+        if calls.seeded:
+            seed_generators(mix(recipe.seed, epoch, number, 3))
+        with _watched(calls) if calls.seeded else contextlib.nullcontext():
+            sample = _sample(recipe, {name: column[i] for name, column in columns.items()})
         for name, value in sample.items():
             made.setdefault(name, []).append(value)
+    calls.drew = calls.drew or bool(together)
     return dict(made)
 
 
-def _yielded(recipe: Recipe, sample: dict[str, Any]) -> dict[str, Any]:
-    """All samples that a generator yields for one sample."""
-    return {SAMPLES: list(recipe.transform(sample))}
+def _sample(recipe: Recipe, sample: dict[str, Any]) -> dict[str, Any]:
+    """The transformed sample."""
+    if recipe.kind == "image":
+        return {**sample, "image": recipe.transform(sample["image"])}
+    if recipe.kind == "generator":
+        return {SAMPLES: list(recipe.transform(sample))}
+    return _checked(recipe.transform(sample))
+
+
+@contextlib.contextmanager
+def _watched(calls: Calls) -> Iterator[None]:
+    """Note in ``calls`` if random numbers are drawn here."""
+    drawn = Drawn() if calls.watching else None
+    yield
+    calls.drew = calls.drew or bool(drawn)
 
 
 def _checked(out: Any) -> dict[str, Any]:
@@ -399,6 +428,20 @@ def _check_names(recipe: Recipe, columns: Mapping[Any, Any], reserved: Sequence[
                 f"is {name!r}, which offload adds itself" if name in reserved else f"is {name!r}, which is not text"
             )
             raise RunError(f"the name of a column {_made_by(recipe)} {problem}. Give it another name.")
+
+
+def _nbytes(columns: Columns) -> int:
+    """The size of columns in memory, about."""
+    return sum(
+        column.nbytes if isinstance(column, np.ndarray) else sum(map(_size, column)) for column in columns.values()
+    )
+
+
+def _size(value: Any) -> int:
+    try:
+        return int(value.nbytes)
+    except Exception:  # it has none, or is a sparse tensor
+        return 100
 
 
 def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
@@ -596,21 +639,6 @@ def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
             f"the id_column {id_column!r} must hold integers, found {ids.dtype}: number the samples instead."
         )
     return ids.astype(np.int64)
-
-
-def seed_generators(seed: int) -> None:
-    """Seed every generator of augmentation, those of libraries only if they are loaded: importing torch costs seconds."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.default_generator.manual_seed(seed)
-    if (cv2 := sys.modules.get("cv2")) is not None:
-        cv2.setRNGSeed(seed & 0x7FFFFFFF)
-
-
-def _generators() -> tuple[bool, bool]:
-    """Whether each library that :func:`seed_generators` seeds is loaded."""
-    return "torch" in sys.modules, "cv2" in sys.modules
 
 
 def _find_row(attempt: Callable[[int], object], rows: int) -> int | None:

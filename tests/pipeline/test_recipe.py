@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +23,11 @@ from torchvision import transforms as v1
 from offload.errors import RunError
 from offload.pipeline import recipe as recipes
 from offload.pipeline import wire
+from offload.pipeline.calls import CHUNK
 from offload.pipeline.feed import Cores, Feed, Stream
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import CHUNK, Recipe, encode_foreign, process
+from offload.pipeline.recipe import Recipe, encode_foreign, process
 from offload.pipeline.sources.base import At, Samples, nowhere
 from offload.pipeline.sources.from_torch import TorchReader
 from offload.pipeline.split import split_transform
@@ -116,6 +117,66 @@ def test_augmentation_does_not_depend_on_how_rows_are_cut_into_tasks(
         parts.append(run(made, range(a, b), ids=ids[a:b], epoch=epoch))
     for name in whole:
         assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name])
+
+
+def seldom_noisy_batch(batch: Batch) -> Batch:
+    draws = np.zeros(len(batch["label"]))
+    for i, label in enumerate(batch["label"].tolist()):
+        if label % 61 == 0:
+            draws[i] = random.random()
+    return {"draws": draws}
+
+
+def seldom_noisy_sample(sample: Batch) -> Batch:
+    return {"draws": np.float64(torch.rand(()).item() if sample["label"] % 61 == 0 else 0.0)}
+
+
+class SeldomNoisy(Numbers):
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
+        ids = rows.column(SAMPLE_ID).to_numpy()
+        return Samples({"draws": np.array([np.random.rand() if i % 61 == 0 else 0.0 for i in ids.tolist()])})
+
+
+@pytest.mark.parametrize(
+    ("transform", "kind", "reader"),
+    [
+        (seldom_noisy_batch, "batch", Numbers()),
+        (seldom_noisy_sample, "sample", Numbers()),
+        (None, "none", SeldomNoisy()),
+    ],
+    ids=["batch", "sample", "reader"],
+)
+@settings(deadline=None, max_examples=25)
+@given(order=st.permutations(range(12)), cuts=st.sets(st.integers(1, 59), max_size=6))
+def test_calls_of_many_chunks_draw_what_each_chunk_draws_alone(
+    transform: Any, kind: Any, reader: Any, order: list[int], cuts: set[int]
+) -> None:
+    """Whatever a process did before, and however many rows it takes at once."""
+    made = recipe(transform, kind, reader=reader)
+    fixed = recipe(transform, kind, reader=reader)
+    fixed.calls.fix()
+    whole = run(fixed, range(60 * CHUNK))["draws"]
+    assert np.count_nonzero(whole) == 16
+    edges = list(itertools.pairwise([0, *sorted(cuts), 60]))
+    for number in [each for each in order if each < len(edges)]:
+        a, b = (CHUNK * edge for edge in edges[number])
+        assert np.array_equal(run(made, range(a, b))["draws"], whole[a:b])
+
+
+@pytest.mark.parametrize(("kind", "reads"), [("batch", 4), ("sample", 4), ("batch", 1 << 20)])
+def test_only_light_rows_that_draw_nothing_come_many_at_once(kind: str, reads: int) -> None:
+    class Wide(Numbers):
+        sizes: ClassVar[list[int]] = []
+
+        def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
+            self.sizes.append(rows.num_rows)
+            return Samples({"x": np.zeros((rows.num_rows, reads // 4), np.float32)})
+
+    def first(batch: Batch) -> Batch:
+        return {"x": batch["x"][..., :1]}
+
+    run(recipe(first, kind, reader=Wide()), range(64 * CHUNK))
+    assert (max(Wide.sizes) > CHUNK) == (reads == 4)
 
 
 @pytest.mark.parametrize(("transform", "kind", "column"), RANDOM)
@@ -230,18 +291,19 @@ def test_without_a_transform_rows_pass() -> None:
     assert block[POSITION].tolist() == list(range(40))
 
 
-def test_a_batch_transform_gets_lists_and_arrays_of_at_most_a_chunk() -> None:
-    seen: list[int] = []
+def test_a_batch_transform_gets_lists_and_arrays_of_whole_chunks() -> None:
+    seen: list[list[int]] = []
 
     def halved(batch: Batch) -> Batch:
         assert isinstance(batch["image"], list)
         assert batch["image"][0].shape == (2, 3, 3)
         assert batch["label"].dtype == np.int64
-        seen.append(len(batch["label"]))
+        seen.append(batch["label"].tolist())
         return {"image": np.stack(batch["image"]) // 2, "name": [f"n{i}" for i in batch["label"]]}
 
     block = run(recipe(halved), range(5, 40))
-    assert seen == [11, 16, 8]  # aligned to positions of the pass
+    assert [label for labels in seen for label in labels] == list(range(5, 40))
+    assert all(labels[0] in (5, 16, 32) for labels in seen)  # aligned to positions of the pass
     assert block["image"][:, 0, 0, 0].tolist() == [i // 2 for i in range(5, 40)]
     assert block["name"] == [f"n{i}" for i in range(5, 40)]
     assert "label" not in block
@@ -430,7 +492,7 @@ def test_ragged_shapes_name_both_samples_and_shapes() -> None:
     assert "column 'image' has rows of different shapes" in text
     assert "(4, 5, 3) for sample 0 (file-0), (5, 5, 3) for sample 37 (file-37)" in text
     assert "resize or crop" in text
-    assert "(5, 5, 3) for sample 32 (file-32)" in failure(recipe(growing_arrays), range(48))
+    assert "(5, 5, 3) for sample 16 (file-16)" in failure(recipe(growing_arrays), range(48))  # of 16 to 47
 
 
 # --- samples that cannot be read --------------------------------------------------------------------------------------

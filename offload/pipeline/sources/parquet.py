@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +54,9 @@ def list_parquet(
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     table = pa.table(
         {
-            "file": pa.array([p["file"] for p in parts]).take(pa.array(np.repeat(np.arange(len(parts)), counts))),
+            "file": pa.DictionaryArray.from_arrays(
+                np.repeat(np.arange(len(parts), dtype=np.int32), counts), [p["file"] for p in parts]
+            ),
             "row_group": np.repeat([p["row_group"] for p in parts], counts),
             "row": np.arange(counts.sum()) - starts,
         }
@@ -81,11 +84,13 @@ class ParquetReader:
         return {**self.__dict__, "_held": None}
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
-        files, groups, places = (rows.column(c).to_pylist() for c in ("file", "row_group", "row"))
+        groups, places = rows.column("row_group").to_numpy(), rows.column("row").to_numpy()
+        files = rows.column("file").combine_chunks()
+        cuts = (np.flatnonzero((np.diff(groups) != 0) | (np.diff(files.indices.to_numpy()) != 0)) + 1).tolist()
         pieces = []
-        for i, (file, group, place) in enumerate(zip(files, groups, places, strict=True)):
-            at(i)
-            pieces.append(self._row_group(file, group).slice(place, 1))
+        for start, stop in itertools.pairwise([0, *cuts, len(places)]):
+            at(start)
+            pieces.append(self._row_group(files[start].as_py(), int(groups[start])).take(pa.array(places[start:stop])))
         # Files may hold their columns in different orders.
         table = pa.concat_tables(pieces, promote_options="default").combine_chunks()
         columns: dict[str, Column] = {}

@@ -1,0 +1,72 @@
+"""How many rows a reader and a transform get at once.
+
+Random numbers belong to a sample, or to a chunk of :data:`CHUNK` samples if a function takes several at once. They must not depend on the
+cut of a pass into tasks and calls. As long as a recipe draws none, a call may take many chunks, which costs light rows a fraction of the
+time. A call that draws nevertheless is repeated chunk by chunk, with seeds, and so are all later ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+CHUNK = 16
+"""Rows that draw random numbers together. Their number is fixed and aligned to positions of the pass. It is small, so that a chunk of
+images stays in the core's cache."""
+
+LONG_S = 0.05  # of a call
+LARGE_BYTES = 1 << 20  # of what is read and returned: about a core's cache
+MOST_ROWS = 8192
+
+
+class Calls:
+    """The size of a recipe's calls in this process.
+
+    Attributes:
+        seeded: whether each sample and chunk gets random numbers of its own.
+        drew: whether the call under way has drawn random numbers.
+        nbytes: the bytes that the call under way has read and returned.
+    """
+
+    def __init__(self) -> None:
+        self.seeded, self.drew, self.nbytes = True, False, 0
+        self._rows = CHUNK
+        self._fixed = False
+
+    @property
+    def watching(self) -> bool:
+        """Whether it matters if a call draws."""
+        return not self._fixed
+
+    def fix(self) -> None:
+        """Seed all later calls, each of a chunk."""
+        self._fixed, self.seeded, self._rows = True, True, CHUNK
+
+    def restart(self) -> None:
+        """Seed the next call, and watch it."""
+        if not self._fixed:
+            self.seeded, self._rows = True, CHUNK
+
+    def stop(self, ends: np.ndarray[tuple[int], np.dtype[np.int64]], start: int) -> int:
+        """The end of the call that begins at ``start``. ``ends``: the ends of all chunks, ascending."""
+        first = int(np.searchsorted(ends, start, side="right"))
+        last = int(np.searchsorted(ends, start + self._rows, side="right")) - 1
+        return int(ends[max(first, last)])
+
+    def begin(self) -> None:
+        """Note the beginning of a call."""
+        self.drew, self.nbytes = False, 0
+
+    def done(self, seconds: float) -> bool:
+        """Note the end of a call. Return whether its result counts; otherwise the rows need another call."""
+        if self._fixed:
+            return True
+        if self.drew:
+            counts = self.seeded
+            self.fix()
+            return counts
+        self.seeded = False
+        if seconds < LONG_S / 2 and self.nbytes < LARGE_BYTES / 2:
+            self._rows = min(2 * self._rows, MOST_ROWS)
+        elif (seconds > 2 * LONG_S or self.nbytes > 2 * LARGE_BYTES) and self._rows > CHUNK:
+            self._rows = max(self._rows // 2, CHUNK)
+        return True
