@@ -26,13 +26,13 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
-from benchmarks import side_by_side
+from benchmarks import side_by_side, tables
 from benchmarks.rows.protocol import Task
 from benchmarks.side_by_side import CPU_HOST, GPU_HOST, Measurement, Row, RowFailed
 from offload.testing import HostsError, unavailable
 
 PLAIN = side_by_side.ROWS[0]
-WORKLOADS = ("blur", "blur-uint8", "jpeg")
+WORKLOADS = ("blur", "blur-uint8", "jpeg", *tables.NAMES)
 BATCH_SIZE = 64
 MIN_BATCHES = 24  # the steady state has twelve of them
 PLAIN_BATCHES = 10  # of the rows' size: with small ones malloc never learns to keep memory, and the loop is far slower
@@ -82,7 +82,9 @@ COLUMNS = (
     help="Paced accelerator at this multiple of the row's input ceiling. A run of the row with a consumer that only counts "
     "measures the ceiling just before.",
 )
-@click.option("--data", type=click.Path(path_type=Path), help="Folder of the JPEG files; missing files are made there.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Folder of the files to read; missing files are made there."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
 def main(
@@ -109,11 +111,11 @@ def main(
     tasks: dict[str, Task] = {}
     plain_tasks: dict[str, Task] = {}
     for workload in chosen:
-        folder = _jpeg_files(data) if workload == "jpeg" else None
-        task = Task(workload=workload, samples=0, batch_size=BATCH_SIZE, data=folder)
+        folder = _jpeg_files(data) if workload == "jpeg" else str(data or _folder(workload))
+        task = Task(workload=workload, samples=0, batch_size=tables.BATCH_SIZES.get(workload, BATCH_SIZE), data=folder)
         per_s = _calibrate(task)
         tasks[workload] = _with_samples(task, samples or round(seconds * per_s), MIN_BATCHES)
-        plain_tasks[workload] = _with_samples(task, round(PLAIN_S * per_s), PLAIN_BATCHES)
+        plain_tasks[workload] = _with_files(_with_samples(task, round(PLAIN_S * per_s), PLAIN_BATCHES))
         log.print(f"{workload}: {tasks[workload].samples} samples per host and row")
 
     measured: dict[tuple[str, str], list[Beside]] = defaultdict(list)
@@ -128,6 +130,7 @@ def main(
                 # A consumer that only counts measures the ceiling; the accelerator's pace is a multiple of it.
                 for paced in (False, True) if pace is not None else (True,):
                     task = replace(tasks[workload], samples=tasks[workload].samples * len(row.hosts))
+                    task = _with_files(task)
                     if paced:
                         task = replace(task, alpha_s=alpha, beta_s=_beta(row, before, beta, pace, ceiling))
                     try:
@@ -148,7 +151,7 @@ def main(
         "failed": [{"workload": workload, "name": name, "reason": why} for (workload, name), why in failed.items()],
         "accelerator": _accelerator(alpha, beta, pace),
         "samples_per_host": {workload: task.samples for workload, task in tasks.items()},
-        "batch_size": BATCH_SIZE,
+        "batch_size": {workload: task.batch_size for workload, task in tasks.items()},
         "repeats": repeats,
         "command": shlex.join(["python", "benchmarks/offload_vs_single.py", *sys.argv[1:]]),
         "machine": side_by_side.machine(),
@@ -172,7 +175,19 @@ def _jpeg_files(folder: Path | None) -> str:
     """Return the folder of JPEG files to read. The first use makes the files; later ones keep them."""
     from benchmarks.workloads import jpeg_files
 
-    return str(jpeg_files(folder or Path(tempfile.gettempdir()) / "offload-benchmark-jpeg"))
+    return str(jpeg_files(folder or _folder("jpeg")))
+
+
+def _folder(workload: str) -> Path:
+    """The folder of a workload's files."""
+    return Path(tempfile.gettempdir()) / f"offload-benchmark-{workload}"
+
+
+def _with_files(task: Task) -> Task:
+    """The task with the folder of exactly its samples, if these are rows of files."""
+    if task.workload not in tables.NAMES:
+        return task
+    return replace(task, data=str(tables.files(task.workload, Path(task.data or "."), task.samples)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,12 +221,13 @@ class Beside:
 
 
 def _with_samples(task: Task, samples: int, least: int) -> Task:
-    return replace(task, samples=task.batch_size * max(least, math.ceil(samples / task.batch_size)))
+    unit = tables.ROWS_PER_FILE.get(task.workload, task.batch_size)
+    return replace(task, samples=unit * math.ceil(max(least * task.batch_size, samples) / unit))
 
 
 def _calibrate(task: Task) -> float:
     """Samples/s of a plain loop on one core."""
-    short = _with_samples(task, 0, PLAIN_BATCHES)
+    short = _with_files(_with_samples(task, 0, PLAIN_BATCHES))
     measured = side_by_side.run(PLAIN, short, timeout_s=START_S + SLOWNESS * 60)
     return measured.samples_per_s / len(PLAIN.hosts)
 

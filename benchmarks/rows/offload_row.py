@@ -10,6 +10,7 @@ import ray.train
 import torch
 
 import offload
+from benchmarks import tables
 from benchmarks.rows import protocol
 from benchmarks.rows.dataloader import Samples
 from benchmarks.rows.ray_script import TRAIN_RESOURCE
@@ -30,6 +31,13 @@ def train(ctx: offload.Context) -> None:
     Path(ctx.config["answer"]).write_text(json.dumps(asdict(result)))
 
 
+def data(task: protocol.Task) -> offload.Pipeline:
+    """The samples of a task."""
+    if task.workload in tables.NAMES:
+        return offload.parquet(protocol.folder(task), tables.TRANSFORMS[task.workload])
+    return offload.from_torch(Samples(task))
+
+
 def main() -> None:
     task = protocol.parse()
     torch.set_num_threads(1)
@@ -39,7 +47,7 @@ def main() -> None:
         scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": 0, TRAIN_RESOURCE: 1})
         offload.Trainer(
             train,
-            datasets={"train": offload.from_torch(Samples(task))},
+            datasets={"train": data(task)},
             workers=1,
             batch_size=task.batch_size,
             scaling_config=scaling,

@@ -3,12 +3,24 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks import workloads
+import torch
+
+from benchmarks import tables, workloads
 from benchmarks.rows import protocol
+
+
+def of_tables(task: protocol.Task) -> Iterator[Mapping[str, Any]]:
+    """Batches of rows of Parquet files, as tensors."""
+    batches = tables.Batches(task.workload, protocol.folder(task), task.batch_size)
+    for batch in batches.of(batches.groups()):
+        yield {name: torch.from_numpy(column) for name, column in batch.items()}
 
 
 def main() -> None:
     task = protocol.parse()
+    if task.workload in tables.NAMES:
+        protocol.answer(protocol.consume(task, lambda: of_tables(task)))
+        return
     workload = workloads.get(task.workload, task.data_folder)
     workload.make(0)  # does the imports of the first sample
 

@@ -50,7 +50,7 @@ class Task:
     samples: int
     batch_size: int = 64
     data: str | None = None
-    """Folder of JPEG files."""
+    """Folder of JPEG or Parquet files."""
     alpha_s: float = 0.0
     beta_s: float = 0.0
     """The paced accelerator takes alpha_s + beta_s · batch size per batch; both 0: none."""
@@ -79,6 +79,13 @@ class Result:
     first_batch_at_s: float
     """When the first batch arrived, on the machine's monotonic clock."""
     extra: Mapping[str, float]
+
+
+def folder(task: Task) -> Path:
+    """The folder of the files that a task reads."""
+    if task.data is None:
+        raise SystemExit(f"the workload {task.workload} needs --data")
+    return Path(task.data)
 
 
 def parser() -> argparse.ArgumentParser:

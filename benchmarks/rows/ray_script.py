@@ -16,7 +16,7 @@ import ray.train
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from benchmarks import workloads
+from benchmarks import tables, workloads
 from benchmarks.rows import protocol
 
 Batch = dict[str, np.ndarray[Any, Any]]
@@ -28,6 +28,9 @@ TRAIN_RESOURCE = "train_host"
 
 
 def dataset(task: protocol.Task) -> ray.data.Dataset:
+    if task.workload in tables.NAMES:
+        rows = ray.data.read_parquet(str(protocol.folder(task)))
+        return rows.map_batches(tables.TRANSFORMS[task.workload], batch_size=task.batch_size)
     workload = workloads.get(task.workload, task.data_folder)
 
     def synthetic(batch: Batch) -> Batch:
