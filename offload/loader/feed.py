@@ -9,6 +9,7 @@ Where it stops: it never opens a batch, and it draws no indices.
 from __future__ import annotations
 
 import contextlib
+import queue
 import statistics
 import threading
 import time
@@ -115,6 +116,8 @@ class LoaderFeed:
         self._failure: BaseException | None = None
         self._readers = 0
         self._dropped: list[_MapStream] = []  # with tasks under way
+        self._news: queue.SimpleQueue[tuple[_IterableStream, int, Any, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._hear, daemon=True, name="readers").start()
         threading.Thread(target=self._end_leases, daemon=True, name="leases").start()
 
     # -- for loaders ------------------------------------------------------------------------------------------------
@@ -340,7 +343,17 @@ class LoaderFeed:
             return
         stream.reading.add(worker)
         ref, read = stream.readers[worker].read.options(num_returns=2).remote()
-        read.future().add_done_callback(lambda made: self._has_read(stream, worker, ref, made))
+        # Ray calls back on its own thread, which must not wait for the lock: whoever holds it may wait for Ray (to end a reader).
+        read.future().add_done_callback(lambda made: self._news.put((stream, worker, ref, made)))
+
+    def _hear(self) -> None:
+        """Act on what readers have done."""
+        while True:
+            stream, worker, ref, made = self._news.get()
+            try:
+                self._has_read(stream, worker, ref, made)
+            except Exception as error:  # this thread serves other iterations, too
+                self._fail(stream, error)
 
     def _has_read(self, stream: _IterableStream, worker: int, ref: Any, made: Any) -> None:
         with self._changed:

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Plan:
         finish: what happens to a batch before the user gets it.
         timeout_s: how long the user waits for a batch, in seconds; 0: without end.
         owner: the loader's name.
+        told_length: the length of an iterable data set, if the program asked for it.
     """
 
     recipes: list[Any]
@@ -57,6 +59,7 @@ class Plan:
     finish: Finish
     timeout_s: float
     owner: str
+    told_length: int | None
 
 
 class _End:
@@ -73,6 +76,7 @@ class Iteration:
         self._ordered = self._received = 0
         self._progress = progress
         self._timeout_s = plan.timeout_s
+        self._told_length = plan.told_length
         self._clock = clock
         self._over = False
         self._samples = 0
@@ -111,6 +115,13 @@ class Iteration:
         self._progress.batches += 1
         if isinstance(item, ExceptionWrapper):
             item.reraise()  # type: ignore[no-untyped-call]
+        if self._told_length is not None and self._received > self._told_length:
+            warnings.warn(
+                f"Length of IterableDataset is {self._told_length} according to its __len__, but it has yielded {self._received} batches. "
+                "With num_workers > 0, every worker reads the whole data set, unless __iter__ takes the worker's share: see "
+                "torch.utils.data.get_worker_info().",
+                stacklevel=2,
+            )
         self._samples = samples
         self._fetcher.hand_over(item)
         self._clock.count(samples)

@@ -147,6 +147,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 finish=Finish(pin=self.pin_memory, on_device=self.on_device),
                 timeout_s=self.timeout,
                 owner=self._user.name,
+                told_length=self._IterableDataset_len_called,
             ),
             self._user.session(self.address, self.placement),
             progress,

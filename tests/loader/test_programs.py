@@ -28,6 +28,15 @@ class Squares(torch.utils.data.Dataset):
     def __getitem__(self, i):
         return torch.tensor(i * i), os.getpid()
 
+class Indices(Squares):
+    def __getitems__(self, indices):
+        return indices
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.zeros(28, 28)
+
 if __name__ == "__main__":
     loader = offload.DataLoader(Squares(), batch_size=8, shuffle=True)
     seen = []
@@ -37,11 +46,14 @@ if __name__ == "__main__":
             seen += squares.tolist()
     assert sorted(seen) == sorted(2 * [i * i for i in range(40)])
     print(loader.stats().batches, "batches")
+    # The program ends in the middle of iterations, one with large orders under way, and one whose readers never end.
+    large = offload.DataLoader(Indices(), batch_sampler=[[0] * 40_000] * 1000, collate_fn=len)
+    endless = offload.DataLoader(Endless(), batch_size=16, num_workers=2, persistent_workers=True)
+    held = [iter(loader), iter(large), iter(endless)]
+    assert next(held[1]) == 40_000 and next(held[2]).shape == (16, 28, 28)
     if "raise" in sys.argv:
         raise RuntimeError("the training failed")
     if "kill" in sys.argv:
-        iterator = iter(loader)
-        next(iterator)
         os.kill(os.getpid(), 9)
 """
 
