@@ -235,7 +235,7 @@ def _caveats(found: Findings) -> list[str]:
     if found.workers == 1:
         said.append(
             "Synchronisation between workers was not measured, since there was only one: a plan assumes that it is free. Probe "
-            "where two fit (workers=2) to measure it."
+            "a Trainer with workers=2, where two fit, to measure it."
         )
     if found.blocks:
         said.append(

@@ -191,4 +191,9 @@ def as_user_error(error: BaseException) -> OffloadError:
     if found is not None:
         return found
     lines = str(error).strip().splitlines()
+    if isinstance(error, ray.exceptions.RayActorError):
+        return RunError(
+            "preprocessing failed: the processes that got the same samples have died, one after the other. A library of the data set or "
+            f"of the transform crashes on them, or the node has too little memory. Ray says: {lines[-1].strip() if lines else 'nothing'}"
+        )
     return RunError(f"preprocessing failed: {type(error).__name__}: {lines[-1] if lines else 'no message'}.")

@@ -143,7 +143,8 @@ def hold_to_one_core() -> None:
 
 def whole_chunks(positions: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
     """Every position below ``n`` in the chunks of these ascending positions."""
-    chunks = np.unique(positions // CHUNK)
+    numbers = positions // CHUNK
+    chunks = numbers[np.diff(numbers, prepend=-1) > 0]
     whole = (chunks[:, None] * CHUNK + np.arange(CHUNK)).reshape(-1)
     return whole[whole < n]
 
@@ -182,7 +183,9 @@ def process(
         chunk = rows.slice(start, stop - start)
         libraries, began = loaded_libraries(), time.perf_counter()
         calls.begin()
+        drawn = Drawn() if not calls.seeded else None
         good, made, errors = _process_rows(recipe, chunk, epoch, watch)
+        calls.drew = calls.drew or bool(drawn)
         if loaded_libraries() != libraries:
             # These rows themselves imported the library of their random numbers, which was therefore not seeded.
             hold_to_one_core()
@@ -252,8 +255,7 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
     at = _Place(recipe, chunk, watch)
     try:
         # A reader may be random too: a torch data set augments in __getitem__.
-        seed_generators(mix(recipe.seed, epoch, chunk.column(recipe.seeded_by)[0].as_py(), 1))
-        with _watched(recipe.calls):
+        with _seeded(recipe, epoch, chunk.column(recipe.seeded_by)[0].as_py(), 1):
             return reader.read(chunk, at)
     except RunError:
         raise
@@ -375,21 +377,15 @@ def _call(
 ) -> Columns:
     if recipe.kind == "batch":
         begins(None)
-        seed_generators(mix(recipe.seed, epoch, int(numbers[0]), 2))
-        with _watched(recipe.calls):
+        with _seeded(recipe, epoch, int(numbers[0]), 2):
             return _checked(recipe.transform(dict(columns)))
-    calls = recipe.calls
-    together = Drawn() if calls.watching and not calls.seeded else None
     made: dict[str, list[Any]] = {}
     for i, number in enumerate(numbers.tolist()):
         begins(i)
-        if calls.seeded:
-            seed_generators(mix(recipe.seed, epoch, number, 3))
-        with _watched(calls) if calls.seeded else contextlib.nullcontext():
+        with _seeded(recipe, epoch, number, 3):
             sample = _sample(recipe, {name: column[i] for name, column in columns.items()})
         for name, value in sample.items():
             made.setdefault(name, []).append(value)
-    calls.drew = calls.drew or bool(together)
     return dict(made)
 
 
@@ -403,8 +399,14 @@ def _sample(recipe: Recipe, sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _watched(calls: Calls) -> Iterator[None]:
-    """Note in ``calls`` if random numbers are drawn here."""
+def _seeded(recipe: Recipe, epoch: int, number: int, use: int) -> Iterator[None]:
+    """Seed the generators for a sample, or for the chunk that begins with it, unless the recipe draws no random numbers. ``use`` tells
+    the uses of one sample's random numbers apart."""
+    calls = recipe.calls
+    if not calls.seeded:
+        yield
+        return
+    seed_generators(mix(recipe.seed, epoch, number, use))
     drawn = Drawn() if calls.watching else None
     yield
     calls.drew = calls.drew or bool(drawn)

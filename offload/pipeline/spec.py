@@ -92,7 +92,8 @@ def image_folder(
 
     Args:
         path: a local folder, ``s3://...``, or any path that pyarrow or fsspec opens.
-        transform: a callable from a batch (dict of columns) to a batch with as many rows, or from sample to sample with
+        transform: a callable from a batch (dict of columns) to a batch with as many rows, each a function of its own row and random
+            numbers (batches of a transform are not those of training, and their size varies); or from sample to sample with
             ``per_sample=True``; a generator function of one sample, which yields any number of samples for it; a class of such
             callables, constructed once per preprocessing actor; or a torchvision or timm transform of one image, whose converting
             and normalising tail then runs on the device.
