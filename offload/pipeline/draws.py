@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.pipeline.shuffling import Ids, generator
+from offload.pipeline.shuffling import Ids, generator, shuffled_groups
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,11 +29,8 @@ class Draws:
         rng = generator(seed, epoch)
         bounds = np.cumsum(self.weights / self.weights.max())
         # A sample of weight 0 has an empty interval, which "right" never finds.
-        ids = np.searchsorted(bounds, rng.random(self.number) * bounds[-1], side="right")
-        ids = np.minimum(ids, np.flatnonzero(self.weights)[-1]).astype(np.int64)
+        found = np.searchsorted(bounds, rng.random(self.number) * bounds[-1], side="right")
+        ids: Ids = np.minimum(found, np.flatnonzero(self.weights)[-1]).astype(np.int64)
         if groups is None:
-            return cast(Ids, ids)
-        names, inverse = np.unique(groups[ids], return_inverse=True)
-        rank_of_group = rng.permutation(len(names))
-        within = rng.permutation(self.number)
-        return cast(Ids, ids[np.lexsort((within, rank_of_group[inverse]))])
+            return ids
+        return shuffled_groups(ids, groups[ids], rng)

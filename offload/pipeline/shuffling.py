@@ -23,10 +23,19 @@ def epoch_permutation(
     rng = generator(seed, epoch)
     if groups is None:
         return rng.permutation(n).astype(np.int64)
-    names, inverse = np.unique(groups, return_inverse=True)
-    rank_of_group = rng.permutation(len(names))
-    within = rng.permutation(n)
-    return np.lexsort((within, rank_of_group[inverse])).astype(np.int64)
+    return shuffled_groups(np.arange(n, dtype=np.int64), groups, rng)
+
+
+def shuffled_groups(ids: Ids, groups: NDArray[np.int64], rng: np.random.Generator) -> Ids:
+    """Ids in random order, those of a group together. ``groups``: the group of each.
+
+    It shuffles one group after the other, within the core's cache: for millions of ids that is several times faster than sorting them.
+    """
+    if np.any(np.diff(groups) < 0):
+        by_group = np.argsort(groups, kind="stable")
+        ids, groups = ids[by_group], groups[by_group]
+    parts = np.split(ids, np.flatnonzero(np.diff(groups)) + 1)
+    return np.concatenate([rng.permutation(parts[i]) for i in rng.permutation(len(parts)).tolist()])
 
 
 def generator(seed: int, epoch: int) -> np.random.Generator:
