@@ -433,9 +433,11 @@ def _check_names(recipe: Recipe, columns: Mapping[Any, Any], reserved: Sequence[
 
 
 def _nbytes(columns: Columns) -> int:
-    """The size of columns in memory, about."""
+    """The size of columns in memory, about: rows of a list count as its first."""
     return sum(
-        column.nbytes if isinstance(column, np.ndarray) else sum(map(_size, column)) for column in columns.values()
+        column.nbytes if isinstance(column, np.ndarray) else len(column) * _size(column[0])
+        for column in columns.values()
+        if len(column)
     )
 
 
