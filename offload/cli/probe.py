@@ -13,10 +13,11 @@ import click
 from offload.cli import profile_age
 from offload.cli.output import stdout_for_json
 from offload.cli.script import build_trainer, check_script
-from offload.errors import ConfigError
+from offload.errors import ConfigError, RunError
 from offload.interrupts import INTERRUPTED
 from offload.measure.findings import Findings, profile_document
 from offload.model.checks import check_number
+from offload.model.profile import Profile
 from offload.report.probe_text import format_probe
 from offload.report.run_dir import to_json
 
@@ -83,9 +84,22 @@ def probe(
             click.echo("offload: the probe was interrupted; it has written nothing.", err=True)
             sys.exit(INTERRUPTED)
         document = profile_document(found)
+        check_usable(document)
         if output is not None:
             _write(output, to_json(document, indent=2) + "\n")
         emit(document, format_probe(document))
+
+
+def check_usable(document: dict[str, Any]) -> None:
+    """Raise RunError for a profile that ``offload plan`` would refuse."""
+    try:
+        Profile.from_document(document, source="the profile")
+    except ConfigError as error:
+        found = str(error).removeprefix("the profile: ").partition(",")[0]
+        raise RunError(
+            f"the probe's figures are not plausible: {found}. The step is too slow for this CPU, or other programs used it meanwhile. "
+            "Probe on an idle machine, or on one with a GPU."
+        ) from None
 
 
 def _of_trainer(script: Path, args: tuple[str, ...], *, address: str | None, **named: Any) -> Findings | None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offload.cli.probe import check_usable
 from offload.errors import ConfigError, RunError
 from offload.measure.findings import Findings, findings_of, profile_document, verdict
 from offload.measure.sizes import MEMORY_SHARE, Measured, at_whole_depth, largest_that_fits, next_size
@@ -40,6 +41,16 @@ FOUND = Findings(
     host_cpus_per_worker=1.0,
     measured={"cores": 4, "cpu_model": "x", "core_speed": 1.0},
 )
+
+
+def test_a_profile_that_no_plan_would_take_is_refused_where_it_is_made() -> None:
+    check_usable(profile_document(FOUND))
+    steps = [Measured(size=m, step_s=9.0) for m in (1, 2)]
+    with pytest.raises(
+        RunError, match=r"not plausible: step.alpha_compute is 8.9\d*. The step .* Probe on an idle"
+    ) as caught:
+        check_usable(profile_document(dataclasses.replace(FOUND, steps=steps)))
+    assert caught.value.exit_code == 1
 
 
 def test_a_profile_is_what_was_measured() -> None:
