@@ -22,7 +22,8 @@ from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 PACK = "pack"
 LEAST_RAW_BYTES = 256  # below this, reading the counters dominates
-ROWS = 4  # rows at a time: some samples take seconds
+ROWS = 4  # rows at a time, at first: some samples take seconds
+SHORT_S = 0.02  # of a task: light rows come in larger ones, as in a run
 
 
 @dataclass
@@ -72,16 +73,19 @@ def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCo
     costs = StageCosts()
     recipe = _timed(recipe, costs)
     until = time.monotonic() + seconds
-    start = 0
-    _once(recipe, rows, start)  # imports, caches
+    start, size = 0, ROWS
+    _once(recipe, rows.slice(0, size), start)  # imports, caches
     costs.spent.clear()
     while time.monotonic() < until:
         began, read = time.thread_time(), _bytes_read()
-        done = _once(recipe, rows, start)
-        costs.cpu_s += time.thread_time() - began
+        done = _once(recipe, rows.slice(start, size), start)
+        took = time.thread_time() - began
+        costs.cpu_s += took
         costs.raw_bytes += _bytes_read() - read
         costs.samples += done
         start = (start + done) % rows.num_rows
+        if took < SHORT_S:
+            size = min(2 * size, rows.num_rows)
     return costs
 
 
@@ -98,10 +102,9 @@ def _timed(recipe: Recipe, costs: StageCosts) -> Recipe:
 
 
 def _once(recipe: Recipe, rows: pa.Table, start: int) -> int:
-    part = rows.slice(start, ROWS)
-    ids = pa.array(np.arange(start, start + part.num_rows, dtype=np.int64))
-    process(recipe, part.append_column(SAMPLE_ID, ids).append_column(POSITION, ids), epoch=0)
-    return int(part.num_rows)
+    ids = pa.array(np.arange(start, start + rows.num_rows, dtype=np.int64))
+    process(recipe, rows.append_column(SAMPLE_ID, ids).append_column(POSITION, ids), epoch=0)
+    return int(rows.num_rows)
 
 
 def _wrap_attributes(owner: Any, costs: StageCosts) -> None:
