@@ -6,6 +6,7 @@ any number of workers resumes from them, sharded or not.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -38,12 +39,14 @@ def divided(value: torch.Tensor, like: Any) -> torch.Tensor:
 
 def load_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     """Load a model's state of whole tensors."""
-    own = model.state_dict() if is_sharded(model) else {}
-    model.load_state_dict(
-        {name: divided(value, own[name]) if is_part(own.get(name)) else value for name, value in state.items()}
-        if own
-        else state
-    )
+    if is_sharded(model):
+        own, metadata = model.state_dict(), getattr(state, "_metadata", None)
+        state = OrderedDict(
+            (name, divided(value, own[name]) if is_part(own.get(name)) else value) for name, value in state.items()
+        )
+        if metadata is not None:  # the versions of its modules
+            state._metadata = metadata  # type: ignore[attr-defined]
+    model.load_state_dict(state)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
