@@ -57,8 +57,9 @@ def list_parquet(
             "file": pa.DictionaryArray.from_arrays(
                 np.repeat(np.arange(len(parts), dtype=np.int32), counts), [p["file"] for p in parts]
             ),
-            "row_group": np.repeat([p["row_group"] for p in parts], counts),
-            "row": np.arange(counts.sum()) - starts,
+            # Parquet counts the rows of a group in 64 bits, but groups of more than 2³¹ rows would not fit into memory.
+            "row_group": np.repeat(np.array([p["row_group"] for p in parts], np.int32), counts),
+            "row": (np.arange(counts.sum()) - starts).astype(np.int32),
         }
     )
     groups = np.repeat([p["group"] for p in parts], counts).astype(np.int64)
