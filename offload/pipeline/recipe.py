@@ -176,6 +176,8 @@ def process(
     kept: list[np.ndarray[Any, Any]] = []
     skipped: dict[int, str] = {}
     gather = Gather(rows.num_rows, scratch or Scratch())
+    if (begin := getattr(recipe.reader, "begin", None)) is not None:
+        begin(rows)
     ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))
     calls, start = recipe.calls, 0
     while start < len(positions):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
 from offload.pipeline.images import EXTENSIONS, DecodeError, decode_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.files import Path, list_files, read_file
+from offload.pipeline.sources.read_ahead import ReadAhead
 
 
 def list_image_folder(path: Path, *, filesystem: Any = None, tell: Tell = silent) -> Index:
@@ -36,18 +39,31 @@ def list_image_folder(path: Path, *, filesystem: Any = None, tell: Tell = silent
 
 
 class ImageFolderReader:
-    """A reader that decodes images: ``image``, a list of HWC uint8 arrays, and ``label``, int64."""
+    """A reader that decodes images: ``image``, a list of HWC uint8 arrays, and ``label``, int64. It reads remote files ahead."""
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs
+        self._ahead: ReadAhead | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": None}
+
+    def begin(self, rows: pa.Table) -> None:
+        """Begin a task over these index rows."""
+        if isinstance(self.fs, pafs.LocalFileSystem):
+            return
+        if self._ahead is None:
+            self._ahead = ReadAhead(functools.partial(read_file, self.fs))
+        self._ahead.begin(rows.column("path").to_pylist())
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         errors: dict[int, str] = {}
         images: list[Any] = []
+        content_of = self._ahead.get if self._ahead is not None else functools.partial(read_file, self.fs)
         for i, path in enumerate(rows.column("path").to_pylist()):
             at(i)
             try:
-                images.append(decode_image(read_file(self.fs, path)))
+                images.append(decode_image(content_of(path)))
             except DecodeError as error:
                 errors[i] = f"corrupt or truncated image: {error}"
                 images.append(None)

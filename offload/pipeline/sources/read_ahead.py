@@ -1,0 +1,59 @@
+"""Read files before their turn, many at a time.
+
+A request to an object store takes tens of milliseconds, whatever its size. A core that waits for each file in turn would do nothing else.
+The order of a task's files is known, so that their requests overlap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+REQUESTS = 32  # in flight at once, for each core
+BUFFERED_BYTES = 64 << 20  # of files that wait for their turn, for each core, as far as their mean tells
+
+
+class ReadAhead:
+    """The files of a process's present task. Use it from one thread.
+
+    ``read`` reads a whole file, on any thread. It may raise an exception, which :meth:`get` raises.
+    """
+
+    def __init__(self, read: Callable[[str], bytes]) -> None:
+        self._read = read
+        self._threads: ThreadPoolExecutor | None = None
+        self._coming: deque[str] = deque()
+        self._under_way: deque[tuple[str, Future[bytes]]] = deque()
+        self._files = self._bytes = 0
+
+    def begin(self, paths: Sequence[str]) -> None:
+        """Begin a task that reads these files in this order. Files of an earlier task are forgotten."""
+        for _, future in self._under_way:
+            future.cancel()
+        self._under_way.clear()
+        self._coming = deque(paths)
+        self._request()
+
+    def get(self, path: str) -> bytes:
+        """The file's content. A file out of turn, which is read again, is read at once."""
+        if path not in [name for name, _ in self._under_way]:
+            return self._read(path)
+        while (head := self._under_way.popleft())[0] != path:
+            head[1].cancel()  # it was left out
+        future = head[1]
+        self._request()
+        content = future.result()
+        self._files += 1
+        self._bytes += len(content)
+        return content
+
+    def _request(self) -> None:
+        """Request more files, up to the limits."""
+        mean = self._bytes / self._files if self._files else 0.0
+        most = REQUESTS if not mean else max(2, min(REQUESTS, int(BUFFERED_BYTES / mean)))
+        while self._coming and len(self._under_way) < most:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="read-ahead")
+            path = self._coming.popleft()
+            self._under_way.append((path, self._threads.submit(self._read, path)))

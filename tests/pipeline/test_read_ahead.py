@@ -1,0 +1,107 @@
+"""Files that are read before their turn: each arrives whole, errors at their file, and requests overlap within limits."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from offload.pipeline import wire
+from offload.pipeline.recipe import Recipe, process
+from offload.pipeline.sources import read_ahead
+from offload.pipeline.sources.image_folder import list_image_folder
+from offload.pipeline.sources.read_ahead import REQUESTS, ReadAhead
+from offload.pipeline.wire import POSITION, SAMPLE_ID
+
+
+@given(st.integers(0, 80), st.data())
+def test_every_file_arrives_whatever_is_left_out_or_read_again(n: int, data: st.DataObject) -> None:
+    files = {f"f{i}": b"x" * i for i in range(n)}
+    lock, now, most = threading.Lock(), 0, 0
+
+    def read(path: str) -> bytes:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        content = files[path]
+        with lock:
+            now -= 1
+        return content
+
+    ahead = ReadAhead(read)
+    for _ in range(2):  # two tasks
+        ahead.begin(list(files))
+        for path in files:
+            for _ in range(data.draw(st.sampled_from([0, 1, 1, 1, 2]))):
+                assert ahead.get(path) == files[path]
+    assert most <= REQUESTS + 1  # and the file that is read again
+
+
+def test_requests_overlap() -> None:
+    together = threading.Barrier(4)  # nobody passes before four read
+
+    def read(path: str) -> bytes:
+        together.wait(timeout=300)
+        return path.encode()
+
+    ahead = ReadAhead(read)
+    paths = [f"f{i}" for i in range(8)]
+    ahead.begin(paths)
+    assert [ahead.get(path) for path in paths] == [path.encode() for path in paths]
+
+
+def test_an_error_is_raised_at_its_file() -> None:
+    def read(path: str) -> bytes:
+        if path == "bad":
+            raise OSError("no such file")
+        return b""
+
+    ahead = ReadAhead(read)
+    ahead.begin(["a", "bad", "b"])
+    assert ahead.get("a") == b""
+    with pytest.raises(OSError, match="no such file"):
+        ahead.get("bad")
+    assert ahead.get("b") == b""
+
+
+def test_few_large_files_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "BUFFERED_BYTES", 100)
+    begun: list[str] = []
+
+    def read(path: str) -> bytes:
+        begun.append(path)
+        return b"x" * 30
+
+    ahead = ReadAhead(read)
+    paths = [f"f{i}" for i in range(200)]
+    ahead.begin(paths)
+    for number, path in enumerate(paths[:-REQUESTS], start=1):
+        ahead.get(path)
+        if number > REQUESTS:
+            assert len(begun) <= number + 3
+
+
+def test_a_task_reads_the_files_of_another_file_system_ahead(tmp_path: Path) -> None:
+    for i in range(40):
+        folder = tmp_path / f"c{i % 2}"
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), i, np.uint8)).save(folder / f"{i:02}.png")
+    (tmp_path / "c0" / "38.png").write_bytes(b"no image")
+    blocks = []
+    for filesystem in (None, pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())):
+        index = list_image_folder(tmp_path, filesystem=filesystem)
+        ids = np.arange(len(index))
+        rows = index.table.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(ids))
+        recipe = Recipe(transform=None, kind="none", seed=0, reader=index.reader, on_error="skip").ready()
+        blocks.append(wire.decode(process(recipe, rows, epoch=0)))
+    assert np.array_equal(blocks[0]["image"], blocks[1]["image"])
+    assert [error is None for error in blocks[1][wire.ERROR]].count(False) == 1
+    assert getattr(index.reader, "_ahead", None) is not None
