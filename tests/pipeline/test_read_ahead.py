@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -16,8 +21,10 @@ from PIL import Image
 from offload.pipeline import wire
 from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources import read_ahead
+from offload.pipeline.sources.base import Index
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.read_ahead import REQUESTS, ReadAhead
+from offload.pipeline.sources.webdataset import list_webdataset
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 
@@ -89,19 +96,47 @@ def test_few_large_files_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) ->
             assert len(begun) <= number + 3
 
 
-def test_a_task_reads_the_files_of_another_file_system_ahead(tmp_path: Path) -> None:
+def blocks_of(make_index: Callable[[Any], Index]) -> list[Any]:
+    """The decoded blocks of one task, from local files and from the same ones behind other file systems."""
+    blocks = []
+    others = (pafs.SubTreeFileSystem("/", pafs.LocalFileSystem()), fsspec.filesystem("file"))
+    for filesystem in (None, *others):
+        index = make_index(filesystem)
+        ids = np.arange(len(index))
+        rows = index.table.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(ids))
+        recipe = Recipe(transform=None, kind="none", seed=0, reader=index.reader, on_error="skip").ready()
+        blocks.append(wire.decode(process(recipe, rows, epoch=0)))
+        assert (getattr(index.reader, "_ahead", None) is not None) == (filesystem is not None)
+    return blocks
+
+
+def test_a_task_reads_remote_images_ahead(tmp_path: Path) -> None:
     for i in range(40):
         folder = tmp_path / f"c{i % 2}"
         folder.mkdir(exist_ok=True)
         Image.fromarray(np.full((4, 4, 3), i, np.uint8)).save(folder / f"{i:02}.png")
     (tmp_path / "c0" / "38.png").write_bytes(b"no image")
-    blocks = []
-    for filesystem in (None, pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())):
-        index = list_image_folder(tmp_path, filesystem=filesystem)
-        ids = np.arange(len(index))
-        rows = index.table.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(ids))
-        recipe = Recipe(transform=None, kind="none", seed=0, reader=index.reader, on_error="skip").ready()
-        blocks.append(wire.decode(process(recipe, rows, epoch=0)))
-    assert np.array_equal(blocks[0]["image"], blocks[1]["image"])
-    assert [error is None for error in blocks[1][wire.ERROR]].count(False) == 1
-    assert getattr(index.reader, "_ahead", None) is not None
+    local, *others = blocks_of(lambda filesystem: list_image_folder(tmp_path, filesystem=filesystem))
+    for other in others:
+        assert np.array_equal(local["image"], other["image"])
+        assert [error is None for error in other[wire.ERROR]].count(False) == 1
+
+
+def test_a_task_reads_remote_shards_ahead(tmp_path: Path) -> None:
+    for shard in range(20):  # more than stay open
+        with tarfile.open(tmp_path / f"{shard:02}.tar", "w") as tar:
+            for key in "abc":
+                for extension, content in (("txt", f"{key}{shard}"), ("json", f"[{shard}]"), ("cls", str(shard))):
+                    member = tarfile.TarInfo(f"{key}.{extension}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content.encode()))
+                    if (key, extension) == ("b", "txt"):  # its other members lie far away
+                        gap = tarfile.TarInfo("gap")
+                        gap.size = 200_000
+                        tar.addfile(gap, io.BytesIO(bytes(gap.size)))
+    local, *others = blocks_of(lambda filesystem: list_webdataset(tmp_path, filesystem=filesystem))
+    assert local["txt"] == [f"{key}{shard}" for shard in range(20) for key in "abc"]
+    assert local["label"].tolist() == [shard for shard in range(20) for _ in "abc"]
+    for other in others:
+        assert other["txt"] == local["txt"]
+        assert other["label"].tolist() == local["label"].tolist()

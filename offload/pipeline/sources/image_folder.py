@@ -43,7 +43,7 @@ class ImageFolderReader:
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs
-        self._ahead: ReadAhead | None = None
+        self._ahead: ReadAhead[str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": None}

@@ -113,7 +113,9 @@ class ParquetReader:
     def _row_group(self, file: str, group: int) -> pa.Table:
         if self._held is None or self._held[0] != (file, group):
             with self.fs.open_input_file(file) as stream:
-                table = pq.ParquetFile(stream).read_row_group(group, columns=self.columns)
+                # Remote columns come in a few requests at once; local ones are read as they are decoded.
+                remote = not isinstance(self.fs, pafs.LocalFileSystem)
+                table = pq.ParquetFile(stream, pre_buffer=remote).read_row_group(group, columns=self.columns)
             self._held = ((file, group), table)
         return self._held[1]
 

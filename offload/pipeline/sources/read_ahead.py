@@ -1,4 +1,4 @@
-"""Read files before their turn, many at a time.
+"""Read files, or parts of files, before their turn, many at a time.
 
 A request to an object store takes tens of milliseconds, whatever its size. A core that waits for each file in turn would do nothing else.
 The order of a task's files is known, so that their requests overlap.
@@ -7,39 +7,44 @@ The order of a task's files is known, so that their requests overlap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 REQUESTS = 32  # in flight at once, for each core
 BUFFERED_BYTES = 64 << 20  # of files that wait for their turn, for each core, as far as their mean tells
 
 
-class ReadAhead:
+Place = TypeVar("Place", bound=Hashable)
+"""A file, or a part of one."""
+
+
+class ReadAhead(Generic[Place]):
     """The files of a process's present task. Use it from one thread.
 
-    ``read`` reads a whole file, on any thread. It may raise an exception, which :meth:`get` raises.
+    ``read`` reads a place, on any thread. It may raise an exception, which :meth:`get` raises.
     """
 
-    def __init__(self, read: Callable[[str], bytes]) -> None:
+    def __init__(self, read: Callable[[Place], bytes]) -> None:
         self._read = read
         self._threads: ThreadPoolExecutor | None = None
-        self._coming: deque[str] = deque()
-        self._under_way: deque[tuple[str, Future[bytes]]] = deque()
+        self._coming: deque[Place] = deque()
+        self._under_way: deque[tuple[Place, Future[bytes]]] = deque()
         self._files = self._bytes = 0
 
-    def begin(self, paths: Sequence[str]) -> None:
-        """Begin a task that reads these files in this order. Files of an earlier task are forgotten."""
+    def begin(self, places: Sequence[Place]) -> None:
+        """Begin a task that reads these places in this order. Those of an earlier task are forgotten."""
         for _, future in self._under_way:
             future.cancel()
         self._under_way.clear()
-        self._coming = deque(paths)
+        self._coming = deque(places)
         self._request()
 
-    def get(self, path: str) -> bytes:
-        """The file's content. A file out of turn, which is read again, is read at once."""
-        if path not in [name for name, _ in self._under_way]:
-            return self._read(path)
-        while (head := self._under_way.popleft())[0] != path:
+    def get(self, place: Place) -> bytes:
+        """The content of a place. One out of turn, which is read again, is read at once."""
+        if place not in [known for known, _ in self._under_way]:
+            return self._read(place)
+        while (head := self._under_way.popleft())[0] != place:
             head[1].cancel()  # it was left out
         future = head[1]
         self._request()
@@ -55,5 +60,5 @@ class ReadAhead:
         while self._coming and len(self._under_way) < most:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="read-ahead")
-            path = self._coming.popleft()
-            self._under_way.append((path, self._threads.submit(self._read, path)))
+            place = self._coming.popleft()
+            self._under_way.append((place, self._threads.submit(self._read, place)))

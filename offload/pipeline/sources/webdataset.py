@@ -10,16 +10,20 @@ import json
 import os
 import re
 import tarfile
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
 from offload.pipeline.images import EXTENSIONS, DecodeError, decode_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
+from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.wire import Column, stack, stack_lists
 
 MOST_SHARDS = 1_000_000
@@ -98,22 +102,30 @@ class WebDatasetReader:
 
     def __init__(self, fs: Any) -> None:
         self.fs = fs
+        self._shards = _OpenShards(fs)
+        self._ahead: ReadAhead[_Place] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fs": self.fs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def begin(self, rows: pa.Table) -> None:
+        """Begin a task over these index rows."""
+        if isinstance(self.fs, pafs.LocalFileSystem):
+            return
+        if self._ahead is None:
+            self._ahead = ReadAhead(self._shards.read)
+        self._ahead.begin(_places(rows))
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         errors: dict[int, str] = {}
         samples: list[dict[str, Any]] = []
-        streams: dict[str, Any] = {}
-        try:
-            for i, (shard, members) in enumerate(
-                zip(rows.column("shard").to_pylist(), rows.column("members").to_pylist(), strict=True)
-            ):
-                at(i)
-                if shard not in streams:
-                    streams[shard] = self.fs.open_input_file(shard)
-                samples.append(self._sample(streams[shard], json.loads(members), i, errors))
-        finally:
-            for stream in streams.values():
-                stream.close()
+        content_of = self._ahead.get if self._ahead is not None else self._shards.read
+        for i, place in enumerate(_places(rows)):
+            at(i)
+            samples.append(_sample(place, content_of(place), i, errors))
         names = dict.fromkeys(name for sample in samples for name in sample)
         columns: dict[str, Column] = {}
         for name in names:
@@ -127,19 +139,74 @@ class WebDatasetReader:
     def describe(self, rows: pa.Table, row: int) -> str:
         return f"{rows.column('key')[row].as_py()} in {rows.column('shard')[row].as_py()}"
 
-    def _sample(self, stream: Any, members: dict[str, list[int]], row: int, errors: dict[int, str]) -> dict[str, Any]:
-        sample: dict[str, Any] = {}
-        for extension, (offset, size) in members.items():
-            data = bytes(stream.read_at(size, offset))
-            value: Any = None
-            try:
-                if len(data) < size:
-                    raise ValueError(f"the shard ends after {len(data)} of its {size} bytes")
-                value = _parse(extension, data)
-            except (DecodeError, ValueError) as error:
-                errors[row] = f"corrupt .{extension}: {error}"
-            sample[_column(extension)] = value
-        return sample
+
+_Place = tuple[str, str]
+"""A sample's shard, and its members as JSON: {extension: (offset, size)}."""
+
+_OPEN_SHARDS = 16
+
+
+class _OpenShards:
+    """Shards to read from, on any thread. Opening one on remote storage takes a request."""
+
+    def __init__(self, fs: Any) -> None:
+        # Streams of fsspec read one part at a time: each read opens its own.
+        self._fs, self._keeps = fs, not isinstance(fs, pafs.PyFileSystem)
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, place: _Place) -> bytes:
+        """The contents of a sample's members, one after the other. Raises OSError."""
+        shard, members = place
+        stream = self._kept_open(shard) if self._keeps else self._fs.open_input_file(shard)
+        try:
+            return _contents(stream, list(json.loads(members).values()))
+        finally:
+            if not self._keeps:
+                stream.close()
+
+    def _kept_open(self, shard: str) -> Any:
+        with self._lock:
+            if shard not in self._kept:
+                self._kept[shard] = self._fs.open_input_file(shard)
+                while len(self._kept) > _OPEN_SHARDS:
+                    self._kept.popitem(last=False)  # closed once no thread reads from it
+            self._kept.move_to_end(shard)
+            return self._kept[shard]
+
+
+def _contents(stream: Any, members: Sequence[tuple[int, int]]) -> bytes:
+    """Members that lie close together take a single request."""
+    first, stop = min(offset for offset, _ in members), max(offset + size for offset, size in members)
+    wanted = sum(size for _, size in members)
+    if stop - first > 2 * wanted + _NEAR_BYTES:
+        return b"".join(bytes(stream.read_at(size, offset)) for offset, size in members)
+    data = stream.read_at(stop - first, first)
+    return b"".join(data[offset - first : offset - first + size] for offset, size in members)
+
+
+_NEAR_BYTES = 64 << 10
+
+
+def _places(rows: pa.Table) -> list[_Place]:
+    return list(zip(rows.column("shard").to_pylist(), rows.column("members").to_pylist(), strict=True))
+
+
+def _sample(place: _Place, content: bytes, row: int, errors: dict[int, str]) -> dict[str, Any]:
+    sample: dict[str, Any] = {}
+    start = 0
+    for extension, (_, size) in json.loads(place[1]).items():
+        data = content[start : start + size]
+        start += size
+        value: Any = None
+        try:
+            if len(data) < size:
+                raise ValueError(f"the shard ends after {len(data)} of its {size} bytes")
+            value = _parse(extension, data)
+        except (DecodeError, ValueError) as error:
+            errors[row] = f"corrupt .{extension}: {error}"
+        sample[_column(extension)] = value
+    return sample
 
 
 def _column(extension: str) -> str:
