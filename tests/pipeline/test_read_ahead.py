@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import offload
 from offload.pipeline import wire
 from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources import read_ahead
@@ -120,6 +121,24 @@ def test_a_task_reads_remote_images_ahead(tmp_path: Path) -> None:
     for other in others:
         assert np.array_equal(local["image"], other["image"])
         assert [error is None for error in other[wire.ERROR]].count(False) == 1
+
+
+def test_a_task_over_mixed_sets_reads_both_ahead(tmp_path: Path) -> None:
+    for i in range(40):
+        folder = tmp_path / "ab"[i % 2] / "class"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), i, np.uint8)).save(folder / f"{i:02}.png")
+    remote = pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())
+    mixed = offload.mix({name: offload.image_folder(tmp_path / name, filesystem=remote) for name in "ab"})
+    assert mixed.list is not None
+    index = mixed.list()
+    order = np.random.default_rng(0).permutation(len(index))
+    rows = index.table.take(pa.array(order)).append_column(SAMPLE_ID, pa.array(order))
+    rows = rows.append_column(POSITION, pa.array(np.arange(len(order))))
+    recipe = mixed.recipe(index, seed=0).ready()
+    images = wire.decode(process(recipe, rows, epoch=0))["image"]
+    assert images[:, 0, 0, 0].tolist() == [2 * (i % 20) + i // 20 for i in order.tolist()]
+    assert all(part.reader._ahead is not None for part in recipe.parts)  # type: ignore[union-attr]
 
 
 def test_a_task_reads_remote_shards_ahead(tmp_path: Path) -> None:

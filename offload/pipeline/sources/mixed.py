@@ -71,6 +71,13 @@ class MixedReader:
     def __init__(self, names: tuple[str, ...], readers: tuple[Reader, ...]) -> None:
         self.names, self.readers = names, readers
 
+    def begin(self, rows: pa.Table) -> None:
+        """Begin a task over these index rows."""
+        numbers = rows.column(PART).to_numpy()
+        for number, reader in enumerate(self.readers):
+            if (begin := getattr(reader, "begin", None)) is not None:
+                begin(_own(rows, np.flatnonzero(numbers == number), number))
+
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         def part(reader: Reader, own: pa.Table) -> Done:
             samples = reader.read(own)
