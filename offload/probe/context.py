@@ -52,9 +52,8 @@ class ProbeContext(Context):
         self._sum: list[torch.Tensor] | None = None
         self._began = 0.0
         self._open = False
-        self._one_by_one = (
-            False  # the loop steps optimizers one by one or itself, or its model is sharded: its batches cannot adapt
-        )
+        # The loop steps optimizers one by one or itself, or its model is sharded: its batches cannot adapt.
+        self._one_by_one = False
         self._backwards = 0
 
     def prepare(self, *objects: Any, ddp: DdpOptions = None) -> Any:

@@ -69,11 +69,11 @@ class Stepper:
         self.stepping = False
         self.most_local: int | None = None
         self._state, self._meter, self._watchdog = state, meter, watchdog
-        self._rank, self._workers, self._scaling, self._join, self._memory = rank, workers, scaling, join, memory
+        self._rank, self._workers, self._scaling, self._memory = rank, workers, scaling, memory
         self.joined = JoinedModels(join, meter, workers=workers)
         self._went_backward = self._skipped = self._is_last = False
         self._micro_batches = self._rows = 0
-        self._weight = self._kept = self._goal = 0.0
+        self._kept = self._goal = 0.0
         self._trained: list[np.ndarray[Any, Any]] = []
         self._done: list[_Step] = []  # in this batch
         self._usual: list[_Step] = []  # in the last batch that was not skipped
@@ -164,9 +164,8 @@ class Stepper:
                 else batch.all_weight * (split.accum_steps + 1)
             )
             self._goal = batch.all_weight if split.accum_steps == 0 else whole
-            self._weight = self._kept = 0.0
+            self._kept = 0.0
         self._rows += batch.all_rows
-        self._weight += batch.all_weight
         self._kept += batch.all_weight
 
     def step(self, chosen: Sequence[torch.optim.Optimizer], *, clip_norm: float | None, passes: float) -> int:
