@@ -25,11 +25,12 @@ from offload.errors import OffloadError, RunError
 from offload.loader.line import IterableLine, MapLine, Place
 from offload.loader.node_choice import NodeChoice
 from offload.loader.recipe import Batches, BatchOrder, Imports, Item, IterableRecipe
-from offload.pipeline.feed import HELD_SHARE, Cores
+from offload.pipeline.engines.base import HELD_SHARE
 from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.meter import Meter
 from offload.pipeline.passes import as_user_error
 from offload.pipeline.pool import IN_FLIGHT, Block, Cost, Done, PackedRecipe, Pool, Task
+from offload.pipeline.streams import Cores
 from offload.pipeline.watch import Nobody, Watch
 from offload.train.cluster.connection import alive_nodes
 

@@ -586,7 +586,7 @@ def encode_foreign(
     ids = np.arange(len(next(iter(columns.values()), ())), dtype=np.int64)
     seeded, fresh = recipe, np.arange(len(ids))
     if id_column is not None:
-        ids = _ids(columns, id_column) if len(ids) else ids
+        ids = user_ids(columns, id_column) if len(ids) else ids
         fresh = np.flatnonzero(~done.holds(ids))
         if not len(fresh) or recipe.kind != "batch":
             columns, ids = take(columns, fresh), ids[fresh]
@@ -633,7 +633,8 @@ def _encode_foreign_whole(
     return pa.table({**{name: block.column(name) for name in block.column_names}, **encoded})
 
 
-def _ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
+def user_ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
+    """The ids that the user gave to samples. Raises RunError if the column does not exist, or holds other things than integers."""
     if id_column not in columns:
         raise RunError(
             f"the data set has no column {id_column!r}, which from_ray(id_column=...) names; its columns are "

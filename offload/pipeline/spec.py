@@ -250,12 +250,17 @@ def from_ray(
     per_sample: bool = False,
     collate_fn: CollateFn | None = None,
     on_device: OnDevice | None = None,
+    shuffle: bool | None = None,
 ) -> Pipeline:
-    """A ``ray.data.Dataset`` with its own pipeline, in its own order.
+    """A ``ray.data.Dataset``: its source and its own steps, such as ``map_batches``, then ``transform``.
 
-    ``id_column`` names an int64 column of unique sample ids, the same in every epoch and run. With it, a resumed run too trains
-    each sample exactly once. Without it, offload numbers samples as they come: it delivers each sample once per epoch, but an
-    interrupted epoch starts again.
+    The preprocessing processes run the Dataset's read tasks and steps themselves, if these work on rows and batches (maps, filters,
+    ``flat_map``, projections, limits, unions, stored blocks). Shuffling reorders read tasks, and the rows of each. A resumed run trains
+    each sample exactly once.
+
+    Ray Data executes Datasets with other steps (sorts, joins, shuffles, GPUs), in their own order; the run says so. Then ``id_column``, a
+    column of unique int64 ids that are equal in every epoch and run, lets a resumed run train each sample once. Without it, an interrupted
+    epoch starts again. Other arguments are as in :func:`image_folder`.
     """
     if not all(hasattr(type(dataset), name) for name in ("map_batches", "iter_internal_ref_bundles")):
         raise ConfigError(f"from_ray takes a ray.data.Dataset, found {shown(dataset)}.")
@@ -269,10 +274,9 @@ def from_ray(
         collate_fn=collate_fn,
         on_device=on_device,
         on_error="raise",
-        shuffle=False,
+        shuffle=shuffle,
     )
-    note = () if id_column else ("no id_column: an interrupted epoch of this data set starts again from its beginning",)
-    return _replace(pipeline, dataset=dataset, id_column=id_column, notes=pipeline.notes + note)
+    return _replace(pipeline, dataset=dataset, id_column=id_column)
 
 
 def as_pipeline(name: str, value: object) -> Pipeline:

@@ -15,10 +15,11 @@ import numpy as np
 import ray
 import torch
 
-from offload.pipeline.feed import Cores, Feed, Stream
+from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, Slice
 from offload.pipeline.pool import Block, Cost
 from offload.pipeline.recipe import untrained
+from offload.pipeline.streams import Cores, Stream
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.train.checkpoints import format as checkpoints
 from offload.train.hub.actor import Hub
@@ -142,7 +143,7 @@ class LocalHub(Hub):
             made.append(Nodes(*arguments))
             return made[0]
 
-        Board.__init__(self, self.rates, self.cores, self.speeds, self.process_bytes, nodes=len(cores.by_node))
+        Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, nodes=len(cores.by_node))
         Feed.__init__(self, streams, cores, pool=pool)
         self.nodes = made[0]
 

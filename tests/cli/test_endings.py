@@ -80,7 +80,7 @@ def test_nothing_is_left_of_a_driver_that_was_killed_while_processes_start(tmp_p
 
         def starting() -> bool:
             with contextlib.suppress(psutil.NoSuchProcess):
-                return any("default_worker.py" in word for each in marked(mark) for word in each.cmdline()[1:3])
+                return any("default_worker.py" in word for each in marked(mark) for word in each.cmdline())
             return False
 
         eventually(lambda: starting() or run.poll() is not None, DEADLINE_S)

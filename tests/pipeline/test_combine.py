@@ -20,7 +20,7 @@ from offload.pipeline import wire
 from offload.pipeline.combine import mix, weighted
 from offload.pipeline.device import Normalize
 from offload.pipeline.draws import Draws
-from offload.pipeline.feed import Stream, _Tasks
+from offload.pipeline.index_tasks import IndexTasks
 from offload.pipeline.meter import Meter
 from offload.pipeline.passes import Pass, PassKey, PassRequest
 from offload.pipeline.pool import Block, Cost
@@ -28,6 +28,7 @@ from offload.pipeline.ranges import Ranges
 from offload.pipeline.recipe import process
 from offload.pipeline.sources.base import Index
 from offload.pipeline.spec import Pipeline, from_torch, image_folder, parquet
+from offload.pipeline.streams import Stream
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 some_weights = st.lists(st.floats(0, 1e300, allow_subnormal=True), min_size=1, max_size=30).filter(any)
@@ -56,7 +57,7 @@ def a_pass(stream: Stream, *, epoch: int = 0, done: Any = ()) -> dict[int, dict[
     assert stream.table is not None
     visit = Pass(PassKey(attempt=1, name="train", number=epoch), request, stream.samples - len(Ranges(request.done)))
     cores: Any = lambda: _Cores()  # noqa: E731
-    tasks = _Tasks(stream, stream.table, visit, Meter(lambda: Counter()), cores)
+    tasks = IndexTasks(stream, stream.table, visit, Meter(lambda: Counter()), cores)
     rows: dict[int, dict[str, Any]] = {}
     while (found := tasks.next("node")) is not None:
         task, made = found

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from offload.errors import RunError
-from offload.pipeline import feed as feeds
-from offload.pipeline import passes
-from offload.pipeline.feed import Cores, Feed, Stream
+from offload.pipeline import index_tasks, passes
+from offload.pipeline.engines.base import HELD_SHARE
+from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, PassRequest, Slice
 from offload.pipeline.pool import Block, Cost, Task
 from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.pipeline.streams import Cores, Stream
 
 SAMPLES, ROWS, ROW_BYTES = 640, 16, 10
 Done = Callable[[Any], None]
@@ -31,7 +32,7 @@ class HandPool:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
-    monkeypatch.setattr(feeds, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
+    monkeypatch.setattr(index_tasks, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
     monkeypatch.setattr(passes, "TAKE_TIMEOUT_S", 0.01)
 
     def made(store_bytes: float = 1e9) -> Feed:
@@ -69,7 +70,7 @@ def block(task: Task, node: str = "node") -> Block:
 
 
 def start(feed: Feed, node: str = "node") -> tuple[Task, Done]:
-    found = feed.next_task(node)
+    found = feed.pool.next_task(node)
     assert found is not None
     return found
 
@@ -77,7 +78,7 @@ def start(feed: Feed, node: str = "node") -> tuple[Task, Done]:
 def work_all(feed: Feed) -> int:
     """Run tasks, each done at once, until there are none; returns how many."""
     count = 0
-    while (found := feed.next_task("node")) is not None:
+    while (found := feed.pool.next_task("node")) is not None:
         found[1](block(found[0]))
         count += 1
     return count
@@ -89,7 +90,7 @@ def rows_of(slices: list[Slice]) -> int:
 
 def test_one_slow_task_does_not_let_the_others_fill_the_store(make: Callable[..., Feed]) -> None:
     blocks_in_store = 6
-    feed = make(store_bytes=blocks_in_store * ROWS * ROW_BYTES / feeds.HELD_SHARE)
+    feed = make(store_bytes=blocks_in_store * ROWS * ROW_BYTES / HELD_SHARE)
     feed.open(key(), request(), 0)
     slow, slow_done = start(feed)
     assert work_all(feed) == blocks_in_store  # and then no more, though the worker has nothing to take
@@ -101,11 +102,11 @@ def test_one_slow_task_does_not_let_the_others_fill_the_store(make: Callable[...
 
 
 def test_a_node_whose_own_store_is_full_gets_no_more_tasks_while_others_do(make: Callable[..., Feed]) -> None:
-    feed = make(store_bytes=10 * ROWS * ROW_BYTES / feeds.HELD_SHARE)
+    feed = make(store_bytes=10 * ROWS * ROW_BYTES / HELD_SHARE)
     feed.open(key(), request(), 0)
     full = 0
     held: list[tuple[Task, Done]] = [start(feed, "a")]  # under way, so that the worker is not starving for another
-    while (found := feed.next_task("b")) is not None:
+    while (found := feed.pool.next_task("b")) is not None:
         found[1](block(found[0], "b"))
         full += found[0].rows.num_rows
     assert 4 * ROWS < full <= 6 * ROWS
@@ -113,7 +114,7 @@ def test_a_node_whose_own_store_is_full_gets_no_more_tasks_while_others_do(make:
     for task, done in held:
         done(block(task, "a"))
     feed.take(key(), 0, 99)
-    assert feed.next_task("b") is not None
+    assert feed.pool.next_task("b") is not None
 
 
 def test_a_rank_that_has_nothing_is_served_even_over_the_limit(make: Callable[..., Feed]) -> None:
@@ -146,9 +147,9 @@ def test_what_all_ranks_have_left_is_dropped_and_works_no_more(make: Callable[..
         feed.open(key(), request(2), rank)
     start(feed)
     feed.leave(key(), 0)
-    assert feed.next_task("node") is not None
+    assert feed.pool.next_task("node") is not None
     feed.leave(key(), 1)
-    assert feed.next_task("node") is None
+    assert feed.pool.next_task("node") is None
     assert feed.take(key(), 0, 1) == ([], True)
 
 
@@ -188,4 +189,4 @@ def test_a_lost_block_is_made_again_for_the_rank_that_was_given_it(make: Callabl
     assert piece._replace(ref=gone.ref) == gone
     assert piece.ref is not gone.ref
     feed.again(key(), 1, piece)  # and once more
-    assert feed.next_task("node") is not None
+    assert feed.pool.next_task("node") is not None

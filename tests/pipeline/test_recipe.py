@@ -24,13 +24,14 @@ from offload.errors import RunError
 from offload.pipeline import recipe as recipes
 from offload.pipeline import wire
 from offload.pipeline.calls import CHUNK
-from offload.pipeline.feed import Cores, Feed, Stream
+from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.recipe import Recipe, encode_foreign, process
 from offload.pipeline.sources.base import At, Samples, nowhere
 from offload.pipeline.sources.from_torch import TorchReader
 from offload.pipeline.split import split_transform
+from offload.pipeline.streams import Cores, Stream
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID
 from tests.pipeline.test_feed import HandPool
 
@@ -265,7 +266,7 @@ def test_the_bytes_of_a_sample_are_the_same_wherever_a_resume_cuts(
         request = PassRequest(world_size=1, first_rows=first_rows, epoch=epoch, done=trained.pairs)
         feed.open(PassKey(attempt=0, name="train", number=epoch), request, rank=0)
         found = []
-        while (each := feed.next_task("here")) is not None:
+        while (each := feed.pool.next_task("here")) is not None:
             random.seed(), np.random.seed(), torch.seed()  # another process, another state
             found.append(wire.decode(process(made, each[0].rows, epoch=epoch)))
         return {name: np.concatenate([block[name] for block in found]) for name in found[0]}

@@ -93,7 +93,8 @@ class Training:
         adapting: the state of adaptation: ``noise``, ``learned``, and ``workers`` and ``batch`` of the newest step. Empty if nothing
             adapts.
         sums: the epoch's sums over all ranks.
-        seed, samples: the seed and the number of samples, which determine the order of an epoch; None if unknown.
+        seed, samples, source: the seed, the number of samples, and the identity of their units, which determine the order of an epoch; None
+            if unknown.
     """
 
     progress: Progress
@@ -105,6 +106,7 @@ class Training:
     sums: Mapping[str, float] = field(default_factory=dict)
     seed: int | None = None
     samples: int | None = None
+    source: str | None = None
 
     def to_state(self) -> dict[str, Any]:
         """The state as containers, numbers and tensors."""
@@ -133,7 +135,8 @@ class Training:
             part = "seed"
             seed, samples = (None if state.get(name) is None else int(state[name]) for name in ("seed", "samples"))
             last = progress.trained.pairs[-1][1] if progress.trained.pairs else 0
-            if samples is not None and last > samples:
+            source = None if state.get("source") is None else str(state["source"])
+            if source is None and samples is not None and last > samples:
                 part = "progress"
                 raise ValueError(f"position {last - 1} is trained, of {samples} samples")
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
@@ -149,6 +152,7 @@ class Training:
             sums=sums,
             seed=seed,
             samples=samples,
+            source=source,
         )
 
 

@@ -2,32 +2,75 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from offload.pipeline.feed import Stream
 from offload.pipeline.pool import PackedRecipe
 from offload.pipeline.sources.base import Index
+from offload.pipeline.sources.units import UnitIndex, UnitRecipe
 from offload.pipeline.spec import Pipeline
+from offload.pipeline.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A data set whose source was listed (``index`` is None for a ``ray.data.Dataset``)."""
+    """A data set whose source was listed: an ``index``, the ``units`` of a ``ray.data.Dataset``, or neither if Ray Data executes one.
+
+    ``notes`` are for the user.
+    """
 
     name: str
     pipeline: Pipeline
     index: Index | None
     shuffle: bool
+    units: UnitIndex | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def samples(self) -> int | None:
+        """The number of samples of a pass; None if it is unknown."""
+        if self.units is not None:
+            return self.units.samples
+        return None if self.index is None else len(self.index)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the pool makes its samples; otherwise, Ray Data does."""
+        return self.index is not None or self.units is not None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether samples have stable ids, so that a pass can go on where it stopped."""
+        return self.pooled or self.pipeline.id_column is not None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, if the source knows them."""
+        return () if self.index is None else self.index.classes
+
+    def recipe(self, seed: int) -> Any:
+        """The recipe of its tasks."""
+        inner = self.pipeline.recipe(self.index, seed=seed, dataset=self.name)
+        if self.units is None:
+            return inner
+        return UnitRecipe(
+            inner=inner,
+            chains=self.units.chains,
+            ids=self.units.ids,
+            shuffle=self.shuffle,
+            id_column=self.pipeline.id_column,
+        )
 
     def stream(self, seed: int) -> Stream:
         """The data set for the feed. Puts the recipe of its tasks into the object store."""
-        return Stream(
-            recipe=PackedRecipe.of(self.pipeline.recipe(self.index, seed=seed, dataset=self.name)),
-            table=self.index.table if self.index is not None else None,
-            groups=self.index.groups if self.index is not None else None,
-            draws=self.index.draws if self.index is not None else None,
-            dataset=self.pipeline.dataset,
-            id_column=self.pipeline.id_column,
+        stream = Stream(
+            recipe=PackedRecipe.of(self.recipe(seed)),
             shuffle=self.shuffle,
             seed=seed,
+            id_column=self.pipeline.id_column,
         )
+        if self.index is not None:
+            return replace(stream, table=self.index.table, groups=self.index.groups, draws=self.index.draws)
+        if self.units is not None:
+            return replace(stream, units=self.units.table, unit_samples=self.units.samples)
+        return replace(stream, dataset=self.pipeline.dataset)

@@ -20,8 +20,8 @@ from offload.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import WorkerResources
 from offload.pipeline.aside import Aside
-from offload.pipeline.feed import Cores, Stream
 from offload.pipeline.sendable import obstacle
+from offload.pipeline.streams import Cores, Stream
 from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
@@ -81,13 +81,13 @@ class Run:
     ) -> None:
         self.trainer, self.directory, self.live, self.listed, self.cluster = trainer, directory, live, listed, cluster
         self.worker = self._worker_resources()
-        if trainer.cluster.preprocessing_cores and any(each.index is None for each in listed.values()):
+        if trainer.cluster.preprocessing_cores and not all(each.pooled for each in listed.values()):
             raise ConfigError(
                 "preprocessing_cores asks the cluster for cores, and so does Ray Data if a source is a ray.data.Dataset: drop "
                 "preprocessing_cores, or read the data with one of offload's own sources (image_folder, parquet, webdataset, "
                 "from_torch)."
             )
-        if trainer.adaptation.by_progress and listed[TRAIN].index is None:
+        if trainer.adaptation.by_progress and listed[TRAIN].samples is None:
             raise ConfigError(
                 f"the schedule uses shares of the training, and the number of samples of {TRAIN!r} is unknown: pass epochs, "
                 "such as schedule={0: 2, 30: 4}."
@@ -205,7 +205,7 @@ class Run:
             try:
                 streams[name] = listed.stream(self.trainer.seed)
             except Exception as error:
-                recipe = listed.pipeline.recipe(listed.index, seed=self.trainer.seed, dataset=name)
+                recipe = listed.recipe(self.trainer.seed)
                 raise ConfigError(
                     f"datasets[{name!r}] cannot be sent to the preprocessing processes: {obstacle(recipe, error)}"
                 ) from None
@@ -235,13 +235,10 @@ class Run:
             adaptation=trainer.adaptation,
             on_device={name: p.on_device for name, p in trainer.datasets.items()},
             collate_fn={name: p.collate_fn for name, p in trainer.datasets.items() if p.collate_fn is not None},
-            sized={name: None if s.index is None else len(s.index) for name, s in self.listed.items()},
-            classes={
-                name: s.index.classes for name, s in self.listed.items() if s.index is not None and s.index.classes
-            },
-            resumable={
-                name: s.index is not None or s.pipeline.id_column is not None for name, s in self.listed.items()
-            },
+            sized={name: s.samples for name, s in self.listed.items()},
+            classes={name: s.classes for name, s in self.listed.items() if s.classes},
+            resumable={name: s.resumable for name, s in self.listed.items()},
+            source=None if (units := self.listed[TRAIN].units) is None else units.identity,
             checkpoints=trainer.checkpoints,
             precision=trainer.precision,
             seed=trainer.seed,
@@ -276,7 +273,7 @@ class Run:
             self.worker_main(self.trainer.train, self._setup(hub, marker)),
             hub=hub,
             controller_env=preload.runtime_env(self.job_env),
-            beside_ray_data=any(each.index is None for each in self.listed.values()),
+            beside_ray_data=not all(each.pooled for each in self.listed.values()),
             scaling_config=scaling,
             run_config=run_config,
         )
@@ -321,17 +318,14 @@ class Run:
             accum_steps=self.split.accum_steps,
             global_batch_size=self.split.global_batch_size,
             nodes=[dataclasses.asdict(n) for n in self.cluster.nodes],
-            datasets={
-                n: {"source": s.pipeline.name, "samples": None if s.index is None else len(s.index)}
-                for n, s in self.listed.items()
-            },
+            datasets={n: {"source": s.pipeline.name, "samples": s.samples} for n, s in self.listed.items()},
         )
         if self.directory.resuming:
             self.live.note(f"resuming the run in {self.directory.path}")
         for name, listed in self.listed.items():
-            size = f"{len(listed.index):,} samples" if listed.index is not None else "of unknown size"
+            size = f"{listed.samples:,} samples" if listed.samples is not None else "of unknown size"
             self.live.note(f"{name}: {listed.pipeline.name}, {size}")
-            for text in listed.pipeline.notes:
+            for text in (*listed.pipeline.notes, *listed.notes):
                 self.live.note(f"{name}: {text}")
         if self.split.global_batch_size != self.trainer.batch_size.initial:
             self.live.note(

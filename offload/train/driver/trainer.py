@@ -29,7 +29,8 @@ from offload.model.checks import (
     shown,
 )
 from offload.pipeline.aside import call_aside
-from offload.pipeline.sources.base import Index
+from offload.pipeline.sources.ray_dataset import units_of
+from offload.pipeline.sources.units import UnitIndex
 from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.report.live import LiveLine
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
@@ -53,6 +54,7 @@ from offload.train.worker.context import Context
 PATIENCE_S = 3.0  # time after which a listing shows its progress
 
 _Config = TypeVar("_Config", Adaptation, Checkpoints, Cluster)
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,28 +259,54 @@ class Trainer:
         """List the source of a data set; call ``waiting`` with the progress if that takes long. Raises ConfigError if the data set
         cannot be listed, or is smaller than a batch."""
         pipeline = self.datasets[name]
-        index = _index_of(name, pipeline, waiting)
+        if pipeline.dataset is not None:
+            listed = _listed_dataset(name, pipeline, waiting)
+        else:
+            index = _aside(name, pipeline, pipeline.list, waiting)
+            listed = Listed(name=name, pipeline=pipeline, index=index, shuffle=_shuffled(name, pipeline))
         wanted = self.batch_size.initial
-        if name == TRAIN and index is not None and len(index) < wanted:
+        if name == TRAIN and listed.samples is not None and listed.samples < wanted:
+            source = pipeline.name if listed.index is None else listed.index.name
             raise ConfigError(
-                f"the batch size is {wanted}, but {index.name} has only {len(index)} samples. Pass batch_size={len(index)} or "
+                f"the batch size is {wanted}, but {source} has only {listed.samples} samples. Pass batch_size={listed.samples} or "
                 "less, or more data."
             )
-        if name == TRAIN and index is None and self.deterministic:
+        if name == TRAIN and listed.samples is None and self.deterministic:
             raise ConfigError(
-                f"deterministic=True needs training samples whose order is known; {pipeline.name} has none. Pass files, a "
-                "torch data set or Parquet (offload.image_folder, from_torch, parquet), or drop deterministic=True."
+                f"deterministic=True needs training samples whose number and order are known, and those of {pipeline.name} are not. Pass "
+                "files, a torch data set or Parquet (offload.image_folder, from_torch, parquet), or drop deterministic=True."
             )
-        shuffle = pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
-        return Listed(name=name, pipeline=pipeline, index=index, shuffle=shuffle)
+        return listed
 
 
-def _index_of(name: str, pipeline: Pipeline, waiting: Callable[[str], None]) -> Index | None:
-    if pipeline.list is None:
-        return None
+def _shuffled(name: str, pipeline: Pipeline) -> bool:
+    return pipeline.shuffle if pipeline.shuffle is not None else name == TRAIN
+
+
+def _listed_dataset(name: str, pipeline: Pipeline, waiting: Callable[[str], None]) -> Listed:
+    dataset = pipeline.dataset
+    assert dataset is not None
+    found: UnitIndex | str = _aside(name, pipeline, lambda tell: units_of(dataset), waiting)
+    if isinstance(found, UnitIndex):
+        return Listed(name=name, pipeline=pipeline, index=None, units=found, shuffle=_shuffled(name, pipeline))
+    if pipeline.shuffle:
+        raise ConfigError(
+            f"from_ray(shuffle=True) needs a Dataset that offload can execute itself, and {found}. Shuffle it in Ray Data "
+            "(Dataset.random_shuffle()), or drop shuffle=True."
+        )
+    order = "" if pipeline.id_column else "; without id_column, an interrupted epoch starts again from its beginning"
+    notes = (f"Ray Data executes it, in its own order: {found}{order}",)
+    return Listed(name=name, pipeline=pipeline, index=None, shuffle=False, notes=notes)
+
+
+def _aside(
+    name: str, pipeline: Pipeline, lister: Callable[..., _Found] | None, waiting: Callable[[str], None]
+) -> _Found:
+    """What ``lister`` finds; it may run on another thread, while ``waiting`` hears of its progress."""
+    assert lister is not None
     if not pipeline.aside:
-        return pipeline.list()
-    lister, told, began = pipeline.list, [""], time.monotonic()
+        return lister()
+    told, began = [""], time.monotonic()
 
     def show() -> None:
         if time.monotonic() - began > PATIENCE_S:

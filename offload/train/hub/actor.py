@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ray
 
-from offload.pipeline.feed import Cores, Feed, Stream
+from offload.pipeline.feed import Feed
+from offload.pipeline.streams import Cores, Stream
 from offload.train.hub.board import Board
 from offload.train.messages import GroupStart
 
@@ -18,8 +19,8 @@ class Hub(Feed, Board):
     :class:`offload.train.hub.client.HubClient`."""
 
     def __init__(self, streams: dict[str, Stream], cores: Cores, nodes: int) -> None:
-        Board.__init__(self, self.rates, self.cores, self.speeds, self.process_bytes, nodes=nodes)
-        Feed.__init__(self, streams, cores, run=ray.get_runtime_context().current_actor)
+        Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, nodes=nodes)
+        Feed.__init__(self, streams, cores, handle=ray.get_runtime_context().current_actor)
 
     def begin_group(self) -> GroupStart:
         """Start a worker group; drop the passes of the previous group."""

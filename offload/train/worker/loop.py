@@ -111,6 +111,7 @@ class TrainingLoop:
             seed=setup.seed,
             scaler=torch.amp.GradScaler(self.device.type) if setup.precision == "fp16" else None,
             samples=setup.sized[TRAIN],
+            source=setup.source,
             resumable=setup.resumable[TRAIN],
         )
         self._template: dict[str, Cut] = {}

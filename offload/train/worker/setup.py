@@ -32,3 +32,4 @@ class WorkerSetup:
     deterministic: bool
     config: dict[str, Any]
     marker: Marker | None = None
+    source: str | None = None

@@ -30,8 +30,8 @@ class TrainingState:
     Args:
         talk: the other ranks; None in a world of one.
         checkpoints: the run's checkpoints.
-        seed, samples: the seed of the run, and the number of its training samples (None: unknown). Together they determine the order
-            of an epoch; checkpoints record both.
+        seed, samples, source: the seed of the run, the number of its training samples (None: unknown), and the identity of their units if
+            the source has units. Together they determine the order of an epoch; checkpoints record them.
         scaler: the gradient scaler, for fp16.
         resumable: whether training samples have stable ids, so that a pass can go on where it stopped.
     """
@@ -43,6 +43,7 @@ class TrainingState:
         *,
         seed: int,
         samples: int | None,
+        source: str | None = None,
         scaler: torch.amp.GradScaler | None,
         resumable: bool,
     ) -> None:
@@ -58,7 +59,8 @@ class TrainingState:
         self._summed: dict[str, float] = {}
         self.adapting: dict[str, Any] = {}
         self._checkpoints = checkpoints
-        self._talk, self._order, self._resumable = talk, {"seed": seed, "samples": samples}, resumable
+        self._talk, self._resumable = talk, resumable
+        self._order: dict[str, Any] = {"seed": seed, "samples": samples, "source": source}
         self._others: list[Any] = []
         self._sharded = False
         self._trained: list[np.ndarray[Any, Any]] = []  # positions since the last commit
@@ -91,7 +93,7 @@ class TrainingState:
         self.progress = self._stored.progress
         self.adapting = dict(self._stored.adapting)
         self._summed = dict(self._stored.sums)
-        before = {"seed": self._stored.seed, "samples": self._stored.samples}
+        before = {name: getattr(self._stored, name) for name in self._order}
         if before != self._order and len(self.progress.trained):
             self.changed = ", ".join(f"{n} {before[n]} → {now}" for n, now in self._order.items() if before[n] != now)
             self.progress = dataclasses.replace(self.progress, trained=Ranges())

@@ -1,0 +1,1 @@
+"""What makes the blocks of a pass: the pool, or Ray Data."""

@@ -1,0 +1,123 @@
+"""The pool as an engine: it takes tasks of several passes, the oldest pass first."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from offload.pipeline.engines.base import HELD_SHARE, Run
+from offload.pipeline.index_tasks import IndexTasks
+from offload.pipeline.pass_tasks import Issued, PassTasks
+from offload.pipeline.passes import Pass, PassKey, Slice
+from offload.pipeline.pool import Block, Pool
+from offload.pipeline.unit_tasks import UnitTasks
+
+
+class PoolEngine:
+    """Makes blocks in one process per core. ``pool`` makes the pool that runs the tasks."""
+
+    def __init__(self, feed: Run, pool: Callable[..., Any] = Pool) -> None:
+        self.run = feed.handle
+        self._feed = feed
+        self._passes: dict[PassKey, tuple[Pass, PassTasks]] = {}
+        self._redo: deque[Issued] = deque()
+        self._pool: Pool = pool(self._nodes(), feed.cores.task_cpus, self, feed.cores.runtime_env)
+        for stream in feed.streams.values():
+            if stream.pooled:
+                self._pool.warm(stream.recipe)
+
+    def start(self, current: Pass) -> None:
+        """See :class:`Engine`."""
+        feed, stream, meter = self._feed, self._feed.streams[current.key.name], self._feed.meters[current.key.name]
+        tasks: PassTasks
+        if stream.units is not None:
+            tasks = UnitTasks(stream, stream.units, current, meter, lambda: feed.cores)
+        else:
+            assert stream.table is not None
+            tasks = IndexTasks(stream, stream.table, current, meter, lambda: feed.cores)
+        self._passes[current.key] = current, tasks
+        self.look()
+
+    def exhausted(self, key: PassKey) -> bool:
+        """See :class:`Engine`."""
+        return key in self._passes and self._passes[key][1].exhausted()
+
+    def again(self, current: Pass, rank: int, piece: Slice) -> None:
+        """See :class:`Engine`."""
+        with self._feed.lock:
+            if current.key not in self._passes:
+                return
+            task, found = self._passes[current.key][1].again(piece)
+            current.owe(rank)
+
+        def made(block: Block | BaseException) -> None:
+            if isinstance(block, BaseException):
+                current.fail(block)
+                return
+            try:
+                current.repay(rank, found(block))
+            except BaseException as error:
+                current.fail(error)
+
+        self._redo.append((task, made))
+        self.look()
+
+    def drop(self, key: PassKey) -> None:
+        """See :class:`Engine`."""
+        self._passes.pop(key, None)
+
+    def look(self) -> None:
+        """See :class:`Engine`."""
+        self._pool.look()
+
+    def reshape(self) -> threading.Event:
+        """See :class:`Engine`."""
+        return self._pool.reshape(self._nodes())
+
+    def starting(self) -> int:
+        """See :class:`Engine`."""
+        return self._pool.starting()
+
+    def next_task(self, node: str) -> Issued | None:
+        """A task for a core of this node, from the first opened pass that may go on; None if none may."""
+        with self._feed.lock:
+            if self._redo:
+                return self._redo.popleft()
+            room = self._has_room(node)
+            for current, tasks in list(self._passes.values()):
+                if tasks.exhausted() or current.closed or current.error is not None:
+                    continue
+                # Exceed the limit only if the pass starves and none of its tasks is running. Otherwise, workers may be waiting
+                # for the running task, and all other cores would fill the store behind one slow task.
+                if room or (current.starving() and not tasks.under_way()):
+                    found = tasks.next(node)
+                    if tasks.exhausted():
+                        self._feed.issued(current)
+                    return found
+        return None
+
+    def failed(self, error: BaseException) -> None:
+        """The pool reports that it cannot go on."""
+        self._feed.failed(error)
+
+    def lost(self, node: str, error: BaseException) -> None:
+        """The pool reports that a core's process died."""
+        self._feed.lost(node, error)
+
+    def works(self, node: str) -> None:
+        """The pool reports a node's first block."""
+        self._feed.works(node)
+
+    def _nodes(self) -> tuple[str, ...]:
+        # A Ray Data pipeline in the same run needs cores of its own, which actors would never give back.
+        mixed = not all(stream.pooled for stream in self._feed.streams.values())
+        return self._feed.cores.nodes[:: 2 if mixed else 1]
+
+    def _has_room(self, node: str) -> bool:
+        """Whether the blocks that no worker has taken yet leave room for more, on this node and in total."""
+        held, cores = self._feed.held(), self._feed.cores
+        of_node = cores.stores.get(node, math.inf)
+        return held.total() < HELD_SHARE * cores.store_bytes and held[node] < HELD_SHARE * of_node

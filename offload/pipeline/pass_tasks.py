@@ -1,0 +1,73 @@
+"""The tasks of one pass, in their order, and the blocks that come back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from offload.errors import RunError
+from offload.pipeline.meter import Meter
+from offload.pipeline.passes import Pass, Slice
+from offload.pipeline.pool import Block, Task
+
+Issued = tuple[Task, Callable[[Block | BaseException], None]]
+"""A task, and the function to call with its block or error."""
+
+
+class PassTasks(ABC):
+    """The tasks of a pass. It puts their blocks into the pass, and can make a block again."""
+
+    def __init__(self, current: Pass, meter: Meter) -> None:
+        self._pass, self._meter = current, meter
+        self._issued = self._unfinished = 0
+        # Keyed by the block's name: a reference would keep every block of the pass in the object store.
+        self._made_by: dict[str, tuple[Task, int]] = {}
+
+    @abstractmethod
+    def exhausted(self) -> bool:
+        """Whether all tasks are issued."""
+
+    @abstractmethod
+    def next(self, node: str) -> Issued | None:
+        """The next task, for a core of this node; None if all are issued."""
+
+    def under_way(self) -> bool:
+        """Whether the block of an issued task is still to come."""
+        return self._unfinished > 0
+
+    def again(self, piece: Slice) -> tuple[Task, Callable[[Block], Slice]]:
+        """The task that makes a lost slice's block again, and a function that finds the slice in the new block."""
+        task, rows = self._made_by[piece.ref.hex()]
+
+        def found(block: Block) -> Slice:
+            if block.cost.rows != rows:
+                raise RunError(
+                    f"a task made {block.cost.rows} samples of the units that gave {rows} before their node was lost. The steps of the "
+                    "data set must depend on their rows and seeded random numbers alone."
+                )
+            self._made_by[block.ref.hex()] = task, rows
+            return piece._replace(ref=block.ref)
+
+        return task, found
+
+    def _issue(self, task: Task) -> Issued:
+        number = self._issued
+        self._issued += 1
+        self._unfinished += 1
+        return task, lambda made: self._made(number, task, made)
+
+    def _made(self, number: int, task: Task, made: Block | BaseException) -> None:
+        self._unfinished -= 1
+        if isinstance(made, BaseException):
+            self._pass.fail(made)
+            return
+        self._meter.add(made)
+        self._made_by[made.ref.hex()] = task, made.cost.rows
+        self._note(task, made)
+        if not self._pass.closed:
+            self._pass.put(number, made)
+        if self.exhausted() and not self._unfinished:
+            self._pass.end()
+
+    def _note(self, task: Task, made: Block) -> None:  # noqa: B027  # most tasks have nothing to learn
+        """Learn from a finished block."""

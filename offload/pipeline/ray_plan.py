@@ -1,0 +1,518 @@
+"""The plan of a ``ray.data.Dataset``, as units of work for the pool: a read task or stored block, and the steps that follow it.
+
+All that Ray does not document is in this file, with a contract test (``tests/pipeline/test_ray_plan.py``): a Dataset's operators, its
+read tasks, and the functions of its steps. Nothing of Ray Data's executor runs. Where it stops:
+:mod:`offload.pipeline.sources.units` numbers the samples of a unit and transforms them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+import ray.data
+from ray import cloudpickle
+from ray.data import DataContext
+from ray.data._internal.compute import TaskPoolStrategy
+from ray.data._internal.datasource_v2.formats.parquet.footer_file_indexer import (
+    FooterFileIndexer,
+    _file_chunks_to_manifest,
+)
+from ray.data._internal.datasource_v2.formats.parquet.footer_reader import FooterReader
+from ray.data._internal.execution.interfaces.task_context import TaskContext
+from ray.data._internal.execution.operators.input_data_buffer import InputDataBuffer
+from ray.data._internal.execution.operators.limit_operator import LimitOperator
+from ray.data._internal.execution.operators.map_operator import MapOperator
+from ray.data._internal.execution.operators.map_transformer import MapTransformer, MapTransformFnDataType
+from ray.data._internal.execution.operators.union_operator import UnionOperator
+from ray.data._internal.logical.interfaces import LogicalPlan
+from ray.data._internal.logical.operators import (
+    Filter,
+    FlatMap,
+    InputData,
+    MapBatches,
+    MapRows,
+    Project,
+    RandomizeBlocks,
+    Read,
+    ReadFiles,
+    Repartition,
+    StreamingRepartition,
+)
+from ray.data._internal.logical.optimizers import LogicalOptimizer
+from ray.data._internal.planner import create_planner
+from ray.data.block import BlockAccessor
+
+from offload.pipeline.wire import Columns
+
+UNIT_BYTES = 32 << 20
+"""About as much as a unit reads: some tens of images, so that a pass is well shuffled."""
+LEAST_UNITS, MOST_UNITS = 200, 20_000  # of one source
+SMALL_BYTES = 1 << 20  # of an input that several units may read anew, or that is not worth a unit of its own
+
+READ_TASK, BLOCK = "read task", "block"
+STEPS = (MapRows, MapBatches, Filter, FlatMap, Project)
+BLOCK_SIZES = (
+    RandomizeBlocks,
+    Repartition,
+    StreamingRepartition,
+)  # steps that move rows between blocks, and leave them as they are
+
+
+class NotTakenOverError(Exception):
+    """A Dataset has a step that only Ray Data can execute. The message names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A part of a Dataset that can be made by itself: some rows of an input, and the steps that follow.
+
+    ``given``: the pickled input, which is a read task, a block, or a reference to a block. ``start``, ``stop``: the input's rows that count
+    (``stop`` None: to its end). ``inputs``: the number of these rows, ``rows``: the number of samples; None if only running it tells.
+    ``chain``: the number of its steps. ``label`` is its name for users, ``named`` the files and parts that it reads, and ``source`` the
+    number of its input.
+    """
+
+    given: bytes
+    label: str
+    size_bytes: int | None
+    named: str = ""
+    source: int = 0
+    chain: int = 0
+    start: int = 0
+    stop: int | None = None
+    inputs: int | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenOver:
+    """The plan of a Dataset. ``identity`` is equal for plans with the same units in the same order."""
+
+    units: tuple[Unit, ...]
+    chains: tuple[Chain, ...]
+    identity: str
+
+
+def take_over(dataset: ray.data.Dataset) -> TakenOver:
+    """The units and steps of a Dataset.
+
+    Raises NotTakenOverError if a step needs rows of several blocks at once (sorts, joins, shuffles, …), GPUs or other resources.
+    """
+    context = dataset.context.copy()
+    context.execution_options.preserve_order = True  # of listed files: a resumed run must find the same units
+    dag = dataset._logical_plan.dag._apply_transform(_prepared)
+    optimized: Any = LogicalOptimizer().optimize(LogicalPlan(dag, context))
+    physical, _ = create_planner().plan(optimized)
+    plan = _Plan(physical.op_map, context)
+    sources = plan.drafts(physical.dag)
+    numbered = [(dataclasses.replace(unit, source=number), steps) for number, (unit, steps) in enumerate(sources)]
+    drafts = list(plan.split(numbered))
+    chains: dict[tuple[Any, ...], int] = {}
+    return TakenOver(
+        units=tuple(
+            dataclasses.replace(unit, chain=chains.setdefault(steps, len(chains)), label=f"{unit.label} {unit.source}")
+            for unit, steps in drafts
+        ),
+        chains=tuple(Chain.of(steps, context) for steps in chains),
+        identity=_identity(drafts) if plan.replayable else uuid.uuid4().hex,
+    )
+
+
+def _pickled(value: Any) -> bytes:
+    return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+
+
+def _prepared(op: Any) -> Any:
+    """The operator, with as many read tasks on every cluster: a resumed run must find the same ones."""
+    if isinstance(op, Read):
+        size = op.datasource_or_legacy_reader.estimate_inmemory_data_size() or 0
+        tasks = min(max(math.ceil(size / UNIT_BYTES), LEAST_UNITS), MOST_UNITS)
+        return dataclasses.replace(op, parallelism=max(op.parallelism, tasks))
+    if isinstance(op, BLOCK_SIZES):
+        return op.input_dependencies[0]
+    return op
+
+
+Draft = tuple[Unit, tuple[Any, ...]]
+"""A unit, and the operators of its steps."""
+
+
+class _Plan:
+    """A walk from the end of a plan to its sources."""
+
+    def __init__(self, logical: Mapping[Any, Any], context: DataContext) -> None:
+        self.replayable = True
+        self._logical, self._context = logical, context
+
+    def drafts(self, op: Any) -> list[Draft]:
+        """The units of an operator's output, in order."""
+        logical = self._logical.get(op)
+        if isinstance(op, UnionOperator):
+            return [draft for each in op.input_dependencies for draft in self.drafts(each)]
+        if isinstance(op, InputDataBuffer):
+            self.replayable = self.replayable and not isinstance(logical, InputData)
+            return list(_stored(op))
+        if isinstance(op, LimitOperator):
+            return list(_limited(self.drafts(op.input_dependencies[0]), op._limit, op.name))
+        if not isinstance(op, MapOperator) or not isinstance(logical, (*STEPS, Read, ReadFiles)):
+            raise NotTakenOverError(f"its step {op.name} needs rows of several blocks at once")
+        _check_resources(op, logical)
+        if isinstance(logical, Read):
+            return list(self._read_tasks(logical, op))
+        if isinstance(logical, ReadFiles):
+            return list(_file_reads(op))
+        rows = isinstance(logical, Filter | FlatMap) or logical.can_modify_num_rows
+        return [
+            (dataclasses.replace(unit, rows=None) if rows else unit, (*steps, op))
+            for unit, steps in self.drafts(op.input_dependencies[0])
+        ]
+
+    def split(self, drafts: Sequence[Draft]) -> Iterator[Draft]:
+        """The units, cut into parts if there are few, so that all cores have work: a step may take long for each row of a small file."""
+        parts = math.ceil(LEAST_UNITS / max(len(drafts), 1))
+        for unit, steps in drafts:
+            stored = unit.label == BLOCK  # several units read it from the same memory
+            if not unit.inputs or not (stored or (unit.size_bytes or 0) <= SMALL_BYTES):
+                yield unit, steps
+                continue
+            sizes = [getattr(self._logical.get(step), "batch_size", None) for step in steps]
+            least = max([size for size in sizes if isinstance(size, int)], default=1)
+            count = max(1, min(parts, unit.inputs // least))
+            if count == 1:
+                yield unit, steps
+                continue
+            edges = np.linspace(unit.start, unit.start + unit.inputs, count + 1).astype(int).tolist()
+            for start, stop in itertools.pairwise(edges):
+                rows = None if unit.rows is None else stop - start
+                yield dataclasses.replace(unit, start=start, stop=stop, inputs=stop - start, rows=rows), steps
+
+    def _read_tasks(self, read: Read, op: Any) -> Iterator[Draft]:
+        reader: Any = read.datasource_or_legacy_reader
+        tasks = reader.get_read_tasks(
+            read.parallelism, per_task_row_limit=read.per_block_limit, data_context=self._context
+        )
+        for task in tasks:
+            rows = task.metadata.num_rows
+            if rows is not None and read.per_block_limit is not None:
+                rows = min(rows, read.per_block_limit)
+            unit = Unit(
+                given=_pickled(task),
+                label=READ_TASK,
+                size_bytes=task.metadata.size_bytes,
+                named=" ".join(task.metadata.input_files or ()),
+                inputs=rows,
+                rows=rows,
+            )
+            yield unit, (op,)
+
+
+def _file_reads(op: Any) -> Iterator[Draft]:
+    """The units of files: runs of row groups, or whole files, as Ray's own listing names them."""
+    listing = op.input_dependencies[0]
+    paths: Iterable[Any] = [
+        ray.get(entry.ref) for bundle in listing.input_dependencies[0]._input_data for entry in bundle.blocks
+    ]
+    # The second function of a listing packs files into read tasks, by the size of the cluster's blocks.
+    given = listing.get_map_transformer().get_transform_fns()[0]._fn
+    list_files = functools.partial(given, indexer=_ListsHere(given.keywords["indexer"]))
+    found = [
+        (manifest.slice(number, 1), manifest.column(CHUNK)[number].as_py() or {})
+        for manifest in list_files(paths, TaskContext(task_idx=0, op_name=listing.name))
+        for number in range(manifest.num_rows)
+    ]
+    total = sum(known.get("uncompressed_size", 0) for _, known in found)
+    for part, known in _parts(found, min(max(total // LEAST_UNITS, SMALL_BYTES), UNIT_BYTES)):
+        rows = known.get("num_rows") if known.get("fully_matched") else None
+        unit = Unit(
+            given=_pickled(part),
+            label=READ_TASK,
+            size_bytes=known.get("uncompressed_size"),
+            named=repr(part.to_pylist()),
+            inputs=rows,
+            rows=rows,
+        )
+        yield unit, (op,)
+
+
+FOOTERS_AT_ONCE = 32
+
+
+class _ListsHere:
+    """Ray's indexer of files, which reads Parquet's footers in this process. By itself it starts 32 actors for them."""
+
+    def __init__(self, indexer: Any) -> None:
+        self._indexer = indexer
+
+    def list_files(self, paths: Any, **options: Any) -> Iterator[Any]:
+        """List files, and the row groups of Parquet files."""
+        if not isinstance(self._indexer, FooterFileIndexer):
+            yield from self._indexer.list_files(paths, **options)
+            return
+        predicate, columns = options.pop("predicate"), options.pop("projected_columns")
+        del options["limit"]  # it would stop somewhere; the plan's own limit counts rows
+        files = self._indexer._iter_file_infos_for_list(paths, **options)
+        threads = pa.io_thread_count()
+        reader = FooterReader(options["filesystem"], FOOTERS_AT_ONCE, predicate, columns)
+        try:
+            sizes = [(file.path, file.size) for file in files if file.size is not None]
+            read_footers: Any = reader.read_footers  # typed as a method of an actor
+            for found in read_footers(sizes, preserve_order=True):
+                yield from map(_file_chunks_to_manifest, found)
+        finally:
+            reader.pool.shutdown(cancel_futures=True)
+            pa.set_io_thread_count(threads)
+
+
+CHUNK, PATH = "__file_chunk_metadata", "__path"
+
+Part = tuple[pa.Table, Mapping[str, Any]]
+"""A row of a listing: a file or some of its row groups, and what is known of them."""
+
+
+def _parts(found: Sequence[Part], size_bytes: int) -> Iterator[Part]:
+    """The listed row groups, in parts of about ``size_bytes``; files without known row groups as they are."""
+    for (_, grouped), rows in itertools.groupby(found, lambda each: (each[0].column(PATH)[0].as_py(), bool(each[1]))):
+        if not grouped:
+            yield from ((_rebuilt(row, row.to_pylist()), known) for row, known in rows)
+            continue
+        each = list(rows)
+        row, last = each[0]
+        groups: list[tuple[int, int, int]] = []
+        size = 0
+        for matched, number, count, bytes_ in (
+            (known["fully_matched"], *group) for _, known in each for group in _row_groups(known)
+        ):
+            if groups and (size + bytes_ > size_bytes or matched != last["fully_matched"]):
+                yield _of_groups(row, last, groups)
+                groups, size = [], 0
+            last = {**last, "fully_matched": matched}
+            groups.append((number, count, bytes_))
+            size += bytes_
+        yield _of_groups(row, last, groups)
+
+
+def _row_groups(known: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    """(number, rows, bytes) of each listed row group."""
+    numbers = known["row_group_ids"]
+    if len(numbers) == 1:
+        return [(numbers[0], known["num_rows"], known["uncompressed_size"])]
+    return list(zip(numbers, known["rg_rows"], known["rg_sizes"], strict=True))
+
+
+def _of_groups(row: pa.Table, known: Mapping[str, Any], groups: Sequence[tuple[int, int, int]]) -> Part:
+    numbers, rows, sizes = zip(*groups, strict=True)
+    part = {
+        **known,
+        "row_group_ids": list(numbers),
+        "num_rows": sum(rows),
+        "uncompressed_size": sum(sizes),
+        "rg_rows": [],
+        "rg_sizes": [],
+    }
+    return _rebuilt(row, [{**row.to_pylist()[0], CHUNK: part}]), part
+
+
+def _rebuilt(row: pa.Table, values: list[dict[str, Any]]) -> pa.Table:
+    """A row of its own: pickling a slice would take the whole listing along."""
+    return pa.Table.from_pylist(values, schema=row.schema)
+
+
+def _stored(op: Any) -> Iterator[Draft]:
+    """The units of blocks in the object store, large ones cut into parts."""
+    for bundle in op._input_data:
+        for entry, cut in zip(bundle.blocks, bundle.slices, strict=True):
+            rows, size = entry.metadata.num_rows, entry.metadata.size_bytes
+            start, stop = (0, rows) if cut is None else (cut.start_offset, cut.end_offset)
+            unit = Unit(given=_pickled(entry.ref), label=BLOCK, size_bytes=size)
+            if not stop:
+                yield unit, ()
+                continue
+            parts = max(1, min(stop - start, round((size or 0) / UNIT_BYTES)))
+            edges = np.linspace(start, stop, parts + 1).astype(int).tolist()
+            for first, last in itertools.pairwise(edges):
+                count = last - first
+                yield dataclasses.replace(unit, start=first, stop=last, inputs=count, rows=count), ()
+
+
+def _limited(drafts: Sequence[Draft], limit: int, name: str) -> Iterator[Draft]:
+    """The first ``limit`` samples of these units."""
+    left = limit
+    for unit, steps in drafts:
+        if left <= 0:
+            return
+        if unit.rows is None:
+            raise NotTakenOverError(f"its step {name} follows steps whose number of rows only running them tells")
+        rows = min(unit.rows, left)
+        left -= rows
+        whole = rows == unit.rows
+        yield unit if whole else dataclasses.replace(unit, inputs=rows, rows=rows, stop=unit.start + rows), steps
+
+
+def _check_resources(op: Any, logical: Any) -> None:
+    """Raise NotTakenOverError if a step needs what a preprocessing core does not have."""
+    given = dict(op._ray_remote_args)
+    if given.get("num_gpus"):
+        raise NotTakenOverError(f"its step {op.name} takes GPUs")
+    for name in ("resources", "runtime_env", "accelerator_type", "label_selector"):
+        if given.get(name):
+            raise NotTakenOverError(f"its step {op.name} sets {name}")
+    if getattr(logical, "ray_remote_args_fn", None) is not None:
+        raise NotTakenOverError(f"its step {op.name} sets ray_remote_args_fn")
+    if isinstance(logical.compute, TaskPoolStrategy) and logical.compute.size is not None:
+        raise NotTakenOverError(f"its step {op.name} limits its concurrency")
+
+
+def _identity(drafts: Sequence[Draft]) -> str:
+    """What tells the units of one Dataset from those of another, as far as Ray knows it without reading: files, rows and sizes."""
+    found = hashlib.sha256()
+    for unit, _ in drafts:
+        found.update(repr((unit.start, unit.stop, unit.inputs, unit.size_bytes, unit.named)).encode())
+    return found.hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """The steps that follow an input, ready to travel to a preprocessing process."""
+
+    names: tuple[str, ...]
+    transformers: tuple[MapTransformer, ...]
+    context: DataContext
+
+    @classmethod
+    def of(cls, operators: Sequence[Any], context: DataContext) -> Chain:
+        """The steps of these map operators."""
+        return cls(
+            names=tuple(op.name for op in operators),
+            transformers=tuple(op.get_map_transformer() for op in operators),
+            context=context,
+        )
+
+    def __str__(self) -> str:
+        return " → ".join(self.names) or "stored blocks"
+
+
+class Runner:
+    """A chain in a preprocessing process. It constructs the classes of the chain's steps once."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self._instances: list[Any] = []
+        for transformer in chain.transformers:
+            # Ray keeps the objects of one step's classes in this global, one step to a process.
+            ray.data._map_actor_context = None
+            transformer.init()
+            self._instances.append(ray.data._map_actor_context)
+        ray.data._map_actor_context = None
+
+    def run(self, given: bytes, *, number: int, start: int = 0, stop: int | None = None) -> list[Columns]:
+        """The samples of a unit, as pieces of columns. Empty pieces are left out."""
+        context = TaskContext(task_idx=number, op_name=str(self.chain))
+        with DataContext.current(self.chain.context), TaskContext.current(context):
+            return [piece for piece in self._pieces(given, start, stop, context) if piece]
+
+    def _pieces(self, given: bytes, start: int, stop: int | None, context: TaskContext) -> Iterator[Columns]:
+        found = cloudpickle.loads(given)
+        if isinstance(found, ray.ObjectRef):
+            found = ray.get(found)
+            yield from self._applied([_cut(found, start, stop)], self.chain.transformers, self._instances, context)
+            return
+        reading, *steps = self.chain.transformers
+        if not steps and stop is None:
+            yield from self._applied([found], [reading], self._instances, context)
+            return
+        blocks: Iterable[Any] = [found]
+        for function in reading.get_transform_fns():
+            blocks = function(blocks, context)
+        yield from self._applied(_rows_between(blocks, start, stop), steps, self._instances[1:], context)
+
+    def _applied(
+        self,
+        blocks: Iterable[Any],
+        transformers: Sequence[MapTransformer],
+        instances: Sequence[Any],
+        context: TaskContext,
+    ) -> Iterator[Columns]:
+        """The output of the last function, before Ray would build blocks of it: that costs a copy or two."""
+        functions = [
+            (function, instance)
+            for transformer, instance in zip(transformers, instances, strict=True)
+            for function in transformer.get_transform_fns()
+        ]
+        if not functions:
+            yield from map(_columns_of_block, blocks)
+            return
+        for function, instance in functions[:-1]:
+            blocks = _with_instance(function(blocks, context), instance)
+        last, instance = functions[-1]
+        results = _with_instance(last._apply_transform(context, last._pre_process(blocks)), instance)
+        if last._input_type is MapTransformFnDataType.Row:
+            yield _columns_of_rows(list(results))
+        elif last._input_type is MapTransformFnDataType.Batch:
+            yield from map(_columns_of_batch, results)
+        else:
+            yield from map(_columns_of_block, results)
+
+
+def _with_instance(results: Iterable[Any], instance: Any) -> Iterator[Any]:
+    """The results of a step that finds its own objects in Ray's global, whichever step asks for them."""
+    results = iter(results)
+    while True:
+        before = ray.data._map_actor_context
+        ray.data._map_actor_context = instance
+        try:
+            found = next(results)
+        except StopIteration:
+            return
+        finally:
+            ray.data._map_actor_context = before
+        yield found
+
+
+def _cut(block: Any, start: int, stop: int | None) -> Any:
+    if stop is None:
+        return block
+    # As Arrow: a slice of pandas' rows warns with some versions of pandas.
+    return BlockAccessor.for_block(BlockAccessor.for_block(block).to_arrow()).slice(start, stop, copy=False)
+
+
+def _rows_between(blocks: Iterable[Any], start: int, stop: int | None) -> Iterator[Any]:
+    """The rows [start, stop) of a sequence of blocks."""
+    at = 0
+    for block in blocks:
+        rows = BlockAccessor.for_block(block).num_rows()
+        first, last = max(start - at, 0), rows if stop is None else min(stop - at, rows)
+        at += rows
+        if (first, last) == (0, rows):
+            yield block
+        elif first < last:
+            yield _cut(block, first, last)
+        if stop is not None and at >= stop:
+            return
+
+
+def _columns_of_rows(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _columns_of_batch(batch: Any) -> Columns:
+    if isinstance(batch, Mapping):
+        return dict(batch) if any(len(column) for column in batch.values()) else {}
+    return _columns_of_block(BlockAccessor.batch_to_block(batch))
+
+
+def _columns_of_block(block: Any) -> Columns:
+    accessor = BlockAccessor.for_block(block)
+    columns: Any = accessor.to_batch_format("numpy") if accessor.num_rows() else {}
+    return dict(columns)

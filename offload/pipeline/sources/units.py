@@ -1,0 +1,218 @@
+"""Sources whose samples are known only once a unit of them is made, and the recipe that makes units in a preprocessing process.
+
+Such a source is a ``ray.data.Dataset`` whose read tasks and functions the pool runs: filters and batch functions may return any number of
+rows. Where it stops: :mod:`offload.pipeline.ray_plan` knows Ray's plans, and :mod:`offload.pipeline.unit_tasks` cuts a pass into tasks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from offload.errors import RunError
+from offload.pipeline import recipe as recipes
+from offload.pipeline.gather import Scratch
+from offload.pipeline.randomness import seed_generators
+from offload.pipeline.ranges import Ranges
+from offload.pipeline.recipe import FAILURES, TRAINED, Recipe, say, whole_chunks
+from offload.pipeline.shuffling import generator, mix
+from offload.pipeline.sources.base import At, Samples, nowhere
+from offload.pipeline.unit_ids import UnitIds
+from offload.pipeline.watch import Watch
+from offload.pipeline.wire import POSITION, SAMPLE_ID, Column, Columns, as_array, common_dtype
+
+if TYPE_CHECKING:
+    from offload.pipeline.ray_plan import Chain, Runner
+
+UNIT, COUNT, DONE = "unit", "count", "done"
+"""Columns of a task: the number of a unit, the samples that it gave before (-1: unknown), and the ranges of its trained places, flat."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitIndex:
+    """The units of a source.
+
+    ``table`` has a row for each: what its chain is given, the numbers of chain and rows (:class:`offload.pipeline.ray_plan.Unit`), and its
+    label. ``samples``: their number in a pass, None if only running the source tells. ``identity`` is equal for sources with equal units.
+    """
+
+    table: pa.Table
+    chains: tuple[Chain, ...]
+    samples: int | None
+    identity: str
+
+    @property
+    def ids(self) -> UnitIds:
+        """The numbers of the samples."""
+        return UnitIds(self.table.num_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitRecipe:
+    """Everything that a task needs besides its units. ``inner`` transforms the samples that the chains make; ``id_column`` holds their
+    ids, if the user numbers them."""
+
+    inner: Recipe
+    chains: tuple[Chain, ...]
+    ids: UnitIds
+    shuffle: bool
+    id_column: str | None = None
+    runners: dict[int, Runner] = field(default_factory=dict)
+
+    def ready(self) -> UnitRecipe:
+        """Prepare this recipe in this process: construct the classes of its steps and of its transform.
+
+        Raises RunError for a class that raises.
+        """
+        from offload.pipeline.ray_plan import Runner  # it imports Ray Data, which most runs do not need
+
+        try:
+            runners = {number: Runner(chain) for number, chain in enumerate(self.chains)}
+        except FAILURES as error:
+            raise RunError(
+                f"a class of the steps of a ray.data.Dataset raised {say(error)} when it was constructed on a preprocessing process. "
+                "Correct its constructor: it runs on every node."
+            ) from None
+        return dataclasses.replace(self, inner=self.inner.ready(), runners=runners)
+
+    def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
+        """Return the block of these units, as :func:`offload.pipeline.recipe.process` does for index rows."""
+        made = [self._made(unit, epoch, watch) for unit in rows.to_pylist()]
+        tables = [self._index(number, each, epoch) for number, each in enumerate(made)]
+        index = pa.concat_tables([table for table in tables if table.num_rows] or tables[:1])
+        inner = dataclasses.replace(self.inner, reader=_Held(made))
+        return recipes.process(inner, index.combine_chunks(), epoch=epoch, scratch=scratch, watch=watch)
+
+    def _made(self, unit: Mapping[str, Any], epoch: int, watch: Watch) -> _Made:
+        """Run the steps of a unit, with random numbers of its own."""
+        number, runner = unit[UNIT], self.runners[unit["chain"]]
+        name = f"{unit['label']} of the ray.data.Dataset"
+        watch.doing(lambda: f"making {name}{f' {self.inner.dataset!r}' if self.inner.dataset else ''}", None)
+        seed_generators(mix(self.inner.seed, epoch, number, 4))
+        try:
+            pieces = runner.run(unit["given"], number=number, start=unit["start"], stop=unit["stop"])
+        except RunError:
+            raise
+        except FAILURES as error:
+            raise RunError(
+                f"{runner.chain} raised {say(_cause(error))} on {name}. Correct the step, or leave such rows out."
+            ) from None
+        columns = _joined(pieces)
+        count = len(next(iter(columns.values()), ()))
+        for column, values in columns.items():
+            if len(values) != count:
+                raise RunError(
+                    f"{runner.chain} made columns of different lengths on {name}: {count} and {len(values)} rows ({column})."
+                )
+        for promised, source in ((unit["rows"], "its plan promises"), (unit[COUNT], "it made before")):
+            if promised is not None and promised != count:
+                raise RunError(
+                    f"{runner.chain} made {count} rows of {name}, and {source} {promised}. Its steps must depend on their rows and "
+                    "seeded random numbers alone, and map_batches(udf_modifying_row_count=False) return as many rows as it gets."
+                )
+        if count > self.ids.most:
+            raise RunError(
+                f"{name} gives {count:,} rows, more than {self.ids.most:,}. Read it in more blocks (override_num_blocks)."
+            )
+        ids = self.ids.samples(number, np.arange(count, dtype=np.int64))
+        if self.id_column is not None and count:
+            ids = recipes.user_ids(columns, self.id_column)
+            columns = {name: column for name, column in columns.items() if name != SAMPLE_ID}
+        return _Made(
+            ids=ids, number=number, label=unit["label"], columns=columns, count=count, done=_ranges(unit[DONE])
+        )
+
+    def _index(self, place: int, made: _Made, epoch: int) -> pa.Table:
+        """The index rows of a unit's samples that a task returns, and the trained rest of their chunks."""
+        rows = np.arange(made.count, dtype=np.int64)
+        if self.shuffle:
+            rows = generator(mix(self.inner.seed, made.number, 5), epoch).permutation(made.count).astype(np.int64)
+        places = np.arange(made.count, dtype=np.int64)
+        if made.done.pairs:
+            places = whole_chunks(made.done.missing_from(made.count), made.count)
+        table = pa.table(
+            {
+                UNIT: np.full(len(places), place, dtype=np.int32),
+                "row": rows[places],
+                SAMPLE_ID: made.ids[rows[places]],
+                POSITION: self.ids.positions(made.number, made.count, places),
+            }
+        )
+        return table.append_column(TRAINED, pa.array(made.done.holds(places)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """The samples of a unit."""
+
+    number: int
+    label: str
+    columns: Columns
+    count: int
+    ids: NDArray[np.int64]
+    done: Ranges
+
+
+class _Held:
+    """A reader of samples that exist already."""
+
+    def __init__(self, made: Sequence[_Made]) -> None:
+        self._made = made
+
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
+        units, places = rows.column(UNIT).to_numpy(), rows.column("row").to_numpy()
+        cuts = np.flatnonzero(np.diff(units)) + 1
+        pieces = []
+        for start, stop in zip((0, *cuts.tolist()), (*cuts.tolist(), len(units)), strict=True):
+            pieces.append(_picked(self._made[int(units[start])].columns, places[start:stop]))
+        return Samples(_joined(pieces))
+
+    def describe(self, rows: pa.Table, row: int) -> str:
+        unit, place = rows.column(UNIT)[row].as_py(), rows.column("row")[row].as_py()
+        return f"row {place} of {self._made[unit].label}"
+
+
+def _picked(columns: Columns, rows: NDArray[np.int64]) -> Columns:
+    """These rows, without a copy if they follow one another."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.all(np.diff(rows) == 1):
+        return {name: column[rows[0] : rows[-1] + 1] for name, column in columns.items()}
+    return recipes.take(columns, rows)
+
+
+def _joined(pieces: Sequence[Columns]) -> Columns:
+    """Pieces of columns, one after the other. A column that some lack holds None there."""
+    if len(pieces) == 1:
+        return pieces[0]
+    names = dict.fromkeys(name for piece in pieces for name in piece)
+    lengths = [len(next(iter(piece.values()), ())) for piece in pieces]
+    return {
+        name: _column([piece.get(name, [None] * rows) for piece, rows in zip(pieces, lengths, strict=True)])
+        for name in names
+    }
+
+
+def _column(parts: Sequence[Column]) -> Column:
+    arrays = [as_array(part) for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts) and len({array.shape[1:] for array in arrays}) == 1:
+        dtype = common_dtype(array.dtype for array in arrays)
+        if dtype is not None:
+            return np.concatenate(arrays, dtype=dtype)
+    return [value for part in parts for value in part]
+
+
+def _ranges(flat: Sequence[int] | None) -> Ranges:
+    flat = flat or ()
+    return Ranges(tuple(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The user's own error inside Ray's."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

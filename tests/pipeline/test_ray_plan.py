@@ -1,0 +1,307 @@
+"""A Dataset's units and steps, run outside Ray Data, make the rows that Ray Data makes. This is the contract with Ray's plans."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray.data
+from PIL import Image
+from ray import cloudpickle
+from ray.data.expressions import col
+
+from offload.pipeline import ray_plan
+from offload.pipeline.ray_plan import NotTakenOverError, Runner, take_over
+from offload.pipeline.sources.units import _joined
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.filterwarnings("ignore:Use 'expr' instead:UserWarning"),
+    pytest.mark.filterwarnings("ignore:This API is deprecated"),  # zip
+]
+
+ROWS, FILES = 90, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("dataset")
+    for number in range(FILES):
+        ids = np.arange(ROWS // FILES) + number * (ROWS // FILES)
+        table = pa.table(
+            {"id": ids, "name": [f"n{i}" for i in ids], "x": ids / 7, "v": [[i, i + 1] for i in ids.tolist()]}
+        )
+        (found / "rows").mkdir(exist_ok=True)
+        pq.write_table(table, found / "rows" / f"{number}.parquet", row_group_size=11)
+        (found / "text").mkdir(exist_ok=True)
+        (found / "text" / f"{number}.csv").write_text("id,name\n" + "".join(f"{i},n{i}\n" for i in ids))
+        (found / "images").mkdir(exist_ok=True)
+        Image.fromarray(np.full((8, 6, 3), number, np.uint8)).save(found / "images" / f"{number}.png")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    context = ray.data.DataContext.get_current()
+    before, logger = context.enable_progress_bars, logging.getLogger("ray.data")
+    level = logger.level
+    context.enable_progress_bars = False
+    logger.setLevel(logging.CRITICAL)
+    yield
+    context.enable_progress_bars = before
+    logger.setLevel(level)
+
+
+class Times:
+    def __init__(self, by: int = 2) -> None:
+        self.by = by
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "times": batch["id"] * self.by}
+
+
+class Plus:
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "plus": row["id"] + 1}
+
+
+class Counted:
+    async def __call__(self, batch: dict[str, Any]) -> Any:
+        yield {"id": batch["id"], "n": np.full(len(batch["id"]), len(batch))}
+
+
+def halves(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"id": row["id"], "half": half} for half in range(row["id"] % 3)]
+
+
+def in_pairs(batch: dict[str, Any]) -> Any:
+    yield {"id": batch["id"][::2]}
+    yield {"id": batch["id"][1::2]}
+
+
+def rows(folder: Path) -> ray.data.Dataset:
+    return ray.data.read_parquet(str(folder / "rows"))
+
+
+Rows = list[dict[str, Any]]
+Made = Callable[[Path], ray.data.Dataset]
+ALL: Rows = [{"id": i, "name": f"n{i}", "x": i / 7, "v": [i, i + 1]} for i in range(ROWS)]
+IDS: Rows = [{"id": i} for i in range(ROWS)]
+IMAGES = [np.full((8, 6, 3), number, np.uint8) for number in range(FILES)]
+TAKEN: dict[str, tuple[Made, Rows]] = {
+    "parquet": (rows, ALL),
+    "some columns": (
+        lambda f: rows(f).select_columns(["id", "v"]).rename_columns({"v": "w"}),
+        [{"id": row["id"], "w": row["v"]} for row in ALL],
+    ),
+    "map": (
+        lambda f: rows(f).map(lambda row: {"id": row["id"], "image": np.full((4, 3), row["id"] % 5, np.uint8)}),
+        [{"id": i, "image": np.full((4, 3), i % 5)} for i in range(ROWS)],
+    ),
+    "map_batches": (
+        lambda f: rows(f).map_batches(lambda b: {"id": b["id"], "y": b["x"] * 2}),
+        [{"id": row["id"], "y": row["x"] * 2} for row in ALL],
+    ),
+    "batches of pandas": (
+        lambda f: rows(f).map_batches(lambda frame: frame.assign(z=1), batch_format="pandas"),
+        [{**row, "z": 1} for row in ALL],
+    ),
+    "batches of arrow": (
+        lambda f: rows(f).map_batches(lambda t: t.select(["name"]), batch_format="pyarrow", batch_size=7),
+        [{"name": row["name"]} for row in ALL],
+    ),
+    "generator": (lambda f: rows(f).map_batches(in_pairs), IDS),
+    "filter": (lambda f: rows(f).filter(lambda row: row["id"] % 3 == 0), ALL[::3]),
+    "expression": (
+        lambda f: rows(f).with_column("y", col("id") * 2).filter(expr=col("id") > 50),
+        [{**row, "y": row["id"] * 2} for row in ALL[51:]],
+    ),
+    "flat_map": (lambda f: rows(f).flat_map(halves), [each for row in ALL for each in halves(row)]),
+    "class": (
+        lambda f: rows(f).map_batches(Times, fn_constructor_args=(3,), concurrency=1),
+        [{**row, "times": row["id"] * 3} for row in ALL],
+    ),
+    "two classes": (
+        lambda f: rows(f).map_batches(Times, concurrency=1).map(Plus, concurrency=1).filter(lambda r: r["id"] > 4),
+        [{**row, "times": row["id"] * 2, "plus": row["id"] + 1} for row in ALL[5:]],
+    ),
+    "async class": (lambda f: rows(f).map_batches(Counted, concurrency=1), [{"id": i, "n": 4} for i in range(ROWS)]),
+    "class after function": (
+        lambda f: rows(f).map(lambda r: r).map_batches(Times, concurrency=2).map_batches(lambda b: b),
+        [{**row, "times": row["id"] * 2} for row in ALL],
+    ),
+    "csv": (lambda f: ray.data.read_csv(str(f / "text")).map(lambda row: {"id": row["id"]}), IDS),
+    "images": (
+        lambda f: ray.data.read_images(str(f / "images")).map(lambda row: {"image": row["image"]}),
+        [{"image": image} for image in IMAGES],
+    ),
+    "binary": (
+        lambda f: ray.data.read_binary_files(str(f / "images")).map(lambda row: {"png": row["bytes"][1:4]}),
+        [{"png": b"PNG"}] * FILES,
+    ),
+    "range": (
+        lambda f: ray.data.range(57, override_num_blocks=3).map(lambda row: {"id": row["id"] ** 2}),
+        [{"id": i**2} for i in range(57)],
+    ),
+    "tensors": (
+        lambda f: ray.data.range_tensor(20, shape=(2, 2)).map_batches(lambda b: b),
+        [{"data": np.full((2, 2), i)} for i in range(20)],
+    ),
+    "items": (
+        lambda f: ray.data.from_items([{"id": i, "text": "t" * i} for i in range(9)]).map(lambda row: row),
+        [{"id": i, "text": "t" * i} for i in range(9)],
+    ),
+    "numpy": (
+        lambda f: ray.data.from_numpy(np.arange(24).reshape(12, 2)),
+        [{"data": [2 * i, 2 * i + 1]} for i in range(12)],
+    ),
+    "pandas": (
+        lambda f: ray.data.from_pandas([pd.DataFrame({"id": [1, 2]}), pd.DataFrame({"id": [3]})]).map(lambda row: row),
+        [{"id": 1}, {"id": 2}, {"id": 3}],
+    ),
+    "arrow": (
+        lambda f: ray.data.from_arrow(pa.table({"id": [1, 2, 3], "s": ["a", None, "c"]})),
+        [{"id": 1, "s": "a"}, {"id": 2, "s": None}, {"id": 3, "s": "c"}],
+    ),
+    "materialized": (
+        lambda f: ray.data.range(30, override_num_blocks=2).materialize().map(lambda row: row),
+        [{"id": i} for i in range(30)],
+    ),
+    "split": (
+        lambda f: ray.data.from_items([{"id": i} for i in range(40)]).split(3, equal=True)[0].map(lambda row: row),
+        [{"id": i} for i in range(13)],
+    ),
+    "union": (
+        lambda f: rows(f).select_columns(["id"]).union(ray.data.range(9)).map(lambda r: {"id": r["id"] + 1}),
+        [{"id": row["id"] + 1} for row in [*IDS, *IDS[:9]]],
+    ),
+    "block sizes": (lambda f: rows(f).repartition(2).map(lambda row: {"id": row["id"]}).randomize_block_order(), IDS),
+    "limit": (
+        lambda f: ray.data.range(100, override_num_blocks=7).limit(43).map(lambda row: {"id": row["id"]}),
+        IDS[:43],
+    ),
+    "same number": (lambda f: rows(f).map_batches(lambda b: {"id": b["id"]}, udf_modifying_row_count=False), IDS),
+}
+REFUSED: dict[str, tuple[Made, str]] = {
+    "sort": (lambda f: rows(f).sort("id"), "its step .*Sort.* needs rows of several blocks at once"),
+    "random_shuffle": (
+        lambda f: rows(f).random_shuffle().map(lambda r: r),
+        "RandomShuffle needs rows of several blocks",
+    ),
+    "join": (
+        lambda f: ray.data.range(9).join(ray.data.range(9), "inner", 2, on=("id",)),
+        "Join.* needs rows of several",
+    ),
+    "groupby": (lambda f: rows(f).groupby("id").count(), "Aggregate.* needs rows of several blocks"),
+    "zip": (lambda f: ray.data.range(9).zip(ray.data.range(9)), "Zip.* needs rows of several blocks"),
+    "GPU": (
+        lambda f: rows(f).map_batches(Times, batch_size=8, num_gpus=1, concurrency=1),
+        r"MapBatches\(Times\) takes GPUs",
+    ),
+    "resources": (lambda f: rows(f).map(Plus, resources={"special": 1}, concurrency=1), r"Map\(Plus\) sets resources"),
+    "concurrency": (lambda f: rows(f).map(halves, concurrency=2), r"Map\(halves\) limits its concurrency"),
+    "late limit": (lambda f: rows(f).filter(lambda r: True).limit(5), "limit=5 follows steps whose number of rows"),
+}
+
+
+def made(dataset: ray.data.Dataset) -> list[dict[str, Any]]:
+    """The rows that the units of a Dataset give, in order."""
+    plan = take_over(dataset)
+    runners = [Runner(cloudpickle.loads(cloudpickle.dumps(chain))) for chain in plan.chains]
+    found: list[dict[str, Any]] = []
+    for number, unit in enumerate(plan.units):
+        columns = _joined(runners[unit.chain].run(unit.given, number=number, start=unit.start, stop=unit.stop))
+        count = len(next(iter(columns.values()), ()))
+        assert unit.rows in (None, count), (unit, count)
+        found += [{name: column[i] for name, column in columns.items()} for i in range(count)]
+    return found
+
+
+def comparable(found: list[dict[str, Any]]) -> Counter[str]:
+    def plain(value: Any) -> Any:
+        return np.asarray(value).tolist() if not isinstance(value, str | bytes) else value
+
+    return Counter(repr({name: plain(value) for name, value in sorted(row.items())}) for row in found)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_units_and_steps_make_the_rows_of_a_dataset(name: str, folder: Path) -> None:
+    build, expected = TAKEN[name]
+    assert comparable(made(build(folder))) == comparable(expected)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", TAKEN)
+def test_ray_data_makes_the_same_rows(name: str, folder: Path) -> None:
+    build, expected = TAKEN[name]
+    assert comparable(build(folder).take_all()) == comparable(expected)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_only_ray_data_can_execute_is_named(name: str, folder: Path) -> None:
+    build, message = REFUSED[name]
+    with pytest.raises(NotTakenOverError, match=message):
+        take_over(build(folder))
+
+
+@pytest.mark.parametrize("name", ["parquet", "map", "csv", "images", "range", "items", "pandas", "union"])
+def test_a_dataset_built_again_has_the_same_units(name: str, folder: Path) -> None:
+    first, again = take_over(TAKEN[name][0](folder)), take_over(TAKEN[name][0](folder))
+    assert first.identity == again.identity
+    assert [(u.start, u.stop, u.rows, u.named) for u in first.units] == [
+        (u.start, u.stop, u.rows, u.named) for u in again.units
+    ]
+
+
+def test_other_data_has_another_identity(folder: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "other.parquet")
+    both = rows(folder).select_columns(["id"]).union(ray.data.read_parquet(str(tmp_path)))
+    assert take_over(both).identity != take_over(rows(folder).select_columns(["id"])).identity
+    stored = ray.data.range(9).materialize()  # Ray stores blocks in any order: only this process knows them
+    assert take_over(stored).identity != take_over(stored).identity
+
+
+@pytest.mark.parametrize("name", ["parquet", "map", "items", "limit", "same number", "images"])
+def test_the_number_of_rows_is_known_if_no_step_can_change_it(name: str, folder: Path) -> None:
+    plan = take_over(TAKEN[name][0](folder))
+    assert sum(unit.rows or 0 for unit in plan.units) == len(made(TAKEN[name][0](folder)))
+
+
+@pytest.mark.parametrize("name", ["filter", "flat_map", "map_batches"])
+def test_the_number_of_rows_is_unknown_otherwise(name: str, folder: Path) -> None:
+    assert {unit.rows for unit in take_over(TAKEN[name][0](folder)).units} == {None}
+
+
+def test_a_small_file_gives_every_core_work(folder: Path) -> None:
+    """A file of a thousand paths may stand for hours of work."""
+    plan = take_over(rows(folder).map(lambda row: row))
+    assert len(plan.units) >= ROWS
+    batched = take_over(rows(folder).map_batches(lambda b: b, batch_size=10))
+    assert all((unit.inputs or 0) >= 10 for unit in batched.units)
+
+
+def test_the_user_s_dataset_stays_as_it_was(folder: Path) -> None:
+    dataset = TAKEN["two classes"][0](folder)
+    before = str(dataset._logical_plan.dag), dataset.context.execution_options.preserve_order
+    take_over(dataset)
+    assert (str(dataset._logical_plan.dag), dataset.context.execution_options.preserve_order) == before
+
+
+def test_large_blocks_and_files_are_cut(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(ray_plan, "LEAST_UNITS", 1)
+    whole = len(take_over(rows(folder)).units)
+    monkeypatch.setattr(ray_plan, "UNIT_BYTES", 100)
+    monkeypatch.setattr(ray_plan, "SMALL_BYTES", 50)
+    assert len(take_over(rows(folder)).units) == 9 > whole == 3  # row groups
+    stored = ray.data.from_numpy(np.zeros((100, 8)))
+    assert len(take_over(stored).units) >= 64
+    assert len(made(stored)) == 100
