@@ -62,6 +62,8 @@ ROWS = (
     Row(name="ray-2-hosts", module="ray_script", hosts=(GPU_HOST, CPU_HOST), ray=True),
     Row(name="offload-1-host", module="offload_row", hosts=(GPU_HOST,), ray=True),
     Row(name="offload-2-hosts", module="offload_row", hosts=(GPU_HOST, CPU_HOST), ray=True),
+    Row(name="dataset-1-host", module="dataset_row", hosts=(GPU_HOST,), ray=True),
+    Row(name="dataset-2-hosts", module="dataset_row", hosts=(GPU_HOST, CPU_HOST), ray=True),
     Row(name="loader-1-host", module="loader_row", hosts=(GPU_HOST,), ray=True),
     Row(name="loader-2-hosts", module="loader_row", hosts=(GPU_HOST, CPU_HOST), ray=True),
 )

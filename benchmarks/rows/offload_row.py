@@ -5,6 +5,7 @@ import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import ray.train
 import torch
@@ -38,8 +39,8 @@ def data(task: protocol.Task) -> offload.Pipeline:
     return offload.from_torch(Samples(task))
 
 
-def main() -> None:
-    task = protocol.parse()
+def run(task: protocol.Task, source: Any) -> None:
+    """Train on these samples, and answer."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
@@ -47,13 +48,18 @@ def main() -> None:
         scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": 0, TRAIN_RESOURCE: 1})
         offload.Trainer(
             train,
-            datasets={"train": data(task)},
+            datasets={"train": source},
             workers=1,
             batch_size=task.batch_size,
             scaling_config=scaling,
             train_loop_config={"task": asdict(task), "launched": time.monotonic(), "answer": str(answer)},
         ).fit(run_dir=Path(folder) / "run", quiet=True)
         protocol.answer(protocol.Result(**json.loads(answer.read_text())))
+
+
+def main() -> None:
+    task = protocol.parse()
+    run(task, data(task))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ import numpy as np
 
 from offload.testing.paced import PacedAccelerator
 
+ANSWER = "result: "
 STEADY_FROM, STEADY_TO = 0.4, 0.9
 MAX_GAP = 0.3  # of the steady state may pass between two batches; with longer gaps it is only two or three bursts
 STEADY_BEGINS, STEADY_ENDS = "steady-begins", "steady-ends"
@@ -168,11 +169,13 @@ def steady_rate(count: Any, when: Any, samples: int) -> float:
 def answer(result: Result) -> None:
     """Print the result where the process that started the row looks for it."""
     sys.stdout.flush()
-    print(json.dumps(asdict(result)), flush=True)
+    print("\n" + ANSWER + json.dumps(asdict(result)), flush=True)
 
 
 def read_answer(stdout: str) -> Result:
-    return Result(**json.loads(stdout.strip().splitlines()[-1]))
+    """Find the result in a row's output: libraries print on, too, while a row ends."""
+    answers = [line for line in stdout.splitlines() if line.startswith(ANSWER)]
+    return Result(**json.loads(answers[-1].removeprefix(ANSWER)))
 
 
 def _tell(task: Task, event: str) -> None:

@@ -49,6 +49,8 @@ class Calls:
     def stop(self, ends: np.ndarray[tuple[int], np.dtype[np.int64]], start: int) -> int:
         """The end of the call that begins at ``start``. ``ends``: the ends of all chunks, ascending."""
         first = int(np.searchsorted(ends, start, side="right"))
+        if self.seeded:  # chunks at the end of a unit are shorter, and several would fit
+            return int(ends[first])
         last = int(np.searchsorted(ends, start + self._rows, side="right")) - 1
         return int(ends[max(first, last)])
 

@@ -42,6 +42,7 @@ def encode_dataset(
     """
     # A dataset executes with the context of its creation, not with that of this process.
     dataset.context.enable_progress_bars = False
+    dataset.context.raise_original_map_exception = True  # Ray's own says only that a function failed
     options = dataset.context.execution_options
     limits = options.resource_limits
     options.resource_limits = limits.copy(object_store_memory=min(limits.object_store_memory, store_bytes))

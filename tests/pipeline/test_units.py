@@ -1,0 +1,249 @@
+"""A pass over a Dataset's units: each sample once, with the same bytes, wherever tasks are cut and training stopped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import ray.data
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import offload
+from offload.errors import ConfigError, RunError
+from offload.pipeline import wire
+from offload.pipeline.gather import Scratch
+from offload.pipeline.meter import Meter
+from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
+from offload.pipeline.pool import Block, Cost
+from offload.pipeline.ranges import Ranges
+from offload.pipeline.sources.ray_dataset import units_of
+from offload.pipeline.sources.units import UnitIndex, UnitRecipe
+from offload.pipeline.streams import Stream
+from offload.pipeline.unit_tasks import UnitTasks
+from offload.pipeline.watch import Nobody, Watch
+from offload.pipeline.wire import POSITION, SAMPLE_ID
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.filterwarnings("ignore:Use 'expr' instead:UserWarning"),
+]
+
+N = 160
+
+
+def noisy(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"id": batch["id"], "step": np.random.rand(len(batch["id"])), "name": [f"n{i}" for i in batch["id"]]}
+
+
+def augment(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "augmented": np.random.rand(len(batch["id"]))}
+
+
+def some(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**row, "copy": copy} for copy in range(row["id"] % 4)]
+
+
+def dataset() -> ray.data.Dataset:
+    return ray.data.range(N, override_num_blocks=9).map_batches(noisy).flat_map(some)
+
+
+EXPECTED = Counter((i, copy) for i in range(N) for copy in range(i % 4))
+
+
+class Ref:
+    def hex(self) -> str:
+        return str(id(self))
+
+
+class Cores:
+    cores, store_bytes, stores, by_node = 2, 1e9, {"node": 1e9}, Counter({"node": 2})
+
+
+class Passing:
+    """Passes over one Dataset, whose tasks run in this process."""
+
+    def __init__(
+        self, source: ray.data.Dataset | None = None, *, shuffle: bool = True, transform: Any = augment
+    ) -> None:
+        units = units_of(source if source is not None else dataset())
+        assert isinstance(units, UnitIndex), units
+        self.units = units
+        inner = offload.from_ray(ray.data.range(1), transform).recipe(None, seed=3, dataset="train")
+        recipe = UnitRecipe(inner=inner, chains=units.chains, ids=units.ids, shuffle=shuffle)
+        self.stream = Stream(
+            recipe=cast(Any, recipe.ready()), units=units.table, unit_samples=units.samples, shuffle=shuffle, seed=3
+        )
+
+    def tasks(self, *, epoch: int = 0, done: Ranges | None = None, first_rows: int = 8) -> UnitTasks:
+        request = PassRequest(world_size=1, first_rows=first_rows, epoch=epoch, done=(done or Ranges()).pairs)
+        visit = Pass(PassKey(attempt=1, name="train", number=epoch), request, None)
+        return UnitTasks(self.stream, self.units.table, visit, Meter(lambda: Counter()), cast(Any, Cores))
+
+    def blocks(self, tasks: UnitTasks, most: int = 10**9) -> list[wire.Columns]:
+        found: list[wire.Columns] = []
+        while len(found) < most and (issued := tasks.next("node")) is not None:
+            task, made = issued
+            table = cast(Any, task.recipe).process(
+                task.rows, epoch=task.epoch, scratch=Scratch(), watch=Watch(Nobody())
+            )
+            cost = Cost(rows=table.num_rows, size_bytes=max(table.nbytes, 1), cpu_s=0.01, wall_s=0.01)
+            made(Block(ref=cast(Any, Ref()), cost=cost))
+            found.append(wire.decode(table))
+        return found
+
+    def rows(self, **options: Any) -> dict[int, dict[str, Any]]:
+        return by_position(self.blocks(self.tasks(**options)))
+
+
+def by_position(blocks: Sequence[wire.Columns]) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for block in blocks:
+        for i, position in enumerate(np.asarray(block[POSITION]).tolist()):
+            assert position not in found, "each position once"
+            found[position] = {name: column[i] for name, column in block.items()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def passing() -> Passing:
+    return Passing()
+
+
+def test_a_pass_gives_each_sample_once_in_an_order_of_its_own(passing: Passing) -> None:
+    first, second = passing.rows(epoch=0), passing.rows(epoch=1)
+    for rows in (first, second):
+        assert Counter((int(row["id"]), int(row["copy"])) for row in rows.values()) == EXPECTED
+        assert len({int(row[SAMPLE_ID]) for row in rows.values()}) == EXPECTED.total()
+    order = [[(int(row["id"]), int(row["copy"])) for row in rows.values()] for rows in (first, second)]
+    assert order[0] != order[1] != sorted(order[1])
+    ids = [
+        {(int(row["id"]), int(row["copy"])): int(row[SAMPLE_ID]) for row in rows.values()} for rows in (first, second)
+    ]
+    assert ids[0] == ids[1], "a sample keeps its id"
+    draws = [[float(row[name]) for row in first.values()] for name in ("step", "augmented")]
+    assert len(set(draws[1])) == EXPECTED.total()
+    assert len(set(draws[0])) == len({i for i, _ in EXPECTED})
+
+
+def test_without_shuffling_samples_come_in_the_order_of_the_dataset() -> None:
+    rows = Passing(shuffle=False).rows(epoch=3)
+    assert [(int(row["id"]), int(row["copy"])) for row in rows.values()] == list(EXPECTED)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_the_rest_of_a_pass_has_the_bytes_that_it_would_have_had(passing: Passing, data: st.DataObject) -> None:
+    whole = passing.rows(epoch=2)
+    positions = list(whole)
+    trained = data.draw(st.one_of(
+        st.integers(0, len(positions)).map(lambda count: set(positions[:count])),
+        st.sets(st.sampled_from(positions)),
+    ))  # fmt: skip
+    done = Ranges.of(np.array(sorted(trained), dtype=np.int64))
+    rest = passing.rows(epoch=2, done=done, first_rows=data.draw(st.integers(1, 64)))
+    assert rest.keys() == whole.keys() - trained
+    for position, row in rest.items():
+        assert row.keys() == whole[position].keys()
+        assert all(np.array_equal(value, whole[position][name]) for name, value in row.items())
+
+
+def test_units_that_were_trained_are_not_made_again(passing: Passing) -> None:
+    tasks = passing.tasks(epoch=1)
+    begun = by_position(passing.blocks(tasks, most=3))
+    rest = passing.tasks(epoch=1, done=Ranges.of(np.array(sorted(begun), dtype=np.int64)))
+    made = 0
+    while (issued := rest.next("node")) is not None:
+        made += issued[0].rows.num_rows
+    empty = sum(count == 0 for count in Counter(i % 4 for i in range(N)).values())
+    assert made <= passing.units.table.num_rows - len({p >> 2 * passing.units.ids.bits for p in begun}) + empty
+
+
+def test_a_lost_block_is_made_again(passing: Passing) -> None:
+    tasks = passing.tasks()
+    issued = tasks.next("node")
+    assert issued is not None
+    task, made = issued
+    lost = Ref()
+    made(Block(ref=cast(Any, lost), cost=Cost(rows=5, size_bytes=1, cpu_s=0.1, wall_s=0.1)))
+    piece = Slice(cast(Any, lost), 1, 4, 0)
+    again, found = tasks.again(piece)
+    assert again is task
+    new = Ref()
+    cost = Cost(rows=5, size_bytes=1, cpu_s=0.1, wall_s=0.1)
+    assert found(Block(ref=cast(Any, new), cost=cost)) == piece._replace(ref=cast(Any, new))
+    with pytest.raises(RunError, match="made 4 samples of the units that gave 5 before"):
+        found(Block(ref=cast(Any, new), cost=Cost(rows=4, size_bytes=1, cpu_s=0.1, wall_s=0.1)))
+
+
+def test_a_checkpoint_of_another_data_set_is_refused(passing: Passing) -> None:
+    with pytest.raises(RunError, match="record of the epoch does not fit the data set"):
+        passing.tasks(done=Ranges(((5, 6),)))
+
+
+def test_rows_of_changing_number_are_refused(passing: Passing) -> None:
+    """A checkpoint that says 3 of 7 samples, and a step that now gives 8."""
+    ids, unit = passing.units.ids, 5
+    done = Ranges.of(ids.positions(unit, 7, np.arange(3, dtype=np.int64)))
+    with pytest.raises(RunError, match=r"made \d+ rows of read task 5 of the ray.data.Dataset, and it made before 7"):
+        passing.rows(done=done)
+
+
+def test_a_step_that_breaks_its_promise_is_refused() -> None:
+    source = ray.data.range(9).map_batches(lambda b: {"id": b["id"][:0]}, udf_modifying_row_count=False)
+    with pytest.raises(
+        RunError, match=r"made 0 rows of read task 0 .* its plan promises 1\..*udf_modifying_row_count=False"
+    ):
+        Passing(source, shuffle=False, transform=None).rows()
+
+
+def test_an_error_of_a_step_names_the_step_the_unit_and_the_line() -> None:
+    def broken(row: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("no such colour")
+
+    with pytest.raises(
+        RunError,
+        match=r"ReadRange → Map\(.*broken\) raised ValueError: no such colour \(broken, .*test_units.py:\d+\) on read task 0",
+    ):
+        Passing(ray.data.range(3).map(broken), shuffle=False, transform=None).rows()
+
+
+def test_an_error_of_the_transform_names_the_sample() -> None:
+    def broken(batch: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("no such colour")
+
+    with pytest.raises(
+        RunError, match=r"broken raised ValueError: no such colour .* on sample .* \(row 0 of read task 0\)"
+    ):
+        Passing(ray.data.range(3), shuffle=False, transform=broken).rows()
+
+
+def test_a_class_that_cannot_be_constructed() -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise FileNotFoundError("no weights")
+
+        def __call__(self, batch: Any) -> Any: ...
+
+    with pytest.raises(
+        RunError, match=r"class of the steps of a ray.data.Dataset raised FileNotFoundError: no weights \(__init__, "
+    ):
+        Passing(ray.data.range(3).map_batches(Broken, concurrency=1))
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the ray\.data\.Dataset has no rows"):
+        units_of(ray.data.range(9).limit(0))
+
+
+def test_a_filter_that_keeps_nothing_gives_no_sample() -> None:
+    assert Passing(ray.data.range(9).filter(lambda row: False), transform=None).rows() == {}
+
+
+def test_a_dataset_that_ray_data_must_execute_says_why() -> None:
+    assert "RandomShuffle needs rows of several blocks" in str(units_of(ray.data.range(9).random_shuffle()))
+    assert "cannot be read (AttributeError" in str(units_of(cast(Any, object())))
