@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import logging
 import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -407,6 +408,7 @@ class Runner:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised; Ray logs each retry, too
         self._instances: list[Any] = []
         for transformer in chain.transformers:
             # Ray keeps the objects of one step's classes in this global, one step to a process.
@@ -421,20 +423,41 @@ class Runner:
         with DataContext.current(self.chain.context), TaskContext.current(context):
             return [piece for piece in self._pieces(given, start, stop, context) if piece]
 
+    def run_each(
+        self, given: bytes, *, number: int, start: int = 0, stop: int | None = None
+    ) -> Iterator[Columns | Exception]:
+        """The samples of each row of a unit's input by itself: its columns, or the error that its steps raised.
+
+        Raises the error of the input, if it cannot be read.
+        """
+        context = TaskContext(task_idx=number, op_name=str(self.chain))
+        with DataContext.current(self.chain.context), TaskContext.current(context):
+            blocks, steps, instances = self._read(given, start, stop, context)
+            for block in list(blocks):
+                for row in range(BlockAccessor.for_block(block).num_rows()):
+                    try:
+                        pieces = list(self._applied([_cut(block, row, row + 1)], steps, instances, context))
+                    except Exception as error:
+                        yield error
+                        continue
+                    yield from filter(None, pieces)
+
     def _pieces(self, given: bytes, start: int, stop: int | None, context: TaskContext) -> Iterator[Columns]:
+        blocks, steps, instances = self._read(given, start, stop, context)
+        yield from self._applied(blocks, steps, instances, context)
+
+    def _read(
+        self, given: bytes, start: int, stop: int | None, context: TaskContext
+    ) -> tuple[Iterable[Any], Sequence[MapTransformer], Sequence[Any]]:
+        """(the blocks of a unit's input, the steps that follow, and the objects of their classes)"""
         found = cloudpickle.loads(given)
         if isinstance(found, ray.ObjectRef):
-            found = ray.get(found)
-            yield from self._applied([_cut(found, start, stop)], self.chain.transformers, self._instances, context)
-            return
+            return [_cut(ray.get(found), start, stop)], self.chain.transformers, self._instances
         reading, *steps = self.chain.transformers
-        if not steps and stop is None:
-            yield from self._applied([found], [reading], self._instances, context)
-            return
         blocks: Iterable[Any] = [found]
         for function in reading.get_transform_fns():
             blocks = function(blocks, context)
-        yield from self._applied(_rows_between(blocks, start, stop), steps, self._instances[1:], context)
+        return _rows_between(blocks, start, stop), steps, self._instances[1:]
 
     def _applied(
         self,

@@ -250,6 +250,7 @@ def from_ray(
     per_sample: bool = False,
     collate_fn: CollateFn | None = None,
     on_device: OnDevice | None = None,
+    on_error: OnError = "raise",
     shuffle: bool | None = None,
 ) -> Pipeline:
     """A ``ray.data.Dataset``: its source and its own steps, such as ``map_batches``, then ``transform``.
@@ -273,7 +274,7 @@ def from_ray(
         per_sample=per_sample,
         collate_fn=collate_fn,
         on_device=on_device,
-        on_error="raise",
+        on_error=on_error,
         shuffle=shuffle,
     )
     return _replace(pipeline, dataset=dataset, id_column=id_column)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import ray.data
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import offload
 from offload.errors import ConfigError, RunError
@@ -68,12 +70,17 @@ class Passing:
     """Passes over one Dataset, whose tasks run in this process."""
 
     def __init__(
-        self, source: ray.data.Dataset | None = None, *, shuffle: bool = True, transform: Any = augment
+        self,
+        source: ray.data.Dataset | None = None,
+        *,
+        shuffle: bool = True,
+        transform: Any = augment,
+        on_error: Any = "raise",
     ) -> None:
         units = units_of(source if source is not None else dataset())
         assert isinstance(units, UnitIndex), units
         self.units = units
-        inner = offload.from_ray(ray.data.range(1), transform).recipe(None, seed=3, dataset="train")
+        inner = offload.from_ray(ray.data.range(1), transform, on_error=on_error).recipe(None, seed=3, dataset="train")
         recipe = UnitRecipe(inner=inner, chains=units.chains, ids=units.ids, shuffle=shuffle)
         self.stream = Stream(
             recipe=cast(Any, recipe.ready()), units=units.table, unit_samples=units.samples, shuffle=shuffle, seed=3
@@ -247,3 +254,37 @@ def test_a_filter_that_keeps_nothing_gives_no_sample() -> None:
 def test_a_dataset_that_ray_data_must_execute_says_why() -> None:
     assert "RandomShuffle needs rows of several blocks" in str(units_of(ray.data.range(9).random_shuffle()))
     assert "cannot be read (AttributeError" in str(units_of(cast(Any, object())))
+
+
+def odd(batch: dict[str, Any]) -> dict[str, Any]:
+    if (batch["id"] % 10 == 3).any():
+        raise ValueError("no such colour")
+    return {"id": batch["id"], "x": np.random.rand(len(batch["id"]))}
+
+
+def test_rows_whose_steps_fail_are_skipped_if_asked_and_named() -> None:
+    passing = Passing(ray.data.range(60, override_num_blocks=4).map_batches(odd), transform=None, on_error="skip")
+    first, again = passing.rows(), passing.rows()
+    errors = {row[wire.ERROR] for row in first.values() if row[wire.ERROR] is not None}
+    good = {int(row["id"]): float(row["x"]) for row in first.values() if row[wire.ERROR] is None}
+    assert sorted(good) == [i for i in range(60) if i % 10 != 3]
+    assert len(first) == 60
+    assert len(errors) == 6
+    assert all("no such colour (odd, " in error and "of read task" in error for error in errors)
+    assert good == {int(row["id"]): float(row["x"]) for row in again.values() if row[wire.ERROR] is None}
+    assert len(set(good.values())) == len(good)
+
+
+def test_an_input_that_cannot_be_read_is_skipped_whole(tmp_path: Path) -> None:
+    for number in range(4):
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "2.png").write_bytes(b"no image")
+    images = ray.data.read_images(str(tmp_path)).map(lambda row: {"x": row["image"]})
+    rows = Passing(images, transform=None, on_error="skip").rows()
+    assert sorted(int(row["x"][0, 0, 0]) for row in rows.values() if row[wire.ERROR] is None) == [0, 1, 3]
+    assert len(rows) == 4
+    with pytest.raises(
+        RunError,
+        match=r"ReadImage → Map.* raised ValueError: PIL couldn't load .*/2.png'. \(.* on_error=.skip. to count",
+    ):
+        Passing(images, transform=None).rows()

@@ -7,6 +7,7 @@ rows. Where it stops: :mod:`offload.pipeline.ray_plan` knows Ray's plans, and :m
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -95,16 +96,22 @@ class UnitRecipe:
         name = f"{unit['label']} of the ray.data.Dataset"
         watch.doing(lambda: f"making {name}{f' {self.inner.dataset!r}' if self.inner.dataset else ''}", None)
         seed_generators(mix(self.inner.seed, epoch, number, 4))
+        errors: dict[int, str] = {}
+        place = {"number": number, "start": unit["start"], "stop": unit["stop"]}
         try:
-            pieces = runner.run(unit["given"], number=number, start=unit["start"], stop=unit["stop"])
+            pieces = runner.run(unit["given"], **place)
         except RunError:
             raise
         except FAILURES as error:
-            raise RunError(
-                f"{runner.chain} raised {say(_cause(error))} on {name}. Correct the step, or leave such rows out."
-            ) from None
-        columns = _joined(pieces)
-        count = len(next(iter(columns.values()), ()))
+            if self.inner.on_error != "skip":
+                raise RunError(
+                    f"{runner.chain} raised {_said(error)} on {name}. Correct the step, leave such rows out, or pass "
+                    'on_error="skip" to count them, list them in the run directory and go on.'
+                ) from None
+            columns, count, errors = self._row_by_row(runner, unit, place, epoch)
+        else:
+            columns = _joined(pieces)
+            count = _length(columns)
         for column, values in columns.items():
             if len(values) != count:
                 raise RunError(
@@ -125,8 +132,42 @@ class UnitRecipe:
             ids = recipes.user_ids(columns, self.id_column)
             columns = {name: column for name, column in columns.items() if name != SAMPLE_ID}
         return _Made(
-            ids=ids, number=number, label=unit["label"], columns=columns, count=count, done=_ranges(unit[DONE])
+            number=number,
+            label=unit["label"],
+            columns=columns,
+            count=count,
+            ids=ids,
+            errors=errors,
+            done=_ranges(unit[DONE]),
         )
+
+    def _row_by_row(
+        self, runner: Runner, unit: Mapping[str, Any], place: Mapping[str, Any], epoch: int
+    ) -> tuple[Columns, int, dict[int, str]]:
+        """(columns, samples, errors) of a unit in which some rows fail: each of these is one sample, without content."""
+        pieces: list[Columns] = []
+        lengths: list[int] = []
+        errors: dict[int, str] = {}
+
+        def fail(error: BaseException, rows: int = 1) -> None:
+            for row in range(sum(lengths), sum(lengths) + rows):
+                errors[row] = f"its step raised {_said(error)}"
+            pieces.append({})
+            lengths.append(rows)
+
+        seeds = itertools.count()
+        seed_generators(mix(self.inner.seed, epoch, unit[UNIT], 6, next(seeds)))
+        try:
+            for found in runner.run_each(unit["given"], **place):
+                if isinstance(found, Exception):
+                    fail(found)
+                else:
+                    pieces.append(found)
+                    lengths.append(_length(found))
+                seed_generators(mix(self.inner.seed, epoch, unit[UNIT], 6, next(seeds)))
+        except FAILURES as error:  # the input itself
+            fail(error, max((unit["rows"] or 1) - sum(lengths), 1))
+        return _joined(pieces, lengths), sum(lengths), errors
 
     def _index(self, place: int, made: _Made, epoch: int) -> pa.Table:
         """The index rows of a unit's samples that a task returns, and the trained rest of their chunks."""
@@ -156,6 +197,7 @@ class _Made:
     columns: Columns
     count: int
     ids: NDArray[np.int64]
+    errors: Mapping[int, str]
     done: Ranges
 
 
@@ -167,11 +209,17 @@ class _Held:
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         units, places = rows.column(UNIT).to_numpy(), rows.column("row").to_numpy()
-        cuts = np.flatnonzero(np.diff(units)) + 1
-        pieces = []
-        for start, stop in zip((0, *cuts.tolist()), (*cuts.tolist(), len(units)), strict=True):
-            pieces.append(_picked(self._made[int(units[start])].columns, places[start:stop]))
-        return Samples(_joined(pieces))
+        cuts = (np.flatnonzero(np.diff(units)) + 1).tolist()
+        runs = list(itertools.pairwise([0, *cuts, len(units)]))
+        pieces: list[Columns] = []
+        errors: dict[int, str] = {}
+        for start, stop in runs:
+            unit = self._made[int(units[start])]
+            pieces.append(_picked(unit.columns, places[start:stop]))
+            for row in range(start, stop) if unit.errors else ():
+                if (reason := unit.errors.get(int(places[row]))) is not None:
+                    errors[row] = reason
+        return Samples(_joined(pieces, [stop - start for start, stop in runs]), errors)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         unit, place = rows.column(UNIT)[row].as_py(), rows.column("row")[row].as_py()
@@ -185,12 +233,17 @@ def _picked(columns: Columns, rows: NDArray[np.int64]) -> Columns:
     return recipes.take(columns, rows)
 
 
-def _joined(pieces: Sequence[Columns]) -> Columns:
-    """Pieces of columns, one after the other. A column that some lack holds None there."""
+def _length(columns: Columns) -> int:
+    return len(next(iter(columns.values()), ()))
+
+
+def _joined(pieces: Sequence[Columns], lengths: Sequence[int] | None = None) -> Columns:
+    """Pieces of columns, one after the other. A column that some lack holds None there. ``lengths``: the rows of each, if some have no
+    columns."""
     if len(pieces) == 1:
         return pieces[0]
     names = dict.fromkeys(name for piece in pieces for name in piece)
-    lengths = [len(next(iter(piece.values()), ())) for piece in pieces]
+    lengths = list(map(_length, pieces)) if lengths is None else lengths
     return {
         name: _column([piece.get(name, [None] * rows) for piece, rows in zip(pieces, lengths, strict=True)])
         for name in names
@@ -211,8 +264,9 @@ def _ranges(flat: Sequence[int] | None) -> Ranges:
     return Ranges(tuple(zip(flat[::2], flat[1::2], strict=True)))
 
 
-def _cause(error: BaseException) -> BaseException:
-    """The user's own error inside Ray's."""
+def _said(error: BaseException) -> str:
+    """The user's own error inside Ray's, without the advice that Ray appends to its text."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return error
+    first, _, rest = str(error).partition("\n")
+    return say(error).replace(f"\n{rest}", "", 1) if rest else say(error)

@@ -294,6 +294,11 @@ def _listed_dataset(name: str, pipeline: Pipeline, waiting: Callable[[str], None
             f"from_ray(shuffle=True) needs a Dataset that offload can execute itself, and {found}. Shuffle it in Ray Data "
             "(Dataset.random_shuffle()), or drop shuffle=True."
         )
+    if pipeline.on_error == "skip":
+        raise ConfigError(
+            f'from_ray(on_error="skip") needs a Dataset that offload can execute itself, and {found}. Leave unusable rows out in Ray Data '
+            '(Dataset.filter()), or drop on_error="skip".'
+        )
     order = "" if pipeline.id_column else "; without id_column, an interrupted epoch starts again from its beginning"
     notes = (f"Ray Data executes it, in its own order: {found}{order}",)
     return Listed(name=name, pipeline=pipeline, index=None, shuffle=False, notes=notes)

@@ -10,7 +10,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import ray.data
 import ray.train
 import torch
 
@@ -36,7 +38,9 @@ def train(ctx: offload.Context) -> None:
     for _ in ctx.epochs(ctx.config["epochs"]):
         for batch in ctx.batches("train"):
             step = ctx.global_step
-            log_batch(ctx, batch, folder, ctx.config["round"])
+            log_batch(
+                ctx, {"sample_id": batch["id"] if "id" in batch else batch["sample_id"]}, folder, ctx.config["round"]
+            )
             marker = folder / f"killed-{step}"
             if ctx.config["kill"].get(str(step)) == ctx.rank and not marker.exists():
                 marker.touch()
@@ -54,9 +58,26 @@ def train(ctx: offload.Context) -> None:
         ctx.report(loss=loss)
 
 
+def lines(batch: dict[str, Any]) -> dict[str, Any]:
+    samples = [Line(SAMPLES, noise=1.0)[int(i)] for i in batch["id"]]
+    return {"id": batch["id"], **{name: np.stack([sample[name] for sample in samples]) for name in samples[0]}}
+
+
+def dataset() -> ray.data.Dataset:
+    """The same samples as a Dataset whose steps tell their number of rows only once they run."""
+    return ray.data.range(SAMPLES, override_num_blocks=9).flat_map(lambda row: [row]).map_batches(lines)
+
+
+AS_DATASET = pytest.mark.parametrize("source", [None, dataset], ids=["samples", "dataset"])
+AS_DATASET_IN_SOAK = pytest.mark.parametrize(
+    "source", [None, pytest.param(dataset, marks=pytest.mark.soak)], ids=["samples", "dataset"]
+)
+
+
 def run(
     tmp_path: Path,
     *,
+    source: Any = None,
     epochs: int = 3,
     kill: dict[str, int] | None = None,
     hang: dict[str, int] | None = None,
@@ -69,7 +90,7 @@ def run(
     given = {"workers": (1, 2), "batch_size": 16, **given}
     return offload.Trainer(
         train,
-        datasets={"train": offload.from_torch(Line(SAMPLES, noise=1.0))},
+        datasets={"train": offload.from_torch(Line(SAMPLES, noise=1.0)) if source is None else source()},
         scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 0.5}),
         train_loop_config={
             "log": str(log),
@@ -92,7 +113,10 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
     return read_lines(tmp_path / "run" / "events.jsonl")
 
 
-def test_workers_follow_a_schedule_and_every_sample_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@AS_DATASET_IN_SOAK
+def test_workers_follow_a_schedule_and_every_sample_comes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Any
+) -> None:
     schedule = {0: 1, 1: 2, 2: 1}
     rarely = offload.Checkpoints(every_epochs=100)
     looks = Run._answered
@@ -102,7 +126,8 @@ def test_workers_follow_a_schedule_and_every_sample_comes_once(tmp_path: Path, m
 
     # Epochs of a fraction of a second may end between two looks of the driver: here the run ends before it sees the last workers.
     monkeypatch.setattr(Run, "_answered", until_the_last_commit)
-    result = run(tmp_path, epochs=4, adaptation=offload.Adaptation(schedule=schedule), checkpoints=rarely)
+    adaptation = offload.Adaptation(schedule=schedule)
+    result = run(tmp_path, epochs=4, adaptation=adaptation, checkpoints=rarely, source=source)
     assert result.status == "finished"
     lines = history(tmp_path)
     assert each_pass(lines) == {epoch: Counter(range(SAMPLES)) for epoch in range(4)}
@@ -114,9 +139,10 @@ def test_workers_follow_a_schedule_and_every_sample_comes_once(tmp_path: Path, m
     assert result.document["samples"] == 4 * SAMPLES
 
 
+@AS_DATASET
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_killed_worker_costs_no_sample(tmp_path: Path, rank: int) -> None:
-    result = run(tmp_path, workers=2, kill={"17": rank}, checkpoints=offload.Checkpoints(every_s=0.2))
+def test_a_killed_worker_costs_no_sample(tmp_path: Path, rank: int, source: Any) -> None:
+    result = run(tmp_path, workers=2, kill={"17": rank}, checkpoints=offload.Checkpoints(every_s=0.2), source=source)
     assert result.status == "finished"
     assert each_pass(history(tmp_path)) == {epoch: Counter(range(SAMPLES)) for epoch in range(3)}
     (lost,) = [e for e in events(tmp_path) if e["event"] == "worker_lost"]
@@ -124,8 +150,10 @@ def test_a_killed_worker_costs_no_sample(tmp_path: Path, rank: int) -> None:
     assert result.document["worker_groups"] == 2
 
 
-def test_a_worker_that_hangs_is_ended_and_training_goes_on(tmp_path: Path) -> None:
-    result = run(tmp_path, workers=2, hang={"17": 1}, hang_s=10.0, checkpoints=offload.Checkpoints(every_s=0.2))
+@AS_DATASET_IN_SOAK
+def test_a_worker_that_hangs_is_ended_and_training_goes_on(tmp_path: Path, source: Any) -> None:
+    often = offload.Checkpoints(every_s=0.2)
+    result = run(tmp_path, workers=2, hang={"17": 1}, hang_s=10.0, checkpoints=often, source=source)
     assert result.status == "finished"
     assert each_pass(history(tmp_path)) == {epoch: Counter(range(SAMPLES)) for epoch in range(3)}
     hung = [e for e in events(tmp_path) if e["event"] == "worker_hung"]
@@ -202,14 +230,15 @@ def test_a_dead_preprocessing_process_costs_no_sample(tmp_path: Path) -> None:
     assert [e for e in events(tmp_path) if e["event"] == "preprocessing_lost"]
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+@AS_DATASET_IN_SOAK
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, source: Any) -> None:
     with pytest.raises(offload.RunError, match="no such colour"):
-        run(tmp_path, workers=2, epochs=4, raise_at=30)
+        run(tmp_path, workers=2, epochs=4, raise_at=30, source=source)
     checkpoints = sorted(p for p in (tmp_path / "run" / "checkpoints").glob("checkpoint_*") if p.is_dir())
     assert len(checkpoints) == 2
     model, training = (torch.load(checkpoints[-1] / name, weights_only=True) for name in ("model.pt", "training.pt"))
     checkpoint.save(checkpoints[-1], model, {**training, "progress": torch.zeros(3)})  # with checksums that hold
-    assert run(tmp_path, workers=2, epochs=4).status == "finished"
+    assert run(tmp_path, workers=2, epochs=4, source=source).status == "finished"
     assert each_pass(history(tmp_path)) == {epoch: Counter(range(SAMPLES)) for epoch in range(4)}
     (resumed,) = [e for e in events(tmp_path) if e["event"] == "resumed"]
     (damaged,) = resumed["damaged"]

@@ -110,7 +110,7 @@ def test_a_worker_that_takes_a_core_of_its_host_finds_it_free(tmp_path: Path) ->
 KILLED = """
 import json, sys, time
 from pathlib import Path
-import numpy as np, ray.train, torch
+import numpy as np, ray.data, ray.train, torch
 import offload
 from offload.testing.history import log_batch
 
@@ -129,7 +129,7 @@ def train(ctx):
     folder = Path(ctx.config["log"])
     for _ in ctx.epochs(EPOCHS):
         for batch in ctx.batches("train"):
-            log_batch(ctx, batch, folder, ctx.config["driver"])
+            log_batch(ctx, {"sample_id": batch["id"] if "id" in batch else batch["sample_id"]}, folder, ctx.config["driver"])
             kills = ctx.global_step // 20  # that must have been by now
             while kills and kills <= ctx.config["kills"] and not (folder.parent / f"killed-{kills}").exists():
                 time.sleep(0.05)
@@ -137,11 +137,20 @@ def train(ctx):
             ctx.backward(model(batch["x"]).mean())
             ctx.step()
 
+def numbers(batch):
+    time.sleep(0.002 * len(batch["id"]))
+    return {"id": batch["id"], "x": np.repeat(batch["id"][:, None] / SAMPLES, 2, 1).astype(np.float32)}
+
 folder = Path(sys.argv[1])
 (folder / "log").mkdir(parents=True, exist_ok=True)
+if sys.argv[4] == "dataset":
+    ray.init(address="auto")
+    source = ray.data.range(SAMPLES, override_num_blocks=9).map_batches(numbers)
+else:
+    source = offload.from_torch(Numbers())
 offload.Trainer(
     train,
-    datasets={"train": offload.from_torch(Numbers())},
+    datasets={"train": source},
     workers=(1, 2),
     batch_size=16,
     adaptation=offload.Adaptation(schedule={0: 2}),
@@ -152,8 +161,15 @@ offload.Trainer(
 """
 
 
-@pytest.mark.parametrize("last", ["offload.Trainer(", pytest.param("ray::TrainController", marks=pytest.mark.soak)])
-def test_processes_may_be_killed_and_the_run_is_correct(tmp_path: Path, last: str) -> None:
+@pytest.mark.parametrize(
+    ("last", "source"),
+    [
+        ("offload.Trainer(", "samples"),
+        pytest.param("offload.Trainer(", "dataset", marks=pytest.mark.soak),
+        pytest.param("ray::TrainController", "samples", marks=pytest.mark.soak),
+    ],
+)
+def test_processes_may_be_killed_and_the_run_is_correct(tmp_path: Path, last: str, source: str) -> None:
     """A host with a worker is lost, then the driver or Ray Train's controller, with which the command ends; given again it
     resumes. (Workers that die: test_elastic.py.)"""
     # One after the other: whose command line holds this, on this host. With its raylet a host is lost.
@@ -170,7 +186,7 @@ def test_processes_may_be_killed_and_the_run_is_correct(tmp_path: Path, last: st
         )  # fmt: skip
 
         def command(number: int) -> HostProcess:
-            argv = [sys.executable, "-c", KILLED, str(tmp_path), str(number), str(len(victims))]
+            argv = [sys.executable, "-c", KILLED, str(tmp_path), str(number), str(len(victims)), source]
             return hosts["gpu-1"].popen(argv, env={"PYTHONPATH": str(ROOT)})
 
         run = command(0)
