@@ -268,5 +268,5 @@ def _said(error: BaseException) -> str:
     """The user's own error inside Ray's, without the advice that Ray appends to its text."""
     while error.__cause__ is not None:
         error = error.__cause__
-    first, _, rest = str(error).partition("\n")
+    rest = str(error).partition("\n")[2]
     return say(error).replace(f"\n{rest}", "", 1) if rest else say(error)

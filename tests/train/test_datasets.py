@@ -1,0 +1,138 @@
+"""Ray Datasets in a Trainer: what is known of them, what is refused, and what the run says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray.data
+import torch
+
+import offload
+from offload.report.run_dir import read_lines
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.filterwarnings("ignore:Use 'expr' instead:UserWarning"),
+]
+
+N = 96
+
+
+def features(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"id": batch["id"], "x": np.stack([batch["id"] / N, np.ones(len(batch["id"]))], 1).astype(np.float32)}
+
+
+def known() -> ray.data.Dataset:
+    return ray.data.range(N, override_num_blocks=6).map_batches(features, udf_modifying_row_count=False)
+
+
+def unknown() -> ray.data.Dataset:
+    return ray.data.range(N, override_num_blocks=6).map_batches(features)
+
+
+def foreign() -> ray.data.Dataset:
+    dataset = ray.data.range(N, override_num_blocks=6).random_shuffle().map_batches(features)
+    dataset.context.enable_progress_bars = False
+    return dataset
+
+
+def fit(tmp_path: Path, source: Any, train: Any = None, **options: Any) -> Any:
+    def nothing(ctx: offload.Context) -> None:
+        raise AssertionError("refused before the function is called")
+
+    options = {"workers": 1, "batch_size": 16, **options}
+    return offload.Trainer(train or nothing, datasets={"train": source}, **options).fit(
+        run_dir=tmp_path / "run", quiet=True
+    )
+
+
+def train(ctx: offload.Context) -> None:
+    model = torch.nn.Linear(2, 1)
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ids: list[list[int]] = []
+    try:
+        count = len(ctx.batches("train"))
+    except TypeError:
+        count = -1
+    for _ in ctx.epochs(1):
+        for batch in ctx.batches("train"):
+            ids.append(batch["id"].tolist())
+            ctx.backward(model(batch["x"]).mean())
+            ctx.step()
+    seen = Counter(i for each in ids for i in each)
+    ctx.report(
+        samples=len(seen), most=max(seen.values()), batches=len(ids), count=count, ordered=ids[0] == sorted(ids[0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "count", "ordered"),
+    [
+        (known, N // 16, False),
+        (unknown, -1, False),
+        (lambda: offload.from_ray(unknown(), shuffle=False), -1, True),
+        (foreign, -1, False),
+    ],
+    ids=["known", "unknown", "not shuffled", "by Ray Data"],
+)
+def test_an_epoch_delivers_each_row_once(tmp_path: Path, source: Any, count: int, ordered: bool) -> None:
+    result = fit(tmp_path, source(), train)
+    assert result.metrics == {"samples": N, "most": 1, "batches": N // 16, "count": count, "ordered": ordered}
+
+
+def test_a_known_dataset_takes_part_in_deterministic_batches(tmp_path: Path) -> None:
+    assert fit(tmp_path, known(), train, deterministic=True).metrics["samples"] == N
+
+
+def test_unusable_rows_are_counted_and_listed(tmp_path: Path) -> None:
+    def odd(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] % 10 == 3:
+            raise ValueError("no such colour")
+        return {"id": row["id"], "x": np.zeros(2, np.float32)}
+
+    source = offload.from_ray(ray.data.range(N, override_num_blocks=6).map(odd), on_error="skip")
+    result = fit(tmp_path, source, train)
+    assert result.metrics["samples"] == N - 10
+    assert result.document["skipped"] == 10
+    reasons = [line["reason"] for line in read_lines(tmp_path / "run" / "skipped.jsonl")]
+    assert len(reasons) == 10
+    assert all("no such colour" in reason and "of read task" in reason for reason in reasons)
+
+
+def test_the_run_says_why_ray_data_executes_a_dataset(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    offload.Trainer(train, datasets={"train": foreign()}, workers=1, batch_size=16).fit(run_dir=tmp_path / "run")
+    said = " ".join(capfd.readouterr().err.split())
+    assert (
+        "train: Ray Data executes it, in its own order: its step RandomShuffle needs rows of several blocks at once;"
+        in said
+    )
+    assert "without id_column, an interrupted epoch starts again from its beginning" in said
+
+
+HALFWAY = offload.Adaptation(schedule={0.0: 1, 0.5: 2})
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (lambda: offload.from_ray(foreign(), shuffle=True), {}, r"shuffle=True\) needs a Dataset .* its step RandomShuffle .*random_shuffle\(\)"),
+        (lambda: offload.from_ray(foreign(), on_error="skip"), {}, r'on_error="skip"\) needs .* Leave unusable rows out in Ray Data'),
+        (foreign, {"cluster": offload.Cluster(preprocessing_cores=(1, 2))}, "asks the cluster for cores, and so does Ray Data"),
+        (unknown, {"deterministic": True}, "deterministic=True needs training samples whose number and order are known"),
+        (unknown, {"adaptation": HALFWAY, "workers": (1, 2)}, "shares of the training, and the number of samples of 'train' is unknown"),
+        (known, {"batch_size": 97}, "the batch size is 97, but ray.data.Dataset has only 96 samples"),
+        (lambda: ray.data.range(9).limit(0), {}, "the ray.data.Dataset has no rows"),
+        (lambda: offload.from_ray(known(), on_error="ignore"), {}, "on_error must be"),
+        (lambda: offload.from_ray(known(), shuffle="yes"), {}, "shuffle must be"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, source: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(offload.ConfigError, match=message):
+        fit(tmp_path, source(), **options)
