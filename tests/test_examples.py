@@ -121,3 +121,11 @@ def test_image_classification() -> None:
     few = ["--model", "resnet10t", "--pixels", "64", "--epochs", "1"]
     summary = fit("image_classification.py", str(Path("runs") / "tutorial-data"), *few)
     assert 0 <= summary["metrics"]["val_accuracy"] <= 1
+
+
+@pytest.mark.usefixtures("inside")
+def test_tabular() -> None:
+    """A Ray Dataset whose every step runs in the pool."""
+    summary = fit("tabular.py")
+    assert summary["epochs"] == 3
+    assert 0.8 <= summary["metrics"]["accuracy"] <= 1
