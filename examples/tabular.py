@@ -46,12 +46,8 @@ class Normalized:
 def rows(data: Path) -> ray.data.Dataset:
     """The visits of adults, with their users' age, normalised."""
     visits, users = ray.data.read_parquet(str(data / "visits")), pq.read_table(data / "users")
-    of_visits = [visits.mean(["minutes", "pages"]), visits.std(["minutes", "pages"])]
-    age = users["age"].to_numpy()
-    means, deviations = (
-        [first, *(values[f"{name}({column})"] for column in ("minutes", "pages"))]
-        for first, name, values in ((age.mean(), "mean", of_visits[0]), (age.std(), "std", of_visits[1]))
-    )
+    sample = {**visits.take_batch(10_000), "age": users["age"].to_numpy()}
+    means, deviations = [[float(f(sample[name])) for name in FEATURES] for f in (np.mean, np.std)]
     joined = visits.map_batches(Joined, fn_constructor_args=(users,), concurrency=1)
     adults = joined.filter(expr=col("age") >= 18)
     return adults.map_batches(Normalized, fn_constructor_args=(means, deviations), concurrency=1)
