@@ -59,6 +59,7 @@ from offload.pipeline.wire import Columns
 UNIT_BYTES = 32 << 20
 """About as much as a unit reads: some tens of images, so that a pass is well shuffled."""
 LEAST_UNITS, MOST_UNITS = 200, 20_000  # of one source
+MOST_UNIT_BYTES = 256 << 20  # a unit is made at once; Ray Data streams the rows of a larger read task
 SMALL_BYTES = 1 << 20  # of an input that several units may read anew, or that is not worth a unit of its own
 
 READ_TASK, BLOCK = "read task", "block"
@@ -117,6 +118,8 @@ def take_over(dataset: ray.data.Dataset) -> TakenOver:
     physical, _ = create_planner().plan(optimized)
     plan = _Plan(physical.op_map, context)
     sources = plan.drafts(physical.dag)
+    for unit, _ in sources:
+        _check_size(unit)
     numbered = [(dataclasses.replace(unit, source=number), steps) for number, (unit, steps) in enumerate(sources)]
     drafts = list(plan.split(numbered))
     chains: dict[tuple[Any, ...], int] = {}
@@ -372,6 +375,16 @@ def _check_resources(op: Any, logical: Any) -> None:
         raise NotTakenOverError(f"its step {op.name} sets ray_remote_args_fn")
     if isinstance(logical.compute, TaskPoolStrategy) and logical.compute.size is not None:
         raise NotTakenOverError(f"its step {op.name} limits its concurrency")
+
+
+def _check_size(unit: Unit) -> None:
+    """Raise NotTakenOverError for a unit that may not fit into memory."""
+    if unit.size_bytes is None and unit.inputs is None:
+        raise NotTakenOverError("its source tells neither the size nor the rows of a read task")
+    if (unit.size_bytes or 0) > MOST_UNIT_BYTES:
+        raise NotTakenOverError(
+            f"a read task reads {(unit.size_bytes or 0) / 2**20:,.0f} MiB at once (more than {MOST_UNIT_BYTES >> 20})"
+        )
 
 
 def _identity(drafts: Sequence[Draft]) -> str:

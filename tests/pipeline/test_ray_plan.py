@@ -16,6 +16,7 @@ import pytest
 import ray.data
 from PIL import Image
 from ray import cloudpickle
+from ray.data.block import BlockMetadata
 from ray.data.expressions import col
 
 from offload.pipeline import ray_plan
@@ -287,6 +288,24 @@ def test_a_small_file_gives_every_core_work(folder: Path) -> None:
     assert len(plan.units) >= ROWS
     batched = take_over(rows(folder).map_batches(lambda b: b, batch_size=10))
     assert all((unit.inputs or 0) >= 10 for unit in batched.units)
+
+
+def test_what_a_process_could_not_hold_is_left_to_ray_data(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    class Unknown(ray.data.Datasource):
+        def estimate_inmemory_data_size(self) -> None:
+            return None
+
+        def get_read_tasks(self, parallelism: int, **options: Any) -> list[ray.data.ReadTask]:
+            nothing = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+            return [ray.data.ReadTask(lambda: [pa.table({"id": [1]})], nothing)]
+
+    with pytest.raises(NotTakenOverError, match="tells neither the size nor the rows of a read task"):
+        take_over(ray.data.read_datasource(Unknown()))
+    monkeypatch.setattr(ray_plan, "MOST_UNIT_BYTES", 1 << 20)
+    (folder / "long").mkdir()
+    (folder / "long" / "0.csv").write_text("id\n" + "1\n" * 2_000_000)
+    with pytest.raises(NotTakenOverError, match=r"a read task reads \d+ MiB at once \(more than 1\)"):
+        take_over(ray.data.read_csv(str(folder / "long")))
 
 
 def test_the_user_s_dataset_stays_as_it_was(folder: Path) -> None:
