@@ -48,7 +48,6 @@ from ray.data._internal.logical.operators import (
     Read,
     ReadFiles,
     Repartition,
-    StreamingRepartition,
 )
 from ray.data._internal.logical.optimizers import LogicalOptimizer
 from ray.data._internal.planner import create_planner
@@ -64,11 +63,6 @@ SMALL_BYTES = 1 << 20  # of an input that several units may read anew, or that i
 
 READ_TASK, BLOCK = "read task", "block"
 STEPS = (MapRows, MapBatches, Filter, FlatMap, Project)
-BLOCK_SIZES = (
-    RandomizeBlocks,
-    Repartition,
-    StreamingRepartition,
-)  # steps that move rows between blocks, and leave them as they are
 
 
 class NotTakenOverError(Exception):
@@ -113,7 +107,7 @@ def take_over(dataset: ray.data.Dataset) -> TakenOver:
     """
     context = dataset.context.copy()
     context.execution_options.preserve_order = True  # of listed files: a resumed run must find the same units
-    dag = dataset._logical_plan.dag._apply_transform(_prepared)
+    dag = _without_repartitions(dataset._logical_plan.dag._apply_transform(_prepared))
     optimized: Any = LogicalOptimizer().optimize(LogicalPlan(dag, context))
     physical, _ = create_planner().plan(optimized)
     plan = _Plan(physical.op_map, context)
@@ -143,9 +137,20 @@ def _prepared(op: Any) -> Any:
         size = op.datasource_or_legacy_reader.estimate_inmemory_data_size() or 0
         tasks = min(max(math.ceil(size / UNIT_BYTES), LEAST_UNITS), MOST_UNITS)
         return dataclasses.replace(op, parallelism=max(op.parallelism, tasks))
-    if isinstance(op, BLOCK_SIZES):
+    if isinstance(op, RandomizeBlocks):  # the order of a pass is ours
         return op.input_dependencies[0]
     return op
+
+
+def _without_repartitions(dag: Any) -> Any:
+    """The plan without steps that only move rows between blocks, unless a later step takes whole blocks: it may count on them."""
+    whole = any(isinstance(op, MapBatches) and op.batch_size is None for op in dag.post_order_iter())
+
+    def left_out(op: Any) -> Any:
+        moves = isinstance(op, Repartition) and not (op.keys or op.shuffle or op.sort)
+        return op.input_dependencies[0] if moves and not whole else op
+
+    return dag._apply_transform(left_out)
 
 
 Draft = tuple[Unit, tuple[Any, ...]]

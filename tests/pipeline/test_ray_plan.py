@@ -203,6 +203,21 @@ REFUSED: dict[str, tuple[Made, str]] = {
         "Join.* needs rows of several",
     ),
     "groupby": (lambda f: rows(f).groupby("id").count(), "Aggregate.* needs rows of several blocks"),
+    "map_groups": (lambda f: rows(f).groupby("id").map_groups(lambda group: group), "needs rows of several blocks"),
+    "one group": (
+        lambda f: rows(f).groupby(None).map_groups(lambda group: group),
+        "Repartition.* needs rows of several",
+    ),
+    "blocks": (lambda f: rows(f).repartition(2).map_batches(lambda b: b), "Repartition.* needs rows of several blocks"),
+    "repartition by key": (lambda f: rows(f).repartition(2, keys=["id"]), "needs rows of several blocks"),
+    "shuffling repartition": (
+        lambda f: rows(f).repartition(2, shuffle=True),
+        "Repartition.* needs rows of several blocks",
+    ),
+    "rows of a block": (
+        lambda f: rows(f).repartition(target_num_rows_per_block=5),
+        "StreamingRepartition.* needs rows",
+    ),
     "zip": (lambda f: ray.data.range(9).zip(ray.data.range(9)), "Zip.* needs rows of several blocks"),
     "GPU": (
         lambda f: rows(f).map_batches(Times, batch_size=8, num_gpus=1, concurrency=1),
