@@ -10,10 +10,10 @@ CODE := offload launchers examples benchmarks tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test soak check format map lock clean
+.PHONY: help install demo test soak gpu-check check format map lock clean
 
 help: ## list these targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
 
 install: $(INSTALLED) ## make the environment in .venv (PYTHON=python3.12 for another Python)
 
@@ -25,6 +25,10 @@ test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, J
 
 soak: $(INSTALLED) ## what takes too long for every change, before a release: about an hour; writes benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.soak $(ARGS)
+
+# No prerequisite: a GPU machine may have no index to install from, but a Python of its own with torch.
+gpu-check: ## what only a GPU can show, in ten minutes; writes benchmarks/results/gpu.json (ARGS="--wheel FOLDER" without an index)
+	$(if $(wildcard $(INSTALLED)),$(BIN)/python,$(PYTHON)) benchmarks/gpu_check.py -o benchmarks/results/gpu.json $(ARGS)
 
 check: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check $(CODE)
