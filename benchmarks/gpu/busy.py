@@ -54,13 +54,13 @@ def _batch_size(place: Place) -> int:
 
 
 def train(ctx: offload.Context) -> None:
-    """Train for some seconds. The answer counts what comes after the warm-up, by the wall clock."""
+    """Train until some seconds after a warm-up. The answer counts these alone, by the wall clock; the last commit is not among them."""
     config = ctx.config
     model = _model(config["model"])
     model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-4))
-    began = steady = last = None
-    samples = 0
-    for batch in ctx.steps(seconds=config["warm_s"] + config["steady_s"]):
+    began = steady = None
+    samples, rate = 0, None
+    for batch in ctx.steps(10**6):
         now = time.monotonic()
         began = now if began is None else began
         if steady is None and now - began >= config["warm_s"]:
@@ -70,11 +70,13 @@ def train(ctx: offload.Context) -> None:
             loss = cross_entropy(model(batch["image"]), batch["label"])
         ctx.backward(loss)
         ctx.step()
-        if steady is not None:
-            samples += ctx.rows
-    _wait(ctx.device)
-    last = time.monotonic()
-    rate = samples / (last - steady) if steady is not None else None
+        if steady is None or rate is not None:
+            continue
+        samples += ctx.rows
+        if time.monotonic() - steady >= config["steady_s"]:
+            _wait(ctx.device)
+            rate = samples / (time.monotonic() - steady)
+            ctx.stop()
     training.answer(ctx, {"samples_per_s": rate, "device": ctx.device.type})
 
 
@@ -124,7 +126,6 @@ def _run(place: Place, folder: Path, name: str, batch_size: int) -> dict[str, An
         checkpoints=offload.Checkpoints(keep=1),
         train_loop_config={"model": name, "warm_s": place.pick(8.0, 0.5), "steady_s": place.pick(10.0, 1.0)},
     )
-    expect(told["samples_per_s"] is not None, f"{name} trained for no longer than its warm-up")
     intervals = read_lines(result.run_dir / METRICS)
     steady = intervals[len(intervals) // 2 :]
     total = {key: sum(each[key] for each in steady) for key in ("step_time_s", "data_wait_s", "compute_s", "sync_s")}
