@@ -26,6 +26,7 @@ from offload.cli.checks import TorchFacts
 from tests.helpers import ROOT, eventually
 
 DEADLINE_S = 300.0
+LONG = ("fork", "memory", "nccl", "busy")  # whole trainings, which other tests run too
 NEEDS = {"sync_batch_norm": "needs two GPUs", "decode": "needs a GPU"}
 
 
@@ -47,7 +48,11 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("check", CHECKS, ids=NAMES)
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=[pytest.mark.soak] if check.name in LONG else []) for check in CHECKS],
+    ids=NAMES,
+)
 def test_a_check_runs_on_a_cpu_or_says_what_it_needs(
     check: Check, ray_cluster: None, threads: None, tmp_path: Path
 ) -> None:
@@ -88,8 +93,8 @@ def test_a_crash_fails_its_check_alone_and_keeps_its_figures() -> None:
 @pytest.mark.slow
 def test_a_hang_fails_its_check_and_ends_all_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "GRACE_S", 0.5)
-    found = outcome("hangs", deadline_s=15.0)
-    assert (found.status, found.reason) == ("failed", "it was not done within 15 s")
+    found = outcome("hangs", deadline_s=30.0)
+    assert (found.status, found.reason) == ("failed", "it was not done within 30 s")
     for pid in found.figures["pids"]:
         eventually(lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
