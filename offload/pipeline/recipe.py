@@ -27,6 +27,7 @@ from offload.pipeline.calls import CHUNK, Calls
 from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.randomness import Drawn, loaded_libraries, seed_generators
 from offload.pipeline.ranges import Ranges
+from offload.pipeline.region_decode import UndecodableError
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Reader, Samples, nowhere
 from offload.pipeline.sources.mixed import in_parts
@@ -215,6 +216,27 @@ def _process_rows(
             recipe.parts, chunk, lambda part, rows: _process_rows(part, rows, epoch, watch), recipe.part_names
         )
     samples = _read(recipe, chunk, epoch, watch)
+    while True:
+        try:
+            return _transform_good(recipe, chunk, samples, epoch, watch)
+        except _BrokenRow as error:
+            # The source left the decoding to the transform. The row fails as if its reader had decoded it; the others run again.
+            samples.errors[error.row] = error.reason
+            _check_read(recipe, chunk, samples)
+
+
+class _BrokenRow(Exception):
+    """The image of this row of a chunk cannot be decoded."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row, self.reason = row, reason
+
+
+def _transform_good(
+    recipe: Recipe, chunk: pa.Table, samples: Samples, epoch: int, watch: Watch
+) -> tuple[np.ndarray[Any, Any], Columns, Mapping[int, str]]:
+    """Transform the rows that could be read. Raises _BrokenRow."""
     good = np.arange(chunk.num_rows)
     if samples.errors:
         good = np.delete(good, list(samples.errors))
@@ -222,17 +244,25 @@ def _process_rows(
         return good, {}, samples.errors
     columns = samples.columns if len(good) == chunk.num_rows else take(samples.columns, good)
     chunk = chunk if len(good) == chunk.num_rows else chunk.take(pa.array(good))
-    made = transform(recipe, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch, watch=watch)
+    try:
+        made = transform(recipe, columns, ids=chunk.column(SAMPLE_ID).to_numpy(), chunk=chunk, epoch=epoch, watch=watch)
+    except _BrokenRow as error:
+        raise _BrokenRow(int(good[error.row]), error.reason) from None
     recipe.calls.nbytes += _nbytes(columns) + _nbytes(made)
     return good, made, samples.errors
 
 
 def _read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
     samples = _attempt_read(recipe, chunk, epoch, watch)
+    _check_read(recipe, chunk, samples)
+    return samples
+
+
+def _check_read(recipe: Recipe, chunk: pa.Table, samples: Samples) -> None:
+    """Raise RunError for a row that cannot be read, unless the user wants to skip it."""
     if samples.errors and recipe.on_error == "raise":
         row = min(samples.errors)
         raise RunError(f"{_name(recipe, chunk, row)} is unusable: {samples.errors[row]}. {_REMEDY_SKIP}")
-    return samples
 
 
 class _Place:
@@ -351,6 +381,9 @@ def transform(
             f"the transform {_transform_name(recipe)} {_too_long(recipe)} on {_name(recipe, chunk, at[0], ids)}. Correct the "
             "transform, or leave such samples out of the source."
         ) from None
+    except UndecodableError as error:
+        assert at[0] is not None, "images are decoded one by one"
+        raise _BrokenRow(at[0], str(error)) from None
     except FAILURES as error:
         row = _find_row(lambda i: _call(recipe, take(columns, [i]), numbers[i : i + 1], epoch), len(ids))
         raise RunError(

@@ -20,6 +20,7 @@ from offload.model.checks import (
     shown,
 )
 from offload.pipeline.recipe import Kind, OnError, Recipe
+from offload.pipeline.region_decode import DECODE, Decode
 from offload.pipeline.sources.base import Index, Lister, silent
 from offload.pipeline.sources.factory import factory_name, is_factory, list_torch_factory
 from offload.pipeline.sources.files import Path
@@ -83,6 +84,7 @@ def image_folder(
     on_error: OnError = "raise",
     shuffle: bool | None = None,
     sample_timeout_s: float | None = None,
+    decode: Decode = "auto",
     filesystem: Any = None,
 ) -> Pipeline:
     """Images in class folders, ``PATH/<class>/<name>.jpg``.
@@ -106,6 +108,10 @@ def image_folder(
         shuffle: whether an epoch's order is random (a function of the seed and the epoch). None: only for ``"train"``.
         sample_timeout_s: the longest time for reading or transforming one sample, to about a second. The run interrupts a slower
             sample and treats it as ``on_error`` says. None: training waits for it, and the run names it after a minute.
+        decode: ``"auto"`` decodes only the region that a transform's first step needs (torchvision's RandomResizedCrop, CenterCrop and
+            Resize, timm's RandomResizedCropAndInterpolation), with equal results. It decodes regions of at least four times the size
+            of the result at 1/2, 1/4 or 1/8, with close results (:mod:`offload.pipeline.region_first`). ``"exact"`` always decodes
+            whole images.
         filesystem: a pyarrow or fsspec file system to use instead of the path's own.
 
     Raises:
@@ -114,7 +120,7 @@ def image_folder(
     check_path("image_folder: path", path, sane="a folder, or a URI such as s3://bucket/train")
     return _pipeline(
         f"image_folder({path})",
-        lambda tell=silent: list_image_folder(path, filesystem=filesystem, tell=tell),
+        lambda tell=silent, encoded=False: list_image_folder(path, encoded=encoded, filesystem=filesystem, tell=tell),
         transform,
         per_sample=per_sample,
         collate_fn=collate_fn,
@@ -122,6 +128,7 @@ def image_folder(
         on_error=on_error,
         shuffle=shuffle,
         sample_timeout_s=sample_timeout_s,
+        decode=decode,
     )
 
 
@@ -183,6 +190,7 @@ def parquet(
     on_error: OnError = "raise",
     shuffle: bool | None = None,
     sample_timeout_s: float | None = None,
+    decode: Decode = "auto",
     filesystem: Any = None,
 ) -> Pipeline:
     """Parquet files: one file, or all files below a folder.
@@ -193,10 +201,12 @@ def parquet(
     check_path("parquet: path", path, sane="a file or folder, or a URI such as s3://bucket/rows")
     sane = "such as ('image', 'label')"
     names = None if columns is None else check_names("parquet: columns", columns, sane=sane)
-    encoded = check_names("parquet: images", images, sane=sane)
+    pictures = check_names("parquet: images", images, sane=sane)
     return _pipeline(
         f"parquet({path})",
-        lambda tell=silent: list_parquet(path, columns=names, images=encoded, filesystem=filesystem, tell=tell),
+        lambda tell=silent, encoded=False: list_parquet(
+            path, columns=names, images=pictures, encoded=encoded, filesystem=filesystem, tell=tell
+        ),
         transform,
         per_sample=per_sample,
         collate_fn=collate_fn,
@@ -204,6 +214,7 @@ def parquet(
         on_error=on_error,
         shuffle=shuffle,
         sample_timeout_s=sample_timeout_s,
+        decode=decode,
     )
 
 
@@ -217,6 +228,7 @@ def webdataset(
     on_error: OnError = "raise",
     shuffle: bool | None = None,
     sample_timeout_s: float | None = None,
+    decode: Decode = "auto",
     filesystem: Any = None,
 ) -> Pipeline:
     """WebDataset tar shards: a folder, a glob, ``name-{000..019}.tar``, or a list.
@@ -231,7 +243,7 @@ def webdataset(
         check_path("webdataset: shards", shards, sane=sane)
     return _pipeline(
         f"webdataset({shards})",
-        lambda tell=silent: list_webdataset(shards, filesystem=filesystem, tell=tell),
+        lambda tell=silent, encoded=False: list_webdataset(shards, encoded=encoded, filesystem=filesystem, tell=tell),
         transform,
         per_sample=per_sample,
         collate_fn=collate_fn,
@@ -239,6 +251,7 @@ def webdataset(
         on_error=on_error,
         shuffle=shuffle,
         sample_timeout_s=sample_timeout_s,
+        decode=decode,
     )
 
 
@@ -356,7 +369,7 @@ def _missing(call: Any, *arguments: Any) -> str | None:
 
 def _pipeline(
     name: str,
-    lister: Lister | None,
+    lister: Callable[..., Index] | None,
     transform: Any,
     *,
     per_sample: bool,
@@ -365,8 +378,10 @@ def _pipeline(
     on_error: OnError,
     shuffle: bool | None,
     sample_timeout_s: float | None = None,
+    decode: Decode = "exact",
 ) -> Pipeline:
     check_choice("on_error", on_error, ("raise", "skip"))
+    check_choice("decode", decode, DECODE)
     check_flag("per_sample", per_sample)
     if shuffle is not None:
         check_flag("shuffle", shuffle)
@@ -395,6 +410,8 @@ def _pipeline(
         kind = "generator"
     else:
         kind = "sample" if per_sample else "batch"
+    if kind == "image" and decode == "auto" and lister is not None and transform.takes_encoded:
+        lister = functools.partial(lister, encoded=True)
     return Pipeline(
         name=name,
         list=lister,

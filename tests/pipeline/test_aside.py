@@ -94,7 +94,7 @@ def test_a_listing_that_takes_long_is_said(
     write_jpegs(tmp_path / "data", 3)
     said = threading.Event()
 
-    def slow(path: Any, *, filesystem: Any, tell: Any) -> Any:
+    def slow(path: Any, *, tell: Any, **options: Any) -> Any:
         tell("1,234 files")
         assert said.wait(DEADLINE_S)
         raise ConfigError("listed at last.")

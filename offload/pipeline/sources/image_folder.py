@@ -10,14 +10,18 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
-from offload.pipeline.images import EXTENSIONS, DecodeError, decode_image
+from offload.pipeline.images import EXTENSIONS, DecodeError
+from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.files import Path, list_files, read_file
 from offload.pipeline.sources.read_ahead import ReadAhead
 
+_BROKEN = "corrupt or truncated image"
 
-def list_image_folder(path: Path, *, filesystem: Any = None, tell: Tell = silent) -> Index:
-    """The index of a folder's images: their paths, and the numbers of their classes in sorted order."""
+
+def list_image_folder(path: Path, *, encoded: bool = False, filesystem: Any = None, tell: Tell = silent) -> Index:
+    """The index of a folder's images: their paths, and the numbers of their classes in sorted order. ``encoded``: the transform decodes
+    JPEG files itself."""
     fs, root, files = list_files(path, filesystem, tell)
     images = [f for f in files if f.lower().endswith(EXTENSIONS)]
     if not images:
@@ -35,14 +39,16 @@ def list_image_folder(path: Path, *, filesystem: Any = None, tell: Tell = silent
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number[parts[0]] for parts in relative], dtype=np.int64)
     table = pa.table({"path": pa.array(images), "label": labels})
-    return Index(name=f"image_folder({root})", table=table, reader=ImageFolderReader(fs), classes=classes)
+    return Index(
+        name=f"image_folder({root})", table=table, reader=ImageFolderReader(fs, encoded=encoded), classes=classes
+    )
 
 
 class ImageFolderReader:
     """A reader that decodes images: ``image``, a list of HWC uint8 arrays, and ``label``, int64. It reads remote files ahead."""
 
-    def __init__(self, fs: Any) -> None:
-        self.fs = fs
+    def __init__(self, fs: Any, *, encoded: bool = False) -> None:
+        self.fs, self.encoded = fs, encoded
         self._ahead: ReadAhead[str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,9 +69,9 @@ class ImageFolderReader:
         for i, path in enumerate(rows.column("path").to_pylist()):
             at(i)
             try:
-                images.append(decode_image(content_of(path)))
+                images.append(read_image(content_of(path), _BROKEN, encoded=self.encoded))
             except DecodeError as error:
-                errors[i] = f"corrupt or truncated image: {error}"
+                errors[i] = f"{_BROKEN}: {error}"
                 images.append(None)
             except OSError as error:
                 errors[i] = f"cannot be read: {error.strerror or error}"

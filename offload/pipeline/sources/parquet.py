@@ -12,10 +12,13 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from offload.errors import ConfigError
-from offload.pipeline.images import DecodeError, decode_image
+from offload.pipeline.images import DecodeError
+from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
 from offload.pipeline.wire import Column, decode, stack_lists
+
+_BROKEN = "corrupt or truncated image"
 
 
 def list_parquet(
@@ -23,10 +26,12 @@ def list_parquet(
     *,
     columns: Sequence[str] | None = None,
     images: Sequence[str] = (),
+    encoded: bool = False,
     filesystem: Any = None,
     tell: Tell = silent,
 ) -> Index:
-    """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers."""
+    """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers. ``encoded``: the transform decodes
+    JPEGs of the column ``image`` itself."""
     fs, inner = open_filesystem(path, filesystem)
     files = [inner]
     # Spark and Ray write folders with names like files.
@@ -64,7 +69,8 @@ def list_parquet(
     )
     groups = np.repeat([p["group"] for p in parts], counts).astype(np.int64)
     wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
-    return Index(name=f"parquet({inner})", table=table, reader=ParquetReader(fs, wanted, tuple(images)), groups=groups)
+    reader = ParquetReader(fs, wanted, tuple(images), encoded=encoded)
+    return Index(name=f"parquet({inner})", table=table, reader=reader, groups=groups)
 
 
 def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None:
@@ -77,8 +83,8 @@ class ParquetReader:
     """A reader of rows. It keeps the last row group, since a task's rows come from few of them. ``images`` are columns of encoded
     images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC uint8."""
 
-    def __init__(self, fs: Any, columns: list[str] | None, images: tuple[str, ...]) -> None:
-        self.fs, self.columns, self.images = fs, columns, images
+    def __init__(self, fs: Any, columns: list[str] | None, images: tuple[str, ...], *, encoded: bool = False) -> None:
+        self.fs, self.columns, self.images, self.encoded = fs, columns, images, encoded
         self._held: tuple[tuple[str, int], pa.Table] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,7 +108,7 @@ class ParquetReader:
             images = []
             for i, value in enumerate(columns[name]):
                 at(i)
-                images.append(self._decode(value, i, errors))
+                images.append(self._decode(value, i, errors, encoded=self.encoded and name == "image"))
             columns[name] = images
         return Samples(columns, errors)
 
@@ -119,13 +125,13 @@ class ParquetReader:
             self._held = ((file, group), table)
         return self._held[1]
 
-    def _decode(self, value: Any, row: int, errors: dict[int, str]) -> Any:
+    def _decode(self, value: Any, row: int, errors: dict[int, str], *, encoded: bool) -> Any:
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
             errors[row] = f"no image: the column holds {'nothing' if data is None else type(data).__name__} here"
             return None
         try:
-            return decode_image(data)
+            return read_image(data, _BROKEN, encoded=encoded)
         except DecodeError as error:
-            errors[row] = f"corrupt or truncated image: {error}"
+            errors[row] = f"{_BROKEN}: {error}"
             return None

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
-from offload.pipeline.images import EXTENSIONS, DecodeError, decode_image
+from offload.pipeline.images import EXTENSIONS, DecodeError
+from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
 from offload.pipeline.sources.read_ahead import ReadAhead
@@ -30,8 +31,11 @@ MOST_SHARDS = 1_000_000
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-def list_webdataset(shards: Path | Sequence[Path], *, filesystem: Any = None, tell: Tell = silent) -> Index:
-    """The index of shards: a path, a folder of ``*.tar``, a local glob, a pattern with ``{000..019}``, or a list."""
+def list_webdataset(
+    shards: Path | Sequence[Path], *, encoded: bool = False, filesystem: Any = None, tell: Tell = silent
+) -> Index:
+    """The index of shards: a path, a folder of ``*.tar``, a local glob, a pattern with ``{000..019}``, or a list. ``encoded``: the
+    transform decodes JPEG members itself."""
     paths = _expand(shards, filesystem, tell)
     if not paths:
         raise ConfigError(f"no *.tar shards under {shards!r}.")
@@ -49,9 +53,8 @@ def list_webdataset(shards: Path | Sequence[Path], *, filesystem: Any = None, te
     if not groups:
         raise ConfigError(f"the {len(paths)} shard(s) of {shards!r} hold no samples.")
     name = f"webdataset({paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''})"
-    return Index(
-        name=name, table=pa.table(columns), reader=WebDatasetReader(fs), groups=np.array(groups, dtype=np.int64)
-    )
+    reader = WebDatasetReader(fs, encoded=encoded)
+    return Index(name=name, table=pa.table(columns), reader=reader, groups=np.array(groups, dtype=np.int64))
 
 
 def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[str]:
@@ -100,13 +103,13 @@ class WebDatasetReader:
     """A reader of samples. Images become ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns
     named by their extension: numbers and JSON parsed, text as text, anything else as bytes."""
 
-    def __init__(self, fs: Any) -> None:
-        self.fs = fs
+    def __init__(self, fs: Any, *, encoded: bool = False) -> None:
+        self.fs, self.encoded = fs, encoded
         self._shards = _OpenShards(fs)
         self._ahead: ReadAhead[_Place] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"fs": self.fs}
+        return {"fs": self.fs, "encoded": self.encoded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -125,7 +128,7 @@ class WebDatasetReader:
         content_of = self._ahead.get if self._ahead is not None else self._shards.read
         for i, place in enumerate(_places(rows)):
             at(i)
-            samples.append(_sample(place, content_of(place), i, errors))
+            samples.append(_sample(place, content_of(place), i, errors, encoded=self.encoded))
         names = dict.fromkeys(name for sample in samples for name in sample)
         columns: dict[str, Column] = {}
         for name in names:
@@ -192,7 +195,7 @@ def _places(rows: pa.Table) -> list[_Place]:
     return list(zip(rows.column("shard").to_pylist(), rows.column("members").to_pylist(), strict=True))
 
 
-def _sample(place: _Place, content: bytes, row: int, errors: dict[int, str]) -> dict[str, Any]:
+def _sample(place: _Place, content: bytes, row: int, errors: dict[int, str], *, encoded: bool) -> dict[str, Any]:
     sample: dict[str, Any] = {}
     start = 0
     for extension, (_, size) in json.loads(place[1]).items():
@@ -202,7 +205,7 @@ def _sample(place: _Place, content: bytes, row: int, errors: dict[int, str]) -> 
         try:
             if len(data) < size:
                 raise ValueError(f"the shard ends after {len(data)} of its {size} bytes")
-            value = _parse(extension, data)
+            value = _parse(extension, data, encoded=encoded)
         except (DecodeError, ValueError) as error:
             errors[row] = f"corrupt .{extension}: {error}"
         sample[_column(extension)] = value
@@ -215,9 +218,9 @@ def _column(extension: str) -> str:
     return "label" if extension == "cls" else extension
 
 
-def _parse(extension: str, data: bytes) -> Any:
+def _parse(extension: str, data: bytes, *, encoded: bool) -> Any:
     if f".{extension}" in EXTENSIONS:
-        return decode_image(data)
+        return read_image(data, f"corrupt .{extension}", encoded=encoded)
     if extension == "cls":
         return np.int64(int(data))
     if extension == "json":

@@ -1,0 +1,96 @@
+"""Encoded images, of which a transform decodes what it needs.
+
+Where it stops: a region at full scale is bit for bit that of the decoded image. A smaller scale is close to it: the caller decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from offload.pipeline import turbojpeg
+from offload.pipeline.images import DecodeError, Image, decode_image
+
+Decode = Literal["auto", "exact"]
+DECODE: tuple[Decode, ...] = ("auto", "exact")
+
+_PLAIN = ("YCbCr", "RGB", "Gray")
+_END, _NEAR_END = b"\xff\xd9", 64
+
+
+class UndecodableError(DecodeError):
+    """An image that its source passed on encoded is broken. The text is what the source says of such an image."""
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """A JPEG whose header was read. ``broken``: what the source says before the error of an image that cannot be decoded."""
+
+    data: bytes
+    height: int
+    width: int
+    broken: str
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def pixels(self) -> Image:
+        """The whole image. Raises UndecodableError."""
+        try:
+            return decode_image(self.data)
+        except DecodeError as error:
+            raise UndecodableError(f"{self.broken}: {error}") from None
+
+    def region(self, top: int, left: int, height: int, width: int, scale: int = 1) -> Image:
+        """The pixels of a region, at 1/``scale`` of their number on each side: 1, 2, 4 or 8. Raises UndecodableError."""
+        region = decode_region(self.data, top, left, height, width, scale)
+        if region is None:
+            # Whatever is wrong with the file, the full decode says it in its own words, or knows a way.
+            region = self.pixels()[top : top + height, left : left + width]
+        return region
+
+
+def read_image(data: bytes, broken: str, *, encoded: bool) -> EncodedImage | Image:
+    """The decoded image. With ``encoded``, a plain JPEG stays encoded. Raises DecodeError without ``broken`` before it."""
+    # A region's decoder does not read the data below it. The end's marker tells that the file is not truncated.
+    if not encoded or data[:2] != b"\xff\xd8" or _END not in data[-_NEAR_END:]:
+        return decode_image(data)
+    import simplejpeg
+
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return decode_image(data)
+    return EncodedImage(data, height, width, broken) if colors in _PLAIN else decode_image(data)
+
+
+def decode_region(data: bytes, top: int, left: int, height: int, width: int, scale: int = 1) -> Image | None:
+    """A JPEG's region as HWC uint8 RGB. None: this file, or this machine, needs the full decode."""
+    if scale > 1:
+        return _scaled(data, top, left, height, width, scale)
+    found = turbojpeg.library()
+    header = found.header(data) if found is not None else None
+    return found.region(data, header, top, left, height, width) if found is not None and header is not None else None
+
+
+def _scaled(data: bytes, top: int, left: int, height: int, width: int, scale: int) -> Image | None:
+    """A region of the scaled image. simplejpeg decodes it on every machine: nodes with and without TurboJPEG agree on its bytes."""
+    import simplejpeg
+
+    try:
+        full_height, full_width, _, _ = simplejpeg.decode_jpeg_header(data)
+        small: Image = simplejpeg.decode_jpeg(
+            data,
+            colorspace="RGB",
+            min_height=-(-full_height // scale),
+            min_width=-(-full_width // scale),
+            min_factor=scale,
+            strict=True,
+        )
+    except ValueError:
+        return None
+    edges = np.rint(np.array([top, top + height, left, left + width]) / scale).astype(int).tolist()
+    return small[edges[0] : edges[1], edges[2] : edges[3]]
