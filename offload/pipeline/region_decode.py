@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from offload.pipeline import turbojpeg
 from offload.pipeline.images import DecodeError, Image, decode_image
 
@@ -68,29 +66,29 @@ def read_image(data: bytes, broken: str, *, encoded: bool) -> EncodedImage | Ima
 
 
 def decode_region(data: bytes, top: int, left: int, height: int, width: int, scale: int = 1) -> Image | None:
-    """A JPEG's region as HWC uint8 RGB. None: this file, or this machine, needs the full decode."""
-    if scale > 1:
-        return _scaled(data, top, left, height, width, scale)
+    """A JPEG's region as HWC uint8 RGB, at 1/``scale``. None: this file, or this machine, needs the full decode.
+
+    The box is in pixels of the full scale. A scaled region has the same bytes on nodes with and without TurboJPEG.
+    """
+    top, bottom, left, right = (round(edge / scale) for edge in (top, top + height, left, left + width))
     found = turbojpeg.library()
     header = found.header(data) if found is not None else None
-    return found.region(data, header, top, left, height, width) if found is not None and header is not None else None
+    if found is not None and header is not None:
+        region = found.region(data, header, top, left, bottom - top, right - left, scale)
+        if region is not None:
+            return region
+    small = _scaled(data, scale) if scale > 1 else None
+    return None if small is None else small[top:bottom, left:right]
 
 
-def _scaled(data: bytes, top: int, left: int, height: int, width: int, scale: int) -> Image | None:
-    """A region of the scaled image. simplejpeg decodes it on every machine: nodes with and without TurboJPEG agree on its bytes."""
+def _scaled(data: bytes, scale: int) -> Image | None:
+    """The whole image at 1/``scale``, which simplejpeg decodes on every machine."""
     import simplejpeg
 
     try:
-        full_height, full_width, _, _ = simplejpeg.decode_jpeg_header(data)
-        small: Image = simplejpeg.decode_jpeg(
-            data,
-            colorspace="RGB",
-            min_height=-(-full_height // scale),
-            min_width=-(-full_width // scale),
-            min_factor=scale,
-            strict=True,
-        )
+        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        least = {"min_height": -(-height // scale), "min_width": -(-width // scale), "min_factor": scale}
+        small: Image = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True, **least)
     except ValueError:
         return None
-    edges = np.rint(np.array([top, top + height, left, left + width]) / scale).astype(int).tolist()
-    return small[edges[0] : edges[1], edges[2] : edges[3]]
+    return small

@@ -20,7 +20,7 @@ from offload.pipeline.region_decode import EncodedImage
 AsInput = Callable[[np.ndarray[Any, Any]], Any]
 
 LEAST = 2
-"""A scaled crop keeps at least this many times the rows and columns of its result. At 2, the median is 39 dB; at 1, it is 34 dB."""
+"""A scaled crop keeps at least this many times the rows and columns of its result: a median PSNR of 39 dB on photographs, not 34."""
 _SCALES = (8, 4, 2)
 _SMOOTH = {"bilinear", "bicubic", "lanczos", "box", "hamming"}
 _V1, _V2, _TIMM = "torchvision.transforms.transforms", "torchvision.transforms.v2._geometry", "timm.data.transforms"

@@ -29,8 +29,12 @@ _ARITHMETIC, _LOSSLESS = 14, 15
 _YCBCR_RGB_GRAY = (0, 1, 2)
 _BLOCK_WIDTH = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}
 """The width of an iMCU by subsampling (4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1). A region begins at a multiple of it."""
-_ABOVE_AND_BELOW = 2
-"""Rows decoded around a region, one of chroma: its upsampling depends on the rows beside it."""
+_AROUND = 4
+"""Pixels decoded on each side of a region: upsampled chroma depends on the pixels beside it."""
+
+
+class _Factor(ctypes.Structure):
+    _fields_ = (("num", ctypes.c_int), ("denom", ctypes.c_int))
 
 
 class _Region(ctypes.Structure):
@@ -43,6 +47,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tj3Set": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)),
     "tj3Get": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int)),
     "tj3DecompressHeader": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)),
+    "tj3SetScalingFactor": (ctypes.c_int, (ctypes.c_void_p, _Factor)),
     "tj3SetCroppingRegion": (ctypes.c_int, (ctypes.c_void_p, _Region)),
     "tj3Decompress8": (
         ctypes.c_int,
@@ -88,18 +93,22 @@ class TurboJpeg:
             return None
         return Header(tj.tj3Get(decoder, _HEIGHT), tj.tj3Get(decoder, _WIDTH), block)
 
-    def region(self, data: bytes, header: Header, top: int, left: int, height: int, width: int) -> Image | None:
-        """The pixels of a region, bit for bit those of the whole image. None if the library warns of anything in the file."""
+    def region(
+        self, data: bytes, header: Header, top: int, left: int, height: int, width: int, scale: int = 1
+    ) -> Image | None:
+        """The pixels of a region of the image at 1/``scale``, bit for bit those of the whole. None if the library warns of anything in the
+        file."""
         tj, decoder = self._library, self._decoder()
-        # One block more on each side than the region needs, for the same reason.
-        x = max(left // header.block - 1, 0) * header.block
-        y = max(top - _ABOVE_AND_BELOW, 0)
-        stop_x = min(left + width + header.block, header.width)
-        stop_y = min(top + height + _ABOVE_AND_BELOW, header.height)
+        block = -(-header.block // scale)
+        x = max(left - _AROUND, 0) // block * block
+        y = max(top - _AROUND, 0)
+        stop_x = min(left + width + _AROUND, -(-header.width // scale))
+        stop_y = min(top + height + _AROUND, -(-header.height // scale))
         pixels = np.empty((stop_y - y, stop_x - x, 3), dtype=np.uint8)
         # The region is set after the header of the same file: the library checks one against the other.
         failed = (
             tj.tj3DecompressHeader(decoder, data, len(data))
+            or tj.tj3SetScalingFactor(decoder, _Factor(1, scale))
             or tj.tj3SetCroppingRegion(decoder, _Region(x, y, stop_x - x, stop_y - y))
             or tj.tj3Decompress8(decoder, data, len(data), pixels.ctypes.data, 0, _RGB)
         )
