@@ -152,13 +152,8 @@ class _TimedReader:
 
     def __init__(self, inner: Any, costs: StageCosts) -> None:
         self._inner, self._costs = inner, costs
-        self._name = (
-            type(inner.dataset).__name__
-            if hasattr(inner, "dataset")
-            else "read"
-            if getattr(inner, "encoded", False)
-            else "read and decode"
-        )
+        stage = "read" if getattr(inner, "encoded", False) else "read and decode"
+        self._name = type(inner.dataset).__name__ if hasattr(inner, "dataset") else stage
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Any:
         with self._costs.timing(self._name) as out:
