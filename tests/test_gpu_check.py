@@ -26,7 +26,7 @@ from offload.cli.checks import TorchFacts
 from tests.helpers import ROOT, eventually
 
 DEADLINE_S = 300.0
-LONG = ("fork", "memory", "nccl", "busy")  # whole trainings, which other tests run too
+LONG = ("fork", "precision", "memory", "nccl", "loader", "busy")  # whole trainings, which other tests run too
 NEEDS = {"sync_batch_norm": "needs two GPUs", "decode": "needs a GPU"}
 
 
