@@ -57,6 +57,7 @@ from offload.pipeline.wire import Columns
 
 UNIT_BYTES = 32 << 20
 """About as much as a unit reads: some tens of images, so that a pass is well shuffled."""
+UNIT_ROWS = 1 << 16  # at most, where the source may be read in parts: a function of rows makes a dict of each
 LEAST_UNITS, MOST_UNITS = 200, 20_000  # of one source
 MOST_UNIT_BYTES = 256 << 20  # a unit is made at once; Ray Data streams the rows of a larger read task
 SMALL_BYTES = 1 << 20  # of an input that several units may read anew, or that is not worth a unit of its own
@@ -135,7 +136,8 @@ def _prepared(op: Any) -> Any:
     """The operator, with as many read tasks on every cluster: a resumed run must find the same ones."""
     if isinstance(op, Read):
         size = op.datasource_or_legacy_reader.estimate_inmemory_data_size() or 0
-        tasks = min(max(math.ceil(size / UNIT_BYTES), LEAST_UNITS), MOST_UNITS)
+        rows = op.infer_metadata().num_rows or 0
+        tasks = min(max(math.ceil(size / UNIT_BYTES), math.ceil(rows / UNIT_ROWS), LEAST_UNITS), MOST_UNITS)
         return dataclasses.replace(op, parallelism=max(op.parallelism, tasks))
     if isinstance(op, RandomizeBlocks):  # the order of a pass is ours
         return op.input_dependencies[0]
@@ -498,7 +500,7 @@ class Runner:
         last, instance = functions[-1]
         results = _with_instance(last._apply_transform(context, last._pre_process(blocks)), instance)
         if last._input_type is MapTransformFnDataType.Row:
-            yield _columns_of_rows(list(results))
+            yield _columns_of_rows(results)
         elif last._input_type is MapTransformFnDataType.Batch:
             yield from map(_columns_of_batch, results)
         else:
@@ -542,9 +544,18 @@ def _rows_between(blocks: Iterable[Any], start: int, stop: int | None) -> Iterat
             return
 
 
-def _columns_of_rows(rows: Sequence[Mapping[str, Any]]) -> Columns:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
+def _columns_of_rows(rows: Iterable[Mapping[str, Any]]) -> Columns:
+    """The columns of rows, which need not have the same keys."""
+    columns: dict[str, list[Any]] = {}
+    count = 0
+    for count, row in enumerate(rows, start=1):
+        for name, value in row.items():
+            column = columns.setdefault(name, [])
+            column.extend([None] * (count - 1 - len(column)))
+            column.append(value)
+    for column in columns.values():
+        column.extend([None] * (count - len(column)))
+    return dict(columns)
 
 
 def _columns_of_batch(batch: Any) -> Columns:

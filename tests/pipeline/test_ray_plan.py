@@ -339,3 +339,9 @@ def test_large_blocks_and_files_are_cut(monkeypatch: pytest.MonkeyPatch, folder:
     stored = ray.data.from_numpy(np.zeros((100, 8)))
     assert len(take_over(stored).units) >= 64
     assert len(made(stored)) == 100
+
+
+def test_read_tasks_of_many_small_rows_are_small() -> None:
+    """A function of rows makes a dict of each."""
+    plan = take_over(ray.data.range(50 * ray_plan.UNIT_ROWS * 10, override_num_blocks=2).map(lambda row: row))
+    assert max(unit.inputs or 0 for unit in plan.units) <= ray_plan.UNIT_ROWS

@@ -288,3 +288,30 @@ def test_an_input_that_cannot_be_read_is_skipped_whole(tmp_path: Path) -> None:
         match=r"ReadImage → Map.* raised ValueError: PIL couldn't load .*/2.png'. \(.* on_error=.skip. to count",
     ):
         Passing(images, transform=None).rows()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_transform_may_change_its_batch_in_place(shuffle: bool) -> None:
+    """Columns of stored blocks and of files lie in memory that others read, too."""
+
+    def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+        batch["id"] *= 2
+        return batch
+
+    stored = ray.data.range(40, override_num_blocks=4).materialize()
+    passing = Passing(stored, shuffle=shuffle, transform=doubled)
+    for _ in range(2):
+        assert sorted(int(row["id"]) for row in passing.rows().values()) == [2 * i for i in range(40)]
+
+
+def test_rows_need_not_have_the_same_columns() -> None:
+    def ragged(row: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": row["id"],
+            **({"odd": "yes"} if row["id"] % 2 else {}),
+            **({"late": 1.5} if row["id"] > 7 else {}),
+        }
+
+    rows = Passing(ray.data.range(10, override_num_blocks=2).map(ragged), transform=None).rows()
+    found = {int(row["id"]): (row.get("odd"), row.get("late")) for row in rows.values()}
+    assert found == {i: ("yes" if i % 2 else None, 1.5 if i > 7 else None) for i in range(10)}

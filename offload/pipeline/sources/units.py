@@ -87,7 +87,7 @@ class UnitRecipe:
         made = [self._made(unit, epoch, watch) for unit in rows.to_pylist()]
         tables = [self._index(number, each, epoch) for number, each in enumerate(made)]
         index = pa.concat_tables([table for table in tables if table.num_rows] or tables[:1])
-        inner = dataclasses.replace(self.inner, reader=_Held(made))
+        inner = dataclasses.replace(self.inner, reader=_Held(made, changed=self.inner.kind != "none"))
         return recipes.process(inner, index.combine_chunks(), epoch=epoch, scratch=scratch, watch=watch)
 
     def _made(self, unit: Mapping[str, Any], epoch: int, watch: Watch) -> _Made:
@@ -202,10 +202,10 @@ class _Made:
 
 
 class _Held:
-    """A reader of samples that exist already."""
+    """A reader of samples that exist already. ``changed``: whether a transform may change them in place."""
 
-    def __init__(self, made: Sequence[_Made]) -> None:
-        self._made = made
+    def __init__(self, made: Sequence[_Made], *, changed: bool) -> None:
+        self._made, self._changed = made, changed
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         units, places = rows.column(UNIT).to_numpy(), rows.column("row").to_numpy()
@@ -215,7 +215,7 @@ class _Held:
         errors: dict[int, str] = {}
         for start, stop in runs:
             unit = self._made[int(units[start])]
-            pieces.append(_picked(unit.columns, places[start:stop]))
+            pieces.append(_picked(unit.columns, places[start:stop], self._changed))
             for row in range(start, stop) if unit.errors else ():
                 if (reason := unit.errors.get(int(places[row]))) is not None:
                     errors[row] = reason
@@ -226,10 +226,15 @@ class _Held:
         return f"row {place} of {self._made[unit].label}"
 
 
-def _picked(columns: Columns, rows: NDArray[np.int64]) -> Columns:
-    """These rows, without a copy if they follow one another."""
+def _own(column: Column) -> Column:
+    return column.copy() if isinstance(column, np.ndarray) and not column.flags.writeable else column
+
+
+def _picked(columns: Columns, rows: NDArray[np.int64], changed: bool) -> Columns:
+    """These rows: views if they follow one another, but of memory that may be changed if ``changed``. A stored block is shared."""
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.all(np.diff(rows) == 1):
-        return {name: column[rows[0] : rows[-1] + 1] for name, column in columns.items()}
+        found = {name: column[rows[0] : rows[-1] + 1] for name, column in columns.items()}
+        return {name: _own(column) if changed else column for name, column in found.items()}
     return recipes.take(columns, rows)
 
 
