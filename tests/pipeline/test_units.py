@@ -76,12 +76,13 @@ class Passing:
         shuffle: bool = True,
         transform: Any = augment,
         on_error: Any = "raise",
+        id_column: str | None = None,
     ) -> None:
         units = units_of(source if source is not None else dataset())
         assert isinstance(units, UnitIndex), units
         self.units = units
         inner = offload.from_ray(ray.data.range(1), transform, on_error=on_error).recipe(None, seed=3, dataset="train")
-        recipe = UnitRecipe(inner=inner, chains=units.chains, ids=units.ids, shuffle=shuffle)
+        recipe = UnitRecipe(inner=inner, chains=units.chains, ids=units.ids, shuffle=shuffle, id_column=id_column)
         self.stream = Stream(
             recipe=cast(Any, recipe.ready()), units=units.table, unit_samples=units.samples, shuffle=shuffle, seed=3
         )
@@ -315,3 +316,18 @@ def test_rows_need_not_have_the_same_columns() -> None:
     rows = Passing(ray.data.range(10, override_num_blocks=2).map(ragged), transform=None).rows()
     found = {int(row["id"]): (row.get("odd"), row.get("late")) for row in rows.values()}
     assert found == {i: ("yes" if i % 2 else None, 1.5 if i > 7 else None) for i in range(10)}
+
+
+def test_ids_may_be_the_user_s() -> None:
+    def failing(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 3:
+            raise ValueError("no such colour")
+        return {"key": row["id"] + 1000}
+
+    source = ray.data.range(10, override_num_blocks=2).map(failing)
+    rows = Passing(source, transform=None, on_error="skip", id_column="key").rows()
+    good = [row for row in rows.values() if row[wire.ERROR] is None]
+    assert sorted(int(row[SAMPLE_ID]) for row in good) == [1000 + i for i in range(10) if i != 3]
+    assert all(row[SAMPLE_ID] == row["key"] for row in good)
+    with pytest.raises(RunError, match="has no column 'name'"):
+        Passing(ray.data.range(3), transform=None, id_column="name").rows()

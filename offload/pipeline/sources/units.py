@@ -87,6 +87,8 @@ class UnitRecipe:
         made = [self._made(unit, epoch, watch) for unit in rows.to_pylist()]
         tables = [self._index(number, each, epoch) for number, each in enumerate(made)]
         index = pa.concat_tables([table for table in tables if table.num_rows] or tables[:1])
+        if not any(each.done.pairs for each in made):  # leaving rows out costs a copy of the block
+            index = index.drop_columns([TRAINED])
         inner = dataclasses.replace(self.inner, reader=_Held(made, changed=self.inner.kind != "none"))
         return recipes.process(inner, index.combine_chunks(), epoch=epoch, scratch=scratch, watch=watch)
 
@@ -128,8 +130,8 @@ class UnitRecipe:
                 f"{name} gives {count:,} rows, more than {self.ids.most:,}. Read it in more blocks (override_num_blocks)."
             )
         ids = self.ids.samples(number, np.arange(count, dtype=np.int64))
-        if self.id_column is not None and count:
-            ids = recipes.user_ids(columns, self.id_column)
+        if self.id_column is not None and count > len(errors):
+            ids = recipes.user_ids(_with_ids(columns, self.id_column, errors, ids), self.id_column)
             columns = {name: column for name, column in columns.items() if name != SAMPLE_ID}
         return _Made(
             number=number,
@@ -224,6 +226,13 @@ class _Held:
     def describe(self, rows: pa.Table, row: int) -> str:
         unit, place = rows.column(UNIT)[row].as_py(), rows.column("row")[row].as_py()
         return f"row {place} of {self._made[unit].label}"
+
+
+def _with_ids(columns: Columns, name: str, errors: Mapping[int, str], ids: NDArray[np.int64]) -> Columns:
+    """The columns, with ids for rows that failed before they had one."""
+    if name not in columns or not errors:
+        return columns
+    return {**columns, name: [ids[row] if row in errors else value for row, value in enumerate(columns[name])]}
 
 
 def _own(column: Column) -> Column:
