@@ -45,6 +45,7 @@ class IndexTasks(PassTasks):
     def next(self, node: str) -> Issued | None:
         if self.exhausted():
             return None
+        number = self._begin()
         if not self._planned:
             self._plan()
         # As the allotment will decide: the next block goes to the rank with the fewest rows.
@@ -55,7 +56,9 @@ class IndexTasks(PassTasks):
         places = self._positions[self._cursor : stop]
         self._rows[rank] += stop - self._cursor
         self._cursor = stop
-        return self._issue(Task(recipe=self._packed, rows=self._rows_of(places), epoch=self._pass.request.epoch))
+        return self._issue(
+            number, Task(recipe=self._packed, rows=self._rows_of(places), epoch=self._pass.request.epoch)
+        )
 
     def _rows_of(self, places: NDArray[np.int64]) -> pa.Table:
         """The index rows at these positions of the pass, and the already trained rest of their chunks (see :data:`TRAINED`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ class PassTasks(ABC):
     def __init__(self, current: Pass, meter: Meter) -> None:
         self._pass, self._meter = current, meter
         self._issued = self._unfinished = 0
+        self._counting = threading.Lock()
         # Keyed by the block's name: a reference would keep every block of the pass in the object store.
         self._made_by: dict[str, tuple[Task, int]] = {}
 
@@ -50,23 +52,30 @@ class PassTasks(ABC):
 
         return task, found
 
-    def _issue(self, task: Task) -> Issued:
-        number = self._issued
-        self._issued += 1
-        self._unfinished += 1
+    def _begin(self) -> int:
+        """Count a task as under way, before its rows leave those to come: in between, the pass would seem to be over. Return its number."""
+        with self._counting:
+            number = self._issued
+            self._issued += 1
+            self._unfinished += 1
+        return number
+
+    def _issue(self, number: int, task: Task) -> Issued:
         return task, lambda made: self._made(number, task, made)
 
     def _made(self, number: int, task: Task, made: Block | BaseException) -> None:
-        self._unfinished -= 1
         if isinstance(made, BaseException):
             self._pass.fail(made)
-            return
-        self._meter.add(made)
-        self._made_by[made.ref.hex()] = task, made.cost.rows
-        self._note(task, made)
-        if not self._pass.closed:
-            self._pass.put(number, made)
-        if self.exhausted() and not self._unfinished:
+        else:
+            self._meter.add(made)
+            self._made_by[made.ref.hex()] = task, made.cost.rows
+            self._note(task, made)
+            if not self._pass.closed:
+                self._pass.put(number, made)
+        with self._counting:
+            self._unfinished -= 1
+            over = self.exhausted() and not self._unfinished
+        if over and not isinstance(made, BaseException):
             self._pass.end()
 
     def _note(self, task: Task, made: Block) -> None:  # noqa: B027  # most tasks have nothing to learn

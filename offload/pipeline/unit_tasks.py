@@ -50,12 +50,12 @@ class UnitTasks(PassTasks):
     def next(self, node: str) -> Issued | None:
         if self.exhausted():
             return None
+        number = self._begin()
         if not self._planned:
             self._plan()
         size = for_speed(self._planned.popleft(), self._meter.over_fastest(node), self._local_batch_size)
-        return self._issue(
-            Task(recipe=self._packed, rows=self._rows_of(self._take(size)), epoch=self._pass.request.epoch)
-        )
+        rows = self._rows_of(self._take(size))
+        return self._issue(number, Task(recipe=self._packed, rows=rows, epoch=self._pass.request.epoch))
 
     def _take(self, size: int) -> list[int]:
         """The next units: at least one, and otherwise as many as come closest to ``size`` rows."""

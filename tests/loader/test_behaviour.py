@@ -175,9 +175,21 @@ def test_a_feed_that_is_gone_is_replaced() -> None:
     list(loader)
     for session in sessions._sessions.values():
         ray.kill(session.feed)
+        eventually(lambda feed=session.feed: _is_gone(feed))
     with pytest.raises(RunError, match=r"the feed of the DataLoader is lost.*Iterate again"):
         list(loader)
     assert values(loader) == list(range(20))
+
+
+def _is_gone(actor: Any) -> bool:
+    """Ray kills an actor some time after it was asked to."""
+    try:
+        ray.get(actor.__ray_ready__.remote(), timeout=1)
+    except ray.exceptions.RayActorError:
+        return True
+    except ray.exceptions.GetTimeoutError:
+        pass
+    return False
 
 
 class Stuck(Numbers):
