@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from offload.errors import RunError
 from offload.pipeline.meter import Meter
 from offload.pipeline.passes import Pass, Slice
 from offload.pipeline.pool import Block, Task
+from offload.pipeline.sizing import block_bytes, for_speed, plan_tasks
+from offload.pipeline.streams import Cores, Stream
 
 Issued = tuple[Task, Callable[[Block | BaseException], None]]
 """A task, and the function to call with its block or error."""
 
 
 class PassTasks(ABC):
-    """The tasks of a pass. It puts their blocks into the pass, and can make a block again."""
+    """The tasks of a pass, each sized when a core takes it. It puts their blocks into the pass, and can make a block again."""
 
-    def __init__(self, current: Pass, meter: Meter) -> None:
-        self._pass, self._meter = current, meter
+    def __init__(self, stream: Stream, current: Pass, meter: Meter, cores: Callable[[], Cores]) -> None:
+        self._packed, self._pass, self._meter, self._cores = stream.recipe, current, meter, cores
+        self._local_batch_size = current.request.first_rows // current.request.world_size
+        self._planned: deque[int] = deque()
         self._issued = self._unfinished = 0
         self._counting = threading.Lock()
         # Keyed by the block's name: a reference would keep every block of the pass in the object store.
@@ -30,8 +36,44 @@ class PassTasks(ABC):
         """Whether all tasks are issued."""
 
     @abstractmethod
+    def _left(self) -> int:
+        """The rows that no task holds yet, about."""
+
+    @abstractmethod
+    def _cut(self, size: int) -> Any:
+        """What the next task gets to process: about ``size`` rows."""
+
     def next(self, node: str) -> Issued | None:
         """The next task, for a core of this node; None if all are issued."""
+        if self.exhausted():
+            return None
+        number = self._begin()
+        if not self._planned:
+            self._plan()
+        size = for_speed(self._planned.popleft(), self._meter.over_fastest(node), self._local_batch_size)
+        rows = self._cut(min(size, self._most_rows(node, size)))
+        task = Task(recipe=self._packed, rows=rows, epoch=self._pass.request.epoch)
+        return task, lambda made: self._made(number, task, made)
+
+    def _plan(self) -> None:
+        cores = self._cores()
+        sizes = plan_tasks(
+            self._left(),
+            cores=cores.cores,
+            first_rows=self._pass.request.first_rows,
+            rates=self._meter.rates(),
+            block_bytes=block_bytes(cores.store_bytes, cores.cores),
+            local_batch_size=self._local_batch_size,
+        )
+        self._planned.extend(sizes)
+
+    def _most_rows(self, node: str, otherwise: int) -> int:
+        """The most rows of a block that fit in this node's share of the object store; ``otherwise`` if that is unknown."""
+        rates, cores = self._meter.rates(), self._cores()
+        if rates is None or node not in cores.stores:
+            return otherwise
+        room = block_bytes(cores.stores[node], max(cores.by_node[node], 1))
+        return max(1, int(room / max(rates.bytes_per_sample, 1.0)))
 
     def under_way(self) -> bool:
         """Whether the block of an issued task is still to come."""
@@ -59,9 +101,6 @@ class PassTasks(ABC):
             self._issued += 1
             self._unfinished += 1
         return number
-
-    def _issue(self, number: int, task: Task) -> Issued:
-        return task, lambda made: self._made(number, task, made)
 
     def _made(self, number: int, task: Task, made: Block | BaseException) -> None:
         if isinstance(made, BaseException):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import pyarrow as pa
 
 from offload.errors import RunError
 from offload.pipeline.meter import Meter
-from offload.pipeline.pass_tasks import Issued, PassTasks
+from offload.pipeline.pass_tasks import PassTasks
 from offload.pipeline.passes import Pass
 from offload.pipeline.pool import Block, Task
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.sizing import block_bytes, for_speed, plan_tasks
 from offload.pipeline.streams import Cores, Stream
 from offload.pipeline.unit_ids import Trained, UnitIds
 
@@ -26,8 +24,8 @@ class UnitTasks(PassTasks):
     def __init__(
         self, stream: Stream, units: pa.Table, current: Pass, meter: Meter, cores: Callable[[], Cores]
     ) -> None:
-        super().__init__(current, meter)
-        self._packed, self._units, self._cores = stream.recipe, units, cores
+        super().__init__(stream, current, meter, cores)
+        self._units = units
         ids = UnitIds(units.num_rows)
         try:
             self._trained = ids.trained(Ranges(current.request.done))
@@ -39,7 +37,6 @@ class UnitTasks(PassTasks):
         self._order = [unit for unit in order.tolist() if not (unit in self._trained and self._trained[unit].whole)]
         self._known = units.column("rows").to_pylist()
         self._cursor = 0
-        self._planned: deque[int] = deque()
         self._seen_units = self._seen_rows = 0
         if not self._order:
             current.end()
@@ -47,17 +44,10 @@ class UnitTasks(PassTasks):
     def exhausted(self) -> bool:
         return self._cursor >= len(self._order)
 
-    def next(self, node: str) -> Issued | None:
-        if self.exhausted():
-            return None
-        number = self._begin()
-        if not self._planned:
-            self._plan()
-        size = for_speed(self._planned.popleft(), self._meter.over_fastest(node), self._local_batch_size)
-        rows = self._rows_of(self._take(size))
-        return self._issue(number, Task(recipe=self._packed, rows=rows, epoch=self._pass.request.epoch))
+    def _left(self) -> int:
+        return max(round(sum(map(self._expected, self._order[self._cursor :]))), 1)
 
-    def _take(self, size: int) -> list[int]:
+    def _cut(self, size: int) -> pa.Table:
         """The next units: at least one, and otherwise as many as come closest to ``size`` rows."""
         taken, rows = [self._order[self._cursor]], self._expected(self._order[self._cursor])
         self._cursor += 1
@@ -68,7 +58,7 @@ class UnitTasks(PassTasks):
             taken.append(self._order[self._cursor])
             rows += following
             self._cursor += 1
-        return taken
+        return self._rows_of(taken)
 
     def _expected(self, unit: int) -> float:
         """The rows of a unit, about."""
@@ -85,22 +75,6 @@ class UnitTasks(PassTasks):
         table = table.append_column("count", pa.array([t.count if t.count >= 0 else None for t in trained], pa.int64()))
         flat = [[edge for pair in t.done.pairs for edge in pair] for t in trained]
         return table.append_column("done", pa.array(flat, pa.list_(pa.int64())))
-
-    @property
-    def _local_batch_size(self) -> int:
-        return self._pass.request.first_rows // self._pass.request.world_size
-
-    def _plan(self) -> None:
-        left = sum(map(self._expected, self._order[self._cursor :]))
-        sizes = plan_tasks(
-            max(round(left), 1),
-            cores=self._cores().cores,
-            first_rows=self._pass.request.first_rows,
-            rates=self._meter.rates(),
-            block_bytes=block_bytes(self._cores().store_bytes, self._cores().cores),
-            local_batch_size=self._local_batch_size,
-        )
-        self._planned.extend(sizes)
 
     def _note(self, task: Task, made: Block) -> None:
         self._seen_units += task.rows.num_rows

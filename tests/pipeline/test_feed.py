@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offload.errors import RunError
-from offload.pipeline import index_tasks, passes
+from offload.pipeline import pass_tasks, passes
 from offload.pipeline.engines.base import HELD_SHARE
 from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, PassRequest, Slice
@@ -32,7 +32,7 @@ class HandPool:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
-    monkeypatch.setattr(index_tasks, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
+    monkeypatch.setattr(pass_tasks, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
     monkeypatch.setattr(passes, "TAKE_TIMEOUT_S", 0.01)
 
     def made(store_bytes: float = 1e9) -> Feed:
