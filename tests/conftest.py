@@ -32,7 +32,6 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "of
 # Files whose tests take long, the longest first: several processes share out their tests one by one, before all others. The tests
 # of any other file stay in one process, with what their module sets up.
 LONGEST = (
-    "train/driver/test_autoscaling.py",
     "train/driver/test_training_on_hosts.py",
     "launch/ray/test_cli.py",
     "launch/sagemaker/test_jobs.py",

@@ -105,6 +105,7 @@ def test_quickstart_unchanged_with_a_range_of_workers() -> None:
     assert (summary["epochs"], summary["workers"]) == (3, 4)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("inside")
 def test_vit_blur(monkeypatch: pytest.MonkeyPatch) -> None:
     """As its first lines say: 602 kB a sample as published, a quarter of it with --uint8."""

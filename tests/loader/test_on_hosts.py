@@ -13,7 +13,7 @@ import pytest
 from offload.testing import Hosts, HostSpec
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, eventually, require_hosts
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+pytestmark = [pytest.mark.hosts, pytest.mark.soak]
 
 PROGRAM = """
 import json, socket, sys, time

@@ -164,7 +164,14 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("how", "code", "said"), [("", 0, ""), ("raise", 1, "the training failed"), ("kill", -9, "")])
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        pytest.param("", 0, "", marks=pytest.mark.soak),
+        pytest.param("raise", 1, "the training failed", marks=pytest.mark.soak),
+        ("kill", -9, ""),
+    ],
+)
 def test_nothing_is_left_of_a_program_however_it_ends(tmp_path: Path, how: str, code: int, said: str) -> None:
     mark = uuid.uuid4().hex
     done = run([sys.executable, script(tmp_path, ALONE), how], tmp_path, mark)

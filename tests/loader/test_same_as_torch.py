@@ -163,7 +163,7 @@ def seed_all() -> None:
     torch.manual_seed(5)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.integers(1, 40), st.booleans())
 def test_batches_are_those_of_torch(data: Any, kind: str, n: int, in_groups: bool) -> None:
     dataset = (InGroups if in_groups else Samples)(kind, n)
@@ -181,7 +181,7 @@ def test_batches_are_those_of_torch(data: Any, kind: str, n: int, in_groups: boo
         assert all(map(same, got, epoch))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.integers(1, 40))
 def test_a_resumed_loader_yields_the_rest(data: Any, kind: str, n: int) -> None:
     named = arguments(data.draw, kind, n)
@@ -218,7 +218,7 @@ def batches_of_torch(kind: str, n: int, named: dict[str, Any]) -> list[Any]:
     return list(torch_data.DataLoader(Stream(kind, n), multiprocessing_context=context, **named))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     st.sampled_from(sorted(KINDS.keys() - RAGGED)),
     st.integers(0, 30),

@@ -166,7 +166,7 @@ def probed(script: Path, *arguments: str) -> dict[str, Any]:
     return profile_document(found)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_two_workers_tell_what_synchronisation_costs(script: Path) -> None:

@@ -43,7 +43,7 @@ class Held(torch.utils.data.Dataset[Any]):
         return {"x": np.array([x, 1 - x], dtype=np.float32), "y": x}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_stopped_run_of_drawn_samples_resumes_with_exactly_the_rest(tmp_path: Path, workers: int) -> None:
     log = tmp_path / "log"
     log.mkdir()

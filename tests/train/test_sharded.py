@@ -60,7 +60,10 @@ def train(ctx: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"batch_size": offload.BatchSize(initial=16, local=(1, 4))}],
+    [
+        pytest.param({}, marks=pytest.mark.soak),
+        {"batch_size": offload.BatchSize(initial=16, local=(1, 4))},
+    ],
     ids=["one micro-batch", "accumulation"],
 )
 def test_a_sharded_model_trains_as_a_whole_one(tmp_path: Path, options: dict[str, Any]) -> None:

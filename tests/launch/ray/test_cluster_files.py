@@ -345,7 +345,7 @@ def test_nodes_get_the_versions_that_are_installed_here() -> None:
 
 @pytest.mark.ray
 @pytest.mark.hosts
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_pod_that_is_deleted_leaves_the_cluster_in_order() -> None:
     """The hook as the kubelet runs it: inside, with the container's environment."""
     require_hosts()

@@ -82,8 +82,8 @@ def test_nodes_come_when_the_input_binds_and_are_given_back_when_it_does_not(tmp
 
 @pytest.mark.ray
 @pytest.mark.hosts
-@pytest.mark.slow
-@pytest.mark.parametrize("until", ["two workers train", pytest.param("a node was given back", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("until", ["two workers train", "a node was given back"])
 def test_a_run_waits_for_its_first_worker_asks_for_another_that_pays_and_gives_it_back_when_it_does_not(
     tmp_path: Path, until: str
 ) -> None:

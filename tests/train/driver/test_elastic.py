@@ -68,8 +68,7 @@ def dataset() -> ray.data.Dataset:
     return ray.data.range(SAMPLES, override_num_blocks=9).flat_map(lambda row: [row]).map_batches(lines)
 
 
-AS_DATASET = pytest.mark.parametrize("source", [None, dataset], ids=["samples", "dataset"])
-AS_DATASET_IN_SOAK = pytest.mark.parametrize(
+AS_DATASET = pytest.mark.parametrize(
     "source", [None, pytest.param(dataset, marks=pytest.mark.soak)], ids=["samples", "dataset"]
 )
 
@@ -113,7 +112,7 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
     return read_lines(tmp_path / "run" / "events.jsonl")
 
 
-@AS_DATASET_IN_SOAK
+@AS_DATASET
 def test_workers_follow_a_schedule_and_every_sample_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Any
 ) -> None:
@@ -150,7 +149,7 @@ def test_a_killed_worker_costs_no_sample(tmp_path: Path, rank: int, source: Any)
     assert result.document["worker_groups"] == 2
 
 
-@AS_DATASET_IN_SOAK
+@AS_DATASET
 def test_a_worker_that_hangs_is_ended_and_training_goes_on(tmp_path: Path, source: Any) -> None:
     often = offload.Checkpoints(every_s=0.2)
     result = run(tmp_path, workers=2, hang={"17": 1}, hang_s=10.0, checkpoints=often, source=source)
@@ -230,7 +229,7 @@ def test_a_dead_preprocessing_process_costs_no_sample(tmp_path: Path) -> None:
     assert [e for e in events(tmp_path) if e["event"] == "preprocessing_lost"]
 
 
-@AS_DATASET_IN_SOAK
+@AS_DATASET
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, source: Any) -> None:
     with pytest.raises(offload.RunError, match="no such colour"):
         run(tmp_path, workers=2, epochs=4, raise_at=30, source=source)

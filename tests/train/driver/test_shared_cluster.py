@@ -100,7 +100,9 @@ def test_a_run_takes_the_cores_that_others_leave(ray_cluster: None, tmp_path: Pa
     ("autoscaled", "said"),
     [
         (False, "waiting for room: other programs hold 4 of 4 CPU"),
-        (True, "waiting for nodes with room for 1 × 1 CPU; other programs hold 4 of 4 CPU"),
+        pytest.param(
+            True, "waiting for nodes with room for 1 × 1 CPU; other programs hold 4 of 4 CPU", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_a_run_that_finds_no_room_says_so_and_begins_when_there_is(

@@ -164,7 +164,7 @@ offload.Trainer(
 @pytest.mark.parametrize(
     ("last", "source"),
     [
-        ("offload.Trainer(", "samples"),
+        pytest.param("offload.Trainer(", "samples", marks=pytest.mark.soak),
         pytest.param("offload.Trainer(", "dataset", marks=pytest.mark.soak),
         pytest.param("ray::TrainController", "samples", marks=pytest.mark.soak),
     ],
