@@ -1,7 +1,8 @@
 """The plan of a ``ray.data.Dataset``, as units of work for the pool: a read task or stored block, and the steps that follow it.
 
 All that Ray does not document is in this file, with a contract test (``tests/pipeline/test_ray_plan.py``): a Dataset's operators, its
-read tasks, and the functions of its steps. Nothing of Ray Data's executor runs. Where it stops:
+read tasks, and the functions of its steps. Ray Data's executor runs only the part up to the last step that needs rows of several blocks at
+once, such as a join. Where it stops:
 :mod:`offload.pipeline.sources.units` numbers the samples of a unit and transforms them.
 """
 
@@ -38,20 +39,31 @@ from ray.data._internal.execution.operators.map_transformer import MapTransforme
 from ray.data._internal.execution.operators.union_operator import UnionOperator
 from ray.data._internal.logical.interfaces import LogicalPlan
 from ray.data._internal.logical.operators import (
+    AbstractFrom,
+    Aggregate,
     Filter,
     FlatMap,
     InputData,
+    Join,
+    Limit,
+    ListFiles,
     MapBatches,
     MapRows,
     Project,
     RandomizeBlocks,
+    RandomShuffle,
     Read,
     ReadFiles,
     Repartition,
+    Sort,
+    Union,
+    Zip,
 )
 from ray.data._internal.logical.optimizers import LogicalOptimizer
 from ray.data._internal.planner import create_planner
 from ray.data.block import BlockAccessor
+from ray.data.exceptions import SystemException
+from ray.data.expressions import RandomExpr, UDFExpr, UUIDExpr
 
 from offload.pipeline.wire import Columns
 
@@ -64,10 +76,18 @@ SMALL_BYTES = 1 << 20  # of an input that several units may read anew, or that i
 
 READ_TASK, BLOCK = "read task", "block"
 STEPS = (MapRows, MapBatches, Filter, FlatMap, Project)
+ACROSS = (Sort, Join, Aggregate, Zip, RandomShuffle, Repartition)
+"""Steps that need rows of several blocks at once."""
+SAME_AGAIN = (Read, ReadFiles, ListFiles, AbstractFrom, InputData, Union, Limit, RandomizeBlocks, *ACROSS)
+"""Steps that make the same rows whenever they run. A function of the user may draw random numbers."""
 
 
 class NotTakenOverError(Exception):
     """A Dataset has a step that only Ray Data can execute. The message names it."""
+
+
+class ExecutionError(Exception):
+    """Ray Data could not execute a part of a Dataset. The message says why; the cause is Ray's error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,21 +114,38 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class TakenOver:
-    """The plan of a Dataset. ``identity`` is equal for plans with the same units in the same order."""
+    """The plan of a Dataset. ``identity`` is equal for plans with the same units in the same order. ``executed``: what Ray Data ran."""
 
     units: tuple[Unit, ...]
     chains: tuple[Chain, ...]
     identity: str
+    executed: tuple[Executed, ...] = ()
 
 
-def take_over(dataset: ray.data.Dataset) -> TakenOver:
-    """The units and steps of a Dataset.
+@dataclass(frozen=True)
+class Executed:
+    """A part of a plan that Ray Data executed, up to ``step``. Its rows are in the object store."""
 
-    Raises NotTakenOverError if a step needs rows of several blocks at once (sorts, joins, shuffles, …), GPUs or other resources.
+    step: str
+    size_bytes: int
+
+
+def take_over(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool = False) -> TakenOver:
+    """The units and steps of a Dataset. ``shuffle``: whether its units come in another order in every epoch; ``has_ids``: whether the
+    user's ids tell which samples an interrupted epoch had.
+
+    Ray Data executes the part up to the last step that needs rows of several blocks at once (sorts, joins, shuffles, …), and this
+    process then holds its rows, in the object store.
+
+    Raises NotTakenOverError if a user's function comes before such a step, whole blocks are asked for behind it, or a step needs GPUs or
+    other resources; ExecutionError if Ray Data fails.
     """
     context = dataset.context.copy()
     context.execution_options.preserve_order = True  # of listed files: a resumed run must find the same units
-    dag = _without_repartitions(dataset._logical_plan.dag._apply_transform(_prepared))
+    dag, executed = _executed(
+        _without_repartitions(dataset._logical_plan.dag), dataset, shuffle=shuffle, has_ids=has_ids
+    )
+    dag = dag._apply_transform(_prepared)
     optimized: Any = LogicalOptimizer().optimize(LogicalPlan(dag, context))
     physical, _ = create_planner().plan(optimized)
     plan = _Plan(physical.op_map, context)
@@ -125,11 +162,102 @@ def take_over(dataset: ray.data.Dataset) -> TakenOver:
         ),
         chains=tuple(Chain.of(steps, context) for steps in chains),
         identity=_identity(drafts) if plan.replayable else uuid.uuid4().hex,
+        executed=executed,
     )
 
 
 def _pickled(value: Any) -> bytes:
     return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+
+
+def _executed(dag: Any, dataset: ray.data.Dataset, *, shuffle: bool, has_ids: bool) -> tuple[Any, tuple[Executed, ...]]:
+    """The plan whose last steps that need rows of several blocks, and all before these, are their stored rows instead."""
+    last = list(_last_across(dag))
+    _check_behind(dag, last)
+    for op in last:
+        _check_same_again(op, shuffle=shuffle)
+        if has_ids:  # a driver that starts again has other units, but the same ids
+            raise NotTakenOverError(f"its step {op.name} needs rows of several blocks at once, and it has an id_column")
+    stored: dict[int, Any] = {}
+    executed = []
+    for op in last:
+        if id(op) in stored:
+            continue
+        quiet = dataset.context.copy()
+        quiet.enable_progress_bars = False
+        quiet.raise_original_map_exception = True  # Ray's own says only that a function failed
+        part = ray.data.Dataset(LogicalPlan(op, quiet), quiet, dataset._in_stats)
+        try:
+            found = part.materialize()
+        except Exception as error:
+            raise ExecutionError(f"its step {op.name}, or one before it") from _origin(error)
+        stored[id(op)] = found._logical_plan.dag
+        executed.append(Executed(op.name, found.size_bytes()))
+    return dag._apply_transform(lambda op: stored.get(id(op), op)), tuple(executed)
+
+
+def _origin(error: BaseException) -> BaseException:
+    """The error that Ray's errors hold."""
+    while True:
+        inner = getattr(error, "cause", None) or error.__cause__
+        if not isinstance(inner, BaseException) or isinstance(inner, SystemException):
+            return error
+        error = inner
+
+
+def _last_across(op: Any) -> Iterator[Any]:
+    """The last step that needs rows of several blocks, on each way from the end of a plan to its sources."""
+    if isinstance(op, ACROSS):
+        yield op
+        return
+    for each in op.input_dependencies:
+        yield from _last_across(each)
+
+
+def _check_behind(op: Any, last: Sequence[Any]) -> list[Any]:
+    """Those of these steps that lie before ``op``. Raise NotTakenOverError for what the pool cannot run behind one: executing it would be
+    in vain."""
+    if any(op is each for each in last):
+        return [op]
+    before = [found for each in op.input_dependencies for found in _check_behind(each, last)]
+    if not before:
+        return []
+    # Blocks as the user asked for them, such as the groups of map_groups.
+    if isinstance(op, MapBatches) and op.batch_size is None and any(isinstance(each, Repartition) for each in before):
+        raise NotTakenOverError(f"its step {op.name} takes the whole blocks that the step before it makes")
+    if isinstance(op, STEPS):
+        _check_resources(op.name, op.ray_remote_args, op)
+    elif not isinstance(op, (Union, Limit, RandomizeBlocks)):
+        raise NotTakenOverError(f"its step {op.name} needs rows of several blocks at once")
+    return before
+
+
+def _check_same_again(last: Any, *, shuffle: bool) -> None:
+    """Raise NotTakenOverError for a part whose rows may differ from epoch to epoch: it must not run only once."""
+    for op in last.post_order_iter():
+        expressions = op.exprs if isinstance(op, Project) else [getattr(op, "predicate_expr", None)]
+        if not isinstance(op, (*SAME_AGAIN, Project)) and expressions == [None]:
+            raise NotTakenOverError(
+                f"its step {last.name} needs rows of several blocks at once, and {op.name} before it may draw random numbers in every epoch"
+            )
+        if any(map(_draws, expressions)):
+            raise NotTakenOverError(
+                f"its step {last.name} needs rows of several blocks at once, and an expression before it may draw random numbers in "
+                "every epoch"
+            )
+        if isinstance(op, RandomShuffle) and not shuffle:
+            raise NotTakenOverError(f"its step {op.name} orders the rows anew in every epoch")
+
+
+def _draws(expression: Any) -> bool:
+    """Whether an expression may have another value when it is computed again."""
+    if isinstance(expression, RandomExpr | UDFExpr | UUIDExpr):
+        return True
+    if isinstance(expression, list | tuple):
+        return any(map(_draws, expression))
+    return dataclasses.is_dataclass(expression) and any(
+        _draws(getattr(expression, each.name)) for each in dataclasses.fields(expression)
+    )
 
 
 def _prepared(op: Any) -> Any:
@@ -178,7 +306,7 @@ class _Plan:
             return list(_limited(self.drafts(op.input_dependencies[0]), op._limit, op.name))
         if not isinstance(op, MapOperator) or not isinstance(logical, (*STEPS, Read, ReadFiles)):
             raise NotTakenOverError(f"its step {op.name} needs rows of several blocks at once")
-        _check_resources(op, logical)
+        _check_resources(op.name, op._ray_remote_args, logical)
         if isinstance(logical, Read):
             return list(self._read_tasks(logical, op))
         if isinstance(logical, ReadFiles):
@@ -370,18 +498,17 @@ def _limited(drafts: Sequence[Draft], limit: int, name: str) -> Iterator[Draft]:
         yield unit if whole else dataclasses.replace(unit, inputs=rows, rows=rows, stop=unit.start + rows), steps
 
 
-def _check_resources(op: Any, logical: Any) -> None:
+def _check_resources(name: str, given: Mapping[str, Any], logical: Any) -> None:
     """Raise NotTakenOverError if a step needs what a preprocessing core does not have."""
-    given = dict(op._ray_remote_args)
     if given.get("num_gpus"):
-        raise NotTakenOverError(f"its step {op.name} takes GPUs")
-    for name in ("resources", "runtime_env", "accelerator_type", "label_selector"):
-        if given.get(name):
-            raise NotTakenOverError(f"its step {op.name} sets {name}")
+        raise NotTakenOverError(f"its step {name} takes GPUs")
+    for setting in ("resources", "runtime_env", "accelerator_type", "label_selector"):
+        if given.get(setting):
+            raise NotTakenOverError(f"its step {name} sets {setting}")
     if getattr(logical, "ray_remote_args_fn", None) is not None:
-        raise NotTakenOverError(f"its step {op.name} sets ray_remote_args_fn")
+        raise NotTakenOverError(f"its step {name} sets ray_remote_args_fn")
     if isinstance(logical.compute, TaskPoolStrategy) and logical.compute.size is not None:
-        raise NotTakenOverError(f"its step {op.name} limits its concurrency")
+        raise NotTakenOverError(f"its step {name} limits its concurrency")
 
 
 def _check_size(unit: Unit) -> None:

@@ -17,7 +17,7 @@ import ray.data
 from PIL import Image
 from ray import cloudpickle
 from ray.data.block import BlockMetadata
-from ray.data.expressions import col
+from ray.data.expressions import col, random
 
 from offload.pipeline import ray_plan
 from offload.pipeline.ray_plan import NotTakenOverError, Runner, take_over
@@ -190,35 +190,65 @@ TAKEN: dict[str, tuple[Made, Rows]] = {
         lambda f: ray.data.range(100, override_num_blocks=7).limit(43).map(lambda row: {"id": row["id"]}),
         IDS[:43],
     ),
+    "sort": (lambda f: rows(f).sort("id", descending=True).map(lambda row: {"id": row["id"]}), IDS),
+    "join": (
+        lambda f: (
+            rows(f).select_columns(["id", "name"]).join(ray.data.range(20), "inner", 2, on=("id",)).map(lambda row: row)
+        ),
+        [{"id": i, "name": f"n{i}"} for i in range(20)],
+    ),
+    "groupby": (
+        lambda f: (
+            rows(f).with_column("third", col("id") % 3).groupby("third").count().map(lambda r: {"n": r["count()"]})
+        ),
+        [{"n": ROWS // 3}] * 3,
+    ),
+    "random_shuffle": (lambda f: rows(f).random_shuffle().filter(lambda row: row["id"] > 3), ALL[4:]),
+    "batches after a sort": (lambda f: rows(f).sort("id").map_batches(lambda b: {"id": b["id"]}), IDS),
+    "zip": (
+        lambda f: ray.data.range(9).zip(ray.data.range(9).rename_columns({"id": "same"})).limit(7),
+        [{"id": i, "same": i} for i in range(7)],
+    ),
+    "two of them": (lambda f: rows(f).sort("x").limit(5).union(rows(f).random_shuffle()), [*ALL[:5], *ALL]),
+    "shuffled into blocks": (
+        lambda f: rows(f).repartition(2, shuffle=True).map(lambda row: {"id": row["id"]}),
+        IDS,
+    ),
     "same number": (lambda f: rows(f).map_batches(lambda b: {"id": b["id"]}, udf_modifying_row_count=False), IDS),
 }
 REFUSED: dict[str, tuple[Made, str]] = {
-    "sort": (lambda f: rows(f).sort("id"), "its step .*Sort.* needs rows of several blocks at once"),
-    "random_shuffle": (
-        lambda f: rows(f).random_shuffle().map(lambda r: r),
-        "RandomShuffle needs rows of several blocks",
+    "function before a sort": (
+        lambda f: rows(f).map(lambda r: r).sort("id"),
+        r"step Sort needs rows of several blocks at once, and Map\(<lambda>\) before it may draw random numbers",
     ),
-    "join": (
-        lambda f: ray.data.range(9).join(ray.data.range(9), "inner", 2, on=("id",)),
-        "Join.* needs rows of several",
+    "function before a join": (
+        lambda f: ray.data.range(9).join(ray.data.range(9).filter(lambda r: True), "inner", 2, on=("id",)),
+        r"step Join.* needs rows of several .* Filter\(<lambda>\) before it",
     ),
-    "groupby": (lambda f: rows(f).groupby("id").count(), "Aggregate.* needs rows of several blocks"),
-    "map_groups": (lambda f: rows(f).groupby("id").map_groups(lambda group: group), "needs rows of several blocks"),
+    "random column": (
+        lambda f: rows(f).with_column("y", 1 + random()).sort("id"),
+        "step Sort needs rows of several .* an expression before it may draw",
+    ),
+    "map_groups": (
+        lambda f: rows(f).groupby("id").map_groups(lambda group: group),
+        "takes the whole blocks that the step before it makes",
+    ),
     "one group": (
         lambda f: rows(f).groupby(None).map_groups(lambda group: group),
-        "Repartition.* needs rows of several",
+        "takes the whole blocks that the step before it makes",
     ),
-    "blocks": (lambda f: rows(f).repartition(2).map_batches(lambda b: b), "Repartition.* needs rows of several blocks"),
-    "repartition by key": (lambda f: rows(f).repartition(2, keys=["id"]), "needs rows of several blocks"),
-    "shuffling repartition": (
-        lambda f: rows(f).repartition(2, shuffle=True),
-        "Repartition.* needs rows of several blocks",
+    "blocks": (
+        lambda f: rows(f).repartition(2).map_batches(lambda b: b),
+        "takes the whole blocks that the step before it makes",
+    ),
+    "GPU after a sort": (
+        lambda f: rows(f).sort("id").map_batches(Times, batch_size=8, num_gpus=1, concurrency=1),
+        r"MapBatches\(Times\) takes GPUs",
     ),
     "rows of a block": (
         lambda f: rows(f).repartition(target_num_rows_per_block=5),
         "StreamingRepartition.* needs rows",
     ),
-    "zip": (lambda f: ray.data.range(9).zip(ray.data.range(9)), "Zip.* needs rows of several blocks"),
     "GPU": (
         lambda f: rows(f).map_batches(Times, batch_size=8, num_gpus=1, concurrency=1),
         r"MapBatches\(Times\) takes GPUs",
@@ -284,6 +314,27 @@ def test_other_data_has_another_identity(folder: Path, tmp_path: Path) -> None:
     assert take_over(both).identity != take_over(rows(folder).select_columns(["id"])).identity
     stored = ray.data.range(9).materialize()  # Ray stores blocks in any order: only this process knows them
     assert take_over(stored).identity != take_over(stored).identity
+
+
+def test_what_ray_data_executed_is_told_with_its_size(folder: Path) -> None:
+    (executed,) = take_over(rows(folder).sort("id").map(lambda row: row)).executed
+    assert executed.step == "Sort"
+    assert executed.size_bytes > 8 * ROWS
+    assert take_over(rows(folder)).executed == ()
+
+
+def test_an_order_that_ray_data_draws_in_every_epoch_stays_so_unless_offload_shuffles(folder: Path) -> None:
+    with pytest.raises(NotTakenOverError, match="step RandomShuffle orders the rows anew in every epoch"):
+        take_over(rows(folder).random_shuffle(), shuffle=False)
+    assert take_over(rows(folder).sort("id"), shuffle=False).units
+
+
+def test_ids_of_the_user_outlast_the_driver_only_with_ray_data(folder: Path) -> None:
+    with pytest.raises(
+        NotTakenOverError, match="its step Sort needs rows of several blocks at once, and it has an id_col"
+    ):
+        take_over(rows(folder).sort("id"), has_ids=True)
+    assert take_over(rows(folder), has_ids=True).units
 
 
 @pytest.mark.parametrize("name", ["parquet", "map", "items", "limit", "same number", "images"])

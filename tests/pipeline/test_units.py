@@ -253,8 +253,17 @@ def test_a_filter_that_keeps_nothing_gives_no_sample() -> None:
 
 
 def test_a_dataset_that_ray_data_must_execute_says_why() -> None:
-    assert "RandomShuffle needs rows of several blocks" in str(units_of(ray.data.range(9).random_shuffle()))
+    shuffled = ray.data.range(9).map(lambda row: row).random_shuffle()
+    assert "RandomShuffle needs rows of several blocks" in str(units_of(shuffled))
     assert "cannot be read (AttributeError" in str(units_of(cast(Any, object())))
+
+
+def test_an_error_before_a_sort_is_said_as_the_source_said_it(tmp_path: Path) -> None:
+    (tmp_path / "broken.csv").write_text("id\n1\n2,3\n")
+    with pytest.raises(
+        RunError, match=r"Ray Data could not execute .*: its step Sort, or one before it, raised .*Error: .*CSV"
+    ):
+        units_of(ray.data.read_csv(str(tmp_path)).sort("id"))
 
 
 def odd(batch: dict[str, Any]) -> dict[str, Any]:

@@ -7,29 +7,34 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import ray
 
-from offload.errors import ConfigError
-from offload.pipeline.sources.units import UnitIndex
+from offload.errors import ConfigError, RunError
+from offload.pipeline.sources.units import UnitIndex, say_cause
 
 if TYPE_CHECKING:
     import ray.data
 
 
-def units_of(dataset: ray.data.Dataset) -> UnitIndex | str:
-    """The units of a Dataset, or the reason why Ray Data has to execute it.
+def units_of(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool = False) -> UnitIndex | str:
+    """The units of a Dataset, or the reason why Ray Data has to execute it. ``shuffle``: whether each epoch has an order of its own;
+    ``has_ids``: whether the user's ids tell which samples an interrupted epoch had.
 
-    Raises ConfigError for a Dataset without rows.
+    If a step needs rows of several blocks at once, Ray Data executes the Dataset up to there first, which may take long. Raises RunError
+    if that fails, and ConfigError for a Dataset without rows.
     """
     try:
         from offload.pipeline import ray_plan
     except ImportError as error:
         return f"offload does not know the plans of Ray {ray.__version__} ({error})"
     try:
-        plan = ray_plan.take_over(dataset)
+        plan = ray_plan.take_over(dataset, shuffle=shuffle, has_ids=has_ids)
     except ray_plan.NotTakenOverError as error:
         return str(error)
-    except (
-        Exception
-    ) as error:  # Ray's internals may differ, and whatever else is wrong Ray Data says when it executes the Dataset
+    except ray_plan.ExecutionError as error:
+        raise RunError(
+            f"Ray Data could not execute the ray.data.Dataset: {error}, raised {say_cause(error)}."
+        ) from None
+    # Ray's internals may differ, and whatever else is wrong Ray Data says when it executes the Dataset.
+    except Exception as error:
         return f"its plan cannot be read ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
     if not plan.units or all(unit.rows == 0 for unit in plan.units):
         raise ConfigError("the ray.data.Dataset has no rows.")
@@ -50,4 +55,8 @@ def units_of(dataset: ray.data.Dataset) -> UnitIndex | str:
         chains=plan.chains,
         samples=sum(known) if len(known) == len(plan.units) else None,
         identity=plan.identity,
+        notes=tuple(
+            f"Ray Data executed it up to {part.step}, once for all epochs: {part.size_bytes / 2**20:,.1f} MiB in the object store"
+            for part in plan.executed
+        ),
     )

@@ -41,12 +41,14 @@ class UnitIndex:
 
     ``table`` has a row for each: what its chain is given, the numbers of chain and rows (:class:`offload.pipeline.ray_plan.Unit`), and its
     label. ``samples``: their number in a pass, None if only running the source tells. ``identity`` is equal for sources with equal units.
+    ``notes`` are for the user.
     """
 
     table: pa.Table
     chains: tuple[Chain, ...]
     samples: int | None
     identity: str
+    notes: tuple[str, ...] = ()
 
     @property
     def ids(self) -> UnitIds:
@@ -107,7 +109,7 @@ class UnitRecipe:
         except FAILURES as error:
             if self.inner.on_error != "skip":
                 raise RunError(
-                    f"{runner.chain} raised {_said(error)} on {name}. Correct the step, leave such rows out, or pass "
+                    f"{runner.chain} raised {say_cause(error)} on {name}. Correct the step, leave such rows out, or pass "
                     'on_error="skip" to count them, list them in the run directory and go on.'
                 ) from None
             columns, count, errors = self._row_by_row(runner, unit, place, epoch)
@@ -153,7 +155,7 @@ class UnitRecipe:
 
         def fail(error: BaseException, rows: int = 1) -> None:
             for row in range(sum(lengths), sum(lengths) + rows):
-                errors[row] = f"its step raised {_said(error)}"
+                errors[row] = f"its step raised {say_cause(error)}"
             pieces.append({})
             lengths.append(rows)
 
@@ -278,7 +280,7 @@ def _ranges(flat: Sequence[int] | None) -> Ranges:
     return Ranges(tuple(zip(flat[::2], flat[1::2], strict=True)))
 
 
-def _said(error: BaseException) -> str:
+def say_cause(error: BaseException) -> str:
     """The user's own error inside Ray's, without the advice that Ray appends to its text."""
     while error.__cause__ is not None:
         error = error.__cause__

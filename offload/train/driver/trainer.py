@@ -286,13 +286,17 @@ def _shuffled(name: str, pipeline: Pipeline) -> bool:
 def _listed_dataset(name: str, pipeline: Pipeline, waiting: Callable[[str], None]) -> Listed:
     dataset = pipeline.dataset
     assert dataset is not None
-    found: UnitIndex | str = _aside(name, pipeline, lambda tell: units_of(dataset), waiting)
+    shuffle = _shuffled(name, pipeline)
+    has_ids = pipeline.id_column is not None
+    found: UnitIndex | str = _aside(
+        name, pipeline, lambda tell: units_of(dataset, shuffle=shuffle, has_ids=has_ids), waiting
+    )
     if isinstance(found, UnitIndex):
-        return Listed(name=name, pipeline=pipeline, index=None, units=found, shuffle=_shuffled(name, pipeline))
+        return Listed(name=name, pipeline=pipeline, index=None, units=found, shuffle=shuffle, notes=found.notes)
     if pipeline.shuffle:
         raise ConfigError(
-            f"from_ray(shuffle=True) needs a Dataset that offload can execute itself, and {found}. Shuffle it in Ray Data "
-            "(Dataset.random_shuffle()), or drop shuffle=True."
+            f"from_ray(shuffle=True) needs a Dataset that offload can execute itself, and {found}. Drop shuffle=True, or "
+            "materialize() the Dataset after the steps that Ray Data has to execute."
         )
     if pipeline.on_error == "skip":
         raise ConfigError(
