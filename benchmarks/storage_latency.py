@@ -7,23 +7,15 @@ from S3 with requests ahead. The S3 server is moto, on another core; a proxy hol
 for --repeats rounds, and the result holds medians.
 """
 
-import asyncio
-import contextlib
-import functools
 import json
-import logging
-import multiprocessing
 import os
 import shlex
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import boto3
 import click
 import numpy as np
 import pyarrow as pa
@@ -32,6 +24,7 @@ from torchvision.transforms import v2
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 from benchmarks import side_by_side, workloads
+from benchmarks.slow_s3 import slow_s3
 from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources import read_ahead
 from offload.pipeline.sources.base import Index
@@ -39,7 +32,6 @@ from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.split import split_transform
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
-BUCKET = "benchmark"
 BLURS = 2
 REQUESTS = read_ahead.REQUESTS
 LOCAL, ONE, AHEAD = "local files", "S3, one request at a time", "S3, requests ahead"
@@ -55,9 +47,10 @@ def main(delay_ms: float, images: int, repeats: int, output: Path | None) -> Non
     folder = workloads.jpeg_files(Path(tempfile.gettempdir()) / "offload-benchmark-jpeg")
     paths = sorted(folder.rglob("*.jpg"))[:images]
     cores, machine = side_by_side.cores(), side_by_side.machine()
-    with _server(paths, folder, delay_ms / 1000, cores[1]):
+    files = {str(path.relative_to(folder)): path for path in paths}
+    with slow_s3(files, delay_ms / 1000, cores[1]) as bucket:
         os.sched_setaffinity(0, {cores[0]})
-        remote = list_image_folder(f"s3://{BUCKET}/")
+        remote = list_image_folder(f"s3://{bucket}/")
         beside = list_image_folder(folder)
         rows: dict[str, list[float]] = {LOCAL: [], ONE: [], AHEAD: []}
         for _ in range(repeats):
@@ -99,64 +92,6 @@ def _rate(index: Index, samples: int, *, requests: int) -> float:
     for start in range(0, samples, 64):
         process(recipe, rows.slice(start, 64), epoch=0)
     return samples / (time.perf_counter() - began)
-
-
-@contextlib.contextmanager
-def _server(paths: list[Path], folder: Path, delay_s: float, core: int) -> Iterator[None]:
-    """An S3 server with these files, on a core of its own, behind a delay."""
-    context = multiprocessing.get_context("spawn")
-    ports = context.Queue()
-    server = context.Process(target=_serve, args=(core, delay_s, ports), daemon=True)
-    server.start()
-    direct, delayed = ports.get(timeout=120)
-    known = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1",
-             "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
-    os.environ.update(known, AWS_ENDPOINT_URL=f"http://127.0.0.1:{delayed}")
-    client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{direct}", region_name="us-east-1")
-    client.create_bucket(Bucket=BUCKET)
-    for path in paths:
-        client.put_object(Bucket=BUCKET, Key=str(path.relative_to(folder)), Body=path.read_bytes())
-    try:
-        yield
-    finally:
-        server.terminate()
-        server.join()
-
-
-def _serve(core: int, delay_s: float, ports: Any) -> None:
-    from moto.server import ThreadedMotoServer
-
-    os.sched_setaffinity(0, {core})
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    asyncio.run(_proxy(port, delay_s, functools.partial(_tell, ports, port)))
-
-
-def _tell(ports: Any, direct: int, delayed: int) -> None:
-    ports.put((direct, delayed))
-
-
-async def _proxy(port: int, delay_s: float, ready: Any) -> None:
-    """Forward connections to a port; hold back what clients send."""
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wait_s: float) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(1 << 16):
-                await asyncio.sleep(wait_s)
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", port)
-            await asyncio.gather(forward(reader, behind_writer, delay_s), forward(behind_reader, writer, 0.0))
-
-    proxy = await asyncio.start_server(connected, "127.0.0.1", 0)
-    ready(proxy.sockets[0].getsockname()[1])
-    await proxy.serve_forever()
 
 
 if __name__ == "__main__":

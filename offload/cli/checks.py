@@ -303,6 +303,18 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
 # --- optional packages ------------------------------------------------------------------------------------------------
 
 
+def check_regions(library: str | None, error: str = "") -> Check:
+    """Check for a library that decodes regions of JPEGs. ``library``: its file, None if there is none; ``error``: why nobody knows."""
+    if library is not None:
+        return Check(name="jpeg-regions", status="ok", found=library)
+    return Check(
+        name="jpeg-regions",
+        status="warn",
+        found=f"{error or 'no TurboJPEG 3'}: transforms that begin with a crop decode whole JPEGs",
+        remedy="pip install 'offload[regions]', on every node",
+    )
+
+
 def check_packages(version: Callable[[str], str | None]) -> list[Check]:
     """Check optional packages, and tell what is slower or missing without them."""
     wanted = {

@@ -30,6 +30,7 @@ from offload.cli.checks import (
     check_packages,
     check_python,
     check_ray,
+    check_regions,
     check_shm,
     check_torch,
     resolve_address,
@@ -38,6 +39,7 @@ from offload.machine import cpu_quota, memory_limit
 
 CONNECT_DEADLINE_S = 5.0
 RAY_DEADLINE_S = 60.0  # Ray itself gives up on a cluster that refuses its token after about 20 s
+REGIONS_DEADLINE_S = 60.0
 TORCH_DEADLINE_S = 120.0  # a first import from a cold disk takes most of a minute
 
 # A program that prints one JSON line: importing a broken pair can end the whole process, not just raise.
@@ -58,6 +60,12 @@ except Exception as error:
 print("\\n" + json.dumps(out))
 """
 
+_REGIONS_PROBE = """
+import json
+from offload.pipeline import turbojpeg
+found = turbojpeg.library()
+print("\\n" + json.dumps({"library": found and found.path}))
+"""
 
 # It runs a task, because a driver with another authentication may connect and hang in its first task.
 _RAY_PROBE = """
@@ -133,8 +141,15 @@ def run_checks(address: str | None) -> list[Check]:
         check_memory(limit, min(memory.available, limit)),
         check_cores(_affinity(), cpu_quota(), os.cpu_count() or 1),
         check_cluster(resolved, connect=connect, call=call_cluster),
+        regions(),
         *check_packages(_version),
     ]
+
+
+def regions() -> Check:
+    """Look for a decoder of JPEG regions in a child process: a library that does not fit may crash it."""
+    ran = _run_child(_REGIONS_PROBE, [], REGIONS_DEADLINE_S)
+    return check_regions(None, ran) if isinstance(ran, str) else check_regions(ran["library"])
 
 
 def torch_facts(deadline_s: float = TORCH_DEADLINE_S) -> TorchFacts:

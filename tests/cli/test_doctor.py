@@ -24,6 +24,7 @@ GOOD_TORCH = TorchFacts(torch="2.15.0", torchvision="0.29.2", cuda="13.2")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the import of torch in a child process, and without what this machine's environment says."""
     monkeypatch.setattr(doctor, "torch_facts", lambda: GOOD_TORCH)
+    monkeypatch.setattr(doctor, "regions", lambda: checks.check_regions(None))
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
 
@@ -286,6 +287,15 @@ def test_packages() -> None:
     assert {check.status for check in checks.check_packages(lambda name: "2.257.7")} == {"ok"}
     by_package = {check.name: check for check in checks.check_packages(lambda name: "3.27.0")}
     assert by_package["sagemaker"].status == "warn"
+
+
+def test_the_decoder_of_regions_is_named_or_how_to_get_one() -> None:
+    from offload.pipeline import turbojpeg
+
+    found = turbojpeg.library()
+    assert doctor.regions() == checks.check_regions(None if found is None else found.path)
+    without = checks.check_regions(None)
+    assert (without.status, without.remedy) == ("warn", "pip install 'offload[regions]', on every node")
 
 
 def test_running_python_is_supported() -> None:

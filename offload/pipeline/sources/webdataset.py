@@ -1,6 +1,6 @@
 """Tar shards, as WebDataset writes them: files that share a name up to its first dot form one sample.
 
-The lister scans the shards once, at the start, for the offsets of their members. After that, any sample is one range read.
+The lister finds the offsets of the shards' members (:mod:`offload.pipeline.sources.shards`). After that, any sample is one range read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import glob
 import json
 import os
 import re
-import tarfile
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.files import Path, list_files, open_filesystem
 from offload.pipeline.sources.read_ahead import ReadAhead
+from offload.pipeline.sources.shards import list_shards
 from offload.pipeline.wire import Column, stack, stack_lists
 
 MOST_SHARDS = 1_000_000
@@ -40,21 +40,17 @@ def list_webdataset(
     if not paths:
         raise ConfigError(f"no *.tar shards under {shards!r}.")
     fs = open_filesystem(paths[0], filesystem)[0]
-    columns: dict[str, list[Any]] = {"shard": [], "key": [], "members": []}
-    groups: list[int] = []
-    for number, path in enumerate(paths):
-        tell(f"{number:,} of {len(paths):,} shards, {len(groups):,} samples")
-        inner = open_filesystem(path, filesystem)[1]
-        for key, members in _scan(fs, inner):
-            columns["shard"].append(inner)
-            columns["key"].append(key)
-            columns["members"].append(json.dumps(members))
-            groups.append(number)
-    if not groups:
+    inner = [open_filesystem(path, filesystem)[1] for path in paths]
+    tables = list_shards(fs, inner, tell)
+    sizes = [table.num_rows for table in tables]
+    if not any(sizes):
         raise ConfigError(f"the {len(paths)} shard(s) of {shards!r} hold no samples.")
+    groups = np.repeat(np.arange(len(paths), dtype=np.int64), sizes)
+    names = pa.array(inner, pa.large_string()).take(pa.array(groups))
+    table = pa.concat_tables(tables).add_column(0, "shard", names).combine_chunks()
     name = f"webdataset({paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''})"
     reader = WebDatasetReader(fs, encoded=encoded)
-    return Index(name=name, table=pa.table(columns), reader=reader, groups=np.array(groups, dtype=np.int64))
+    return Index(name=name, table=table, reader=reader, groups=groups)
 
 
 def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[str]:
@@ -77,26 +73,6 @@ def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[
         return [text]
     scheme = text.split("://", 1)[0] + "://" if "://" in text and filesystem is None else ""
     return [scheme + f for f in list_files(shards, filesystem, tell)[2] if f.endswith(".tar")]
-
-
-def _scan(fs: Any, path: str) -> list[tuple[str, dict[str, tuple[int, int]]]]:
-    """Each sample's key and, by extension, the place of the member's bytes in the shard: (offset, size)."""
-    samples: dict[str, dict[str, tuple[int, int]]] = {}
-    try:
-        with fs.open_input_file(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
-            for member in tar:
-                folder, _, base = member.name.rpartition("/")
-                stem, dot, extension = base.partition(".")
-                if member.isfile() and dot and stem:
-                    samples.setdefault(f"{folder}/{stem}" if folder else stem, {})[extension.lower()] = (
-                        member.offset_data,
-                        member.size,
-                    )
-    except (tarfile.TarError, OSError) as error:
-        raise ConfigError(
-            f"cannot read {path!r} as a tar shard: {error}. Check the path; compressed shards must be unpacked."
-        ) from None
-    return list(samples.items())
 
 
 class WebDatasetReader:

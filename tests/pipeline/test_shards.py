@@ -1,0 +1,202 @@
+"""Listings of tar shards: by index files, from the cache, and with few requests. Whatever the way, the samples are the same."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+
+from offload.errors import ConfigError
+from offload.pipeline.sources import shards
+from offload.pipeline.sources.base import silent
+
+SAMPLES = 40
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(shards, "_cache_folder", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    path = tmp_path / "data-000.tar"
+    write(path)
+    return path
+
+
+def write(path: Path, samples: int = SAMPLES, size: int = 300) -> None:
+    with tarfile.open(path, "w") as tar:
+        for number in range(samples):
+            for extension in ("jpg", "cls"):
+                member = tarfile.TarInfo(f"part/{number:04d}.{extension}")
+                member.size = size + number
+                tar.addfile(member, io.BytesIO(bytes(member.size)))
+
+
+def write_index(shard: Path, change: Callable[[str], str] = lambda text: text) -> None:
+    """As ``wds2idx`` does."""
+    with tarfile.open(shard) as tar:
+        members = tar.getmembers()
+    lines = []
+    for first, second in zip(members[::2], members[1::2], strict=True):
+        fields = [(m.name.partition(".")[2], m.offset_data, m.size, m.name) for m in (first, second)]
+        lines.append(" ".join(str(value) for each in fields for value in each))
+    text = "\n".join([f"v1.2 {len(lines)}", *lines, ""])
+    shard.with_suffix(".idx").write_text(change(text))
+
+
+def listed(*paths: Path, fs: Any = None) -> pa.Table:
+    return pa.concat_tables(shards.list_shards(fs or pafs.LocalFileSystem(), [str(path) for path in paths], silent))
+
+
+def unscanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*unused: Any) -> None:
+        raise AssertionError("the shard was read")
+
+    monkeypatch.setattr(shards, "_scanned", refuse)
+
+
+def test_an_index_file_spares_reading_the_shard(shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = listed(shard)
+    for path in cache.iterdir():
+        path.unlink()
+    write_index(shard)
+    unscanned(monkeypatch)
+    assert listed(shard).equals(expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("v1.2", "v1.1"),
+        lambda text: "",
+        lambda text: text.partition("\n")[0] + "\n",
+        lambda text: text.replace("jpg 512 300", "jpg 1024 300"),
+        lambda text: text.replace("jpg 512 300", "jpg 0 300"),
+        lambda text: text.replace("jpg 512 300", "jpg 512 301"),
+        lambda text: text.replace(" 339 ", " 99999999 "),
+        lambda text: text.replace("0003", "0002"),
+        lambda text: text.replace("0003.cls", "0004.cls"),
+        lambda text: text.replace("part/0005", "part/0 05"),
+        lambda text: text.replace(" 300 ", " many "),
+        lambda text: "\x00\x01" + text,
+    ],
+    ids=[
+        "version",
+        "empty",
+        "no samples",
+        "place",
+        "before",
+        "size",
+        "end",
+        "twice",
+        "mixed",
+        "spaces",
+        "words",
+        "bytes",
+    ],
+)
+def test_an_index_file_that_does_not_fit_is_not_used(shard: Path, change: Callable[[str], str]) -> None:
+    expected = listed(shard)
+    write_index(shard, change)
+    os.utime(shard)  # so that the earlier listing does not count
+    assert listed(shard).equals(expected)
+
+
+def test_an_index_file_of_the_shard_that_was_there_before(shard: Path) -> None:
+    write(shard, size=300)
+    write_index(shard)
+    write(shard, size=900)
+    assert '"jpg": [512, 900]' in listed(shard)["members"][0].as_py()
+
+
+def test_a_second_listing_reads_no_shard(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = listed(shard)
+    unscanned(monkeypatch)
+    assert listed(shard).equals(first)
+
+
+def test_a_shard_that_was_written_anew_is_read_again(shard: Path) -> None:
+    assert listed(shard).num_rows == SAMPLES
+    size, modified = shard.stat().st_size, shard.stat().st_mtime_ns
+    write(shard, size=200)
+    assert shard.stat().st_size == size  # padded as before
+    os.utime(shard, ns=(modified + 1, modified + 1))
+    assert '"jpg": [512, 200]' in listed(shard)["members"][0].as_py()
+
+
+def test_a_cache_that_cannot_be_used_costs_time_alone(shard: Path, cache: Path) -> None:
+    expected = listed(shard)
+    (kept,) = cache.iterdir()
+    kept.write_bytes(b"no arrow")
+    assert listed(shard).equals(expected)
+    kept.unlink()
+    cache.rmdir()
+    cache.write_text("a file where a folder belongs")
+    assert listed(shard).equals(expected)
+
+
+def test_listings_that_nobody_used_for_long_are_removed(tmp_path: Path, shard: Path, cache: Path) -> None:
+    other = tmp_path / "data-001.tar"
+    write(other, samples=2)
+    listed(other)
+    (unused,) = cache.iterdir()
+    old = time.time() - shards.KEPT_S - 60
+    os.utime(unused, (old, old))
+    listed(shard)
+    assert unused not in set(cache.iterdir())
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_shards_keep_their_order(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.tar" for number in range(12)]
+    for number, path in enumerate(paths):
+        write(path, samples=1 + number)
+    tables = shards.list_shards(pafs.LocalFileSystem(), [str(path) for path in paths], silent)
+    assert [table.num_rows for table in tables] == [*range(1, 13)]
+
+
+def test_a_broken_shard_among_many_is_named(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.tar" for number in range(6)]
+    for path in paths:
+        write(path, samples=2)
+    paths[4].write_bytes(b"no tar at all" * 100)
+    with pytest.raises(ConfigError, match=r"cannot read '.*/4\.tar' as a tar shard"):
+        listed(*paths)
+
+
+class Counting:
+    """A remote file that counts its requests."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.requests = content, 0
+
+    def size(self) -> int:
+        return len(self.content)
+
+    def read_at(self, count: int, offset: int) -> bytes:
+        self.requests += 1
+        return self.content[offset : offset + count]
+
+
+def test_headers_of_small_members_share_a_request(shard: Path) -> None:
+    stream = Counting(shard.read_bytes())
+    with tarfile.open(fileobj=io.BufferedReader(shards._Requests(stream), shards.REQUEST_BYTES)) as tar:
+        assert len(tar.getmembers()) == 2 * SAMPLES
+    assert stream.requests <= 2 + stream.size() // shards.REQUEST_BYTES
+
+
+def test_remote_shards_are_those_of_the_disk(shard: Path, tmp_path: Path) -> None:
+    remote = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    assert listed(Path(shard.name), fs=remote).equals(listed(shard))
