@@ -396,3 +396,12 @@ def test_read_tasks_of_many_small_rows_are_small() -> None:
     """A function of rows makes a dict of each."""
     plan = take_over(ray.data.range(50 * ray_plan.UNIT_ROWS * 10, override_num_blocks=2).map(lambda row: row))
     assert max(unit.inputs or 0 for unit in plan.units) <= ray_plan.UNIT_ROWS
+
+
+def test_the_read_tasks_of_many_files_take_little_memory(tmp_path: Path) -> None:
+    for number in range(300):
+        Image.fromarray(np.full((8, 6, 3), number % 256, np.uint8)).save(tmp_path / f"{number}.png")
+    plan = take_over(ray.data.read_images(str(tmp_path)).map(lambda row: row))
+    assert len(plan.units) >= 200
+    assert sum(len(unit.given) for unit in plan.units) / len(plan.units) < 1000
+    assert len(made(ray.data.read_images(str(tmp_path)))) == 300
