@@ -22,6 +22,7 @@ from offload.model.profile import SCHEMA
 LEAST_UNCERTAINTY = 0.01
 LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
 Z95 = 1.96
+WORTH_SAYING = 0.02  # of core-seconds, saved by decoding only what crops need
 BALANCED = 0.05  # stall below which the accelerator counts as fed
 
 
@@ -37,6 +38,7 @@ class Findings:
         raw_bytes: bytes read from files per sample; 0 if unknown.
         ingest_samples_per_s: the rate at which the worker takes in batches.
         stages: (name, share of the core-seconds, output bytes or None).
+        exact_over_auto: the core-seconds with ``decode="exact"`` over those measured; None if whole images were decoded anyway.
         steps: the local batch sizes measured, at the model's full depth.
         blocks: the number of the model's repeated blocks if the probe measured a smaller depth, else 0.
         nodes, workers: the nodes and workers of the steps with synchronisation; 1 and 1 without any.
@@ -58,6 +60,7 @@ class Findings:
     raw_bytes: float
     ingest_samples_per_s: float | None
     stages: Sequence[tuple[str, float, float | None]]
+    exact_over_auto: float | None
     steps: Sequence[Measured]
     blocks: int
     nodes: int
@@ -217,6 +220,11 @@ def verdict(found: Findings) -> list[str]:
         if share >= 0.05:
             better = faster_equivalent(name)
             said.append(f"{name}: {share:.0%} of core-seconds{f'; {better}' if better else ''}.")
+    saved = 1 - 1 / (found.exact_over_auto or 1.0)
+    if saved >= WORTH_SAYING:
+        said.append(f"Decoding only what crops need saves {saved:.0%} of core-seconds.")
+    elif saved <= -WORTH_SAYING:
+        said.append(f'Decoding only what crops need costs {-saved:.0%} more core-seconds: pass decode="exact".')
     return said + _caveats(found)
 
 
@@ -257,13 +265,14 @@ def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any)
     costs = [cost for cost in event["costs"] if cost[0] > 0]
     if not costs:
         raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")
-    stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0}
+    stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0, "exact_over_auto": None}
     return Findings(
         core_seconds=[cpu + event["raylet_s_per_sample"] for cpu, _ in costs],
         wire_bytes=float(np.median([size for _, size in costs])),
         raw_bytes=stages["raw_bytes_per_sample"],
         ingest_samples_per_s=event["ingest_samples_per_s"],
         stages=[(name, share, size) for name, share, size in stages["shares"]],
+        exact_over_auto=stages["exact_over_auto"],
         steps=at_whole_depth([Measured(**each) for each in event["steps"]], event["blocks"]),
         blocks=event["blocks"],
         nodes=event["nodes"],

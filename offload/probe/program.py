@@ -72,6 +72,7 @@ def probe_program(
         raw_bytes=0.0,
         ingest_samples_per_s=None,
         stages=[],
+        exact_over_auto=None,
         steps=[Measured(size=probe.samples, step_s=probe.step_s)],
         blocks=0,
         nodes=1,

@@ -6,6 +6,7 @@ is one stage.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 PACK = "pack"
 LEAST_RAW_BYTES = 256  # below this, reading the counters dominates
+PAIRED_ROWS = 16  # at a time, decoded in two ways
 ROWS = 4  # rows at a time, at first: some samples take seconds
 SHORT_S = 0.02  # of a task: light rows come in larger ones, as in a run
 
@@ -87,6 +89,30 @@ def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCo
         if took < SHORT_S:
             size = min(2 * size, rows.num_rows)
     return costs
+
+
+def exact_over_auto(recipe: Recipe, rows: pa.Table, *, seconds: float) -> float | None:
+    """The CPU time of a sample if whole images are decoded, over that of ``recipe``, which decodes what a crop needs. None if it decodes
+    whole images. Takes about ``seconds``: pairs of the same rows, and the median of their ratios."""
+    if not getattr(recipe.reader, "encoded", False):
+        return None
+    exact: Any = copy.copy(recipe.reader)
+    exact.encoded = False
+    ways = (dataclasses.replace(recipe, reader=exact), recipe)
+    for each in ways:
+        _once(each, rows.slice(0, ROWS), 0)  # imports, caches
+    until = time.monotonic() + seconds
+    ratios: list[float] = []
+    start = 0
+    while time.monotonic() < until or not ratios:
+        spent = []
+        for each in ways:
+            began = time.thread_time()
+            done = _once(each, rows.slice(start, PAIRED_ROWS), start)
+            spent.append(time.thread_time() - began)
+        ratios.append(spent[0] / spent[1])
+        start = (start + done) % rows.num_rows
+    return float(np.median(ratios))
 
 
 def _timed(recipe: Recipe, costs: StageCosts) -> Recipe:

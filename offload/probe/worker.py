@@ -23,7 +23,7 @@ from offload.pipeline.pool import PackedRecipe
 from offload.probe.context import ProbeContext
 from offload.probe.kept import Kept, row_bytes
 from offload.probe.processes import cpu_seconds
-from offload.probe.stages import LEAST_RAW_BYTES, measure_stages
+from offload.probe.stages import LEAST_RAW_BYTES, exact_over_auto, measure_stages
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
 from offload.train.worker.agreement import NoAgreement
@@ -47,6 +47,7 @@ class Budget:
     drain_s: float = 20.0
     ingest_s: float = 2.0
     stages_s: float = 6.0
+    decoding_s: float = 2.0
     replay_s: float = 24.0
     recipe: PackedRecipe | None = None
     rows: pa.Table | None = None
@@ -197,12 +198,14 @@ def _stages(budget: Budget) -> dict[str, Any] | None:
     threads = torch.get_num_threads()
     recipe = budget.recipe.ready()  # limits this process to one thread, like each preprocessing process
     try:
+        exact = exact_over_auto(recipe, budget.rows, seconds=budget.decoding_s)
         costs = measure_stages(recipe, budget.rows, seconds=budget.stages_s)
     finally:
         torch.set_num_threads(threads)
     raw_bytes = costs.raw_bytes / max(costs.samples, 1)
     return {
         "shares": [list(each) for each in costs.shares()],
+        "exact_over_auto": exact,
         "raw_bytes_per_sample": raw_bytes if raw_bytes >= LEAST_RAW_BYTES else 0.0,
     }
 

@@ -26,6 +26,7 @@ FOUND = Findings(
     raw_bytes=110_000.0,
     ingest_samples_per_s=9000.0,
     stages=[("GaussianBlur", 0.82, 150528.0), ("decode", 0.15, 562500.0), ("pack", 0.03, None)],
+    exact_over_auto=None,
     steps=[Measured(size=m, step_s=STEP.predict(1, 1, m), peak_bytes=1e9 + 2e7 * m) for m in (8, 16, 32, 64)],
     blocks=0,
     nodes=1,
@@ -89,6 +90,20 @@ def test_a_gpu_bound_script_is_told_that_offloading_will_not_help() -> None:
 def test_where_the_worker_itself_is_slow_cores_do_not_help() -> None:
     said = " ".join(verdict(dataclasses.replace(FOUND, ingest_samples_per_s=300.0)))
     assert "More cores lift it to 300 samples/s at most" in said
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (1.45, "Decoding only what crops need saves 31% of core-seconds."),
+        (0.9, 'Decoding only what crops need costs 11% more core-seconds: pass decode="exact".'),
+        (1.01, None),
+        (None, None),
+    ],
+)
+def test_what_decoding_regions_saves_is_said(ratio: float | None, said: str | None) -> None:
+    lines = [line for line in verdict(dataclasses.replace(FOUND, exact_over_auto=ratio)) if "crops" in line]
+    assert lines == ([said] if said else [])
 
 
 def test_what_was_assumed_is_said() -> None:

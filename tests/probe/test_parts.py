@@ -15,7 +15,7 @@ import offload
 from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.probe.depth import repeated_blocks
 from offload.probe.processes import CpuSeconds, cpu_seconds
-from offload.probe.stages import PACK, StageCosts, measure_stages
+from offload.probe.stages import PACK, StageCosts, exact_over_auto, measure_stages
 from tests.helpers import write_jpegs
 
 
@@ -73,6 +73,22 @@ def test_steps_of_an_image_transform_are_told_apart_and_bytes_counted(tmp_path: 
     assert not {"ToDtype", "Normalize"} & set(stages)  # they run on the device
     assert stages["decode, Resize"] == 3 * 32 * 32
     assert measured.raw_bytes / measured.samples == pytest.approx(np.mean(files), rel=0.2)
+
+
+def test_whole_images_are_compared_with_what_crops_need(tmp_path: Path) -> None:
+    write_jpegs(tmp_path, 12, size=(480, 640))
+    small = v2.Compose([v2.RandomResizedCrop(32, scale=(0.1, 0.1), antialias=True)])
+
+    def ratio(**options: Any) -> float | None:
+        pipeline = offload.image_folder(str(tmp_path), small, **options)
+        assert pipeline.list is not None
+        index = pipeline.list()
+        return exact_over_auto(pipeline.recipe(index, seed=0).ready(), index.table, seconds=0.5)
+
+    measured = ratio()
+    assert measured is not None
+    assert measured > 1  # a tenth of each image, at a fraction of its scale
+    assert ratio(decode="exact") is None
 
 
 def test_a_function_of_a_batch_is_one_stage(tmp_path: Path) -> None:
