@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from offload.errors import ConfigError
-from offload.pipeline.sources import shards
+from offload.pipeline.sources import listing_cache, shards
 from offload.pipeline.sources.base import silent
 
 SAMPLES = 40
@@ -24,7 +24,7 @@ SAMPLES = 40
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "cache"
-    monkeypatch.setattr(shards, "_cache_folder", lambda: folder)
+    monkeypatch.setattr(listing_cache, "folder", lambda: folder)
     return folder
 
 
@@ -152,7 +152,7 @@ def test_listings_that_nobody_used_for_long_are_removed(tmp_path: Path, shard: P
     write(other, samples=2)
     listed(other)
     (unused,) = cache.iterdir()
-    old = time.time() - shards.KEPT_S - 60
+    old = time.time() - listing_cache.KEPT_S - 60
     os.utime(unused, (old, old))
     listed(shard)
     assert unused not in set(cache.iterdir())

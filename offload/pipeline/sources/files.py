@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +15,14 @@ import pyarrow.fs as pafs
 from offload.errors import ConfigError
 from offload.pipeline.aside import each_aside
 from offload.pipeline.sources.base import Tell, silent
+from offload.pipeline.sources.listing_cache import cache, cached, remove_unused
 
 SEVERAL = 16  # number of folders from which on parallel listing pays
 LISTING_THREADS = 8
+WORTH_CACHING = 10_000  # files
+SETTLED_S = (
+    2.0  # a folder that changed later than this before its listing may change again without a new time of modification
+)
 
 Path = str | os.PathLike[str]
 
@@ -113,7 +121,13 @@ def _list_local(root: str, tell: Tell) -> list[str]:
         raise _cannot_list(error) from None
     if not os.path.isdir(root):
         raise ConfigError(f"{root!r} is a file, not a folder.")
+    known = ("files below", os.path.abspath(root))
+    if (earlier := _still_right(cached(known))) is not None:
+        tell(f"{len(earlier):,} files")
+        return earlier
     found: list[str] = []
+    visited: list[str] = []
+    began = time.time()
 
     def refuse(error: OSError) -> None:
         raise _cannot_list(error)
@@ -122,8 +136,36 @@ def _list_local(root: str, tell: Tell) -> list[str]:
     for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
         folders[:] = [n for n in folders if not n.startswith(".") and not _leads_back(os.path.join(folder, n))]
         found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
+        visited.append(folder)
         tell(f"{len(found):,} files")
-    return sorted(found)
+    found.sort()
+    if len(found) >= WORTH_CACHING:
+        modified = {folder: os.stat(folder).st_mtime_ns for folder in visited}
+        if max(modified.values()) < (began - SETTLED_S) * 1e9:
+            cache(known, _listing(found, modified))
+            remove_unused()
+    return found
+
+
+def _listing(files: list[str], modified: Mapping[str, int]) -> pa.Table:
+    """Files, with the times at which their folders were modified. Names that are no text (b"\\xff.jpg") survive as bytes."""
+    folders = json.dumps({os.fsencode(folder).hex(): at for folder, at in modified.items()})
+    table = pa.table({"path": pa.array(map(os.fsencode, files), pa.large_binary())})
+    return table.replace_schema_metadata({"folders": folders})
+
+
+def _still_right(listing: pa.Table | None) -> list[str] | None:
+    """The files of an earlier listing, if no folder has changed since then."""
+    if listing is None:
+        return None
+    try:
+        folders = json.loads(listing.schema.metadata[b"folders"])
+        for folder, at in folders.items():
+            if os.stat(bytes.fromhex(folder)).st_mtime_ns != at:
+                return None
+    except OSError:
+        return None
+    return [os.fsdecode(path) for path in listing["path"].to_pylist()]
 
 
 def _leads_back(folder: str) -> bool:

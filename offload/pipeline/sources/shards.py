@@ -1,36 +1,30 @@
 """The places of the samples in tar shards: from an index file beside a shard, from an earlier listing, or from the shard's headers.
 
-An index file is what NVIDIA DALI's ``wds2idx`` writes: ``a.idx`` beside ``a.tar``. An earlier listing lies in the user's cache folder, and
-counts as long as the shard has the same size and time of modification. Where it stops: :mod:`offload.pipeline.sources.webdataset` reads
+An index file is what NVIDIA DALI's ``wds2idx`` writes: ``a.idx`` beside ``a.tar``. An earlier listing counts as long as the shard has the
+same size and time of modification. Where it stops: :mod:`offload.pipeline.sources.webdataset` reads
 the samples.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import io
 import json
 import os
 import tarfile
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import platformdirs
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
 from offload.pipeline.aside import each_aside
 from offload.pipeline.sources.base import Tell
+from offload.pipeline.sources.listing_cache import cache, cached, remove_unused
 
 LOCAL_THREADS, REMOTE_THREADS = 4, 32
 HEADER = 512  # bytes of a tar header
 REQUEST_BYTES = 64 << 10  # at least, where each read is a request
-KEPT_S = 90 * 24 * 3600  # an unused listing is removed after this time
 
 Members = dict[str, tuple[int, int]]
 """The place of each member's bytes in the shard by extension: (offset, size)."""
@@ -40,7 +34,6 @@ def list_shards(fs: pafs.FileSystem, paths: Sequence[str], tell: Tell) -> list[p
     """The samples of each shard: their ``key`` and, as JSON, their ``members``. Raises ConfigError for a shard that cannot be read."""
     found: dict[int, pa.Table] = {}
     samples = 0
-    folder = _cache_folder()
 
     def done(shard: tuple[int, pa.Table]) -> None:
         nonlocal samples
@@ -49,27 +42,28 @@ def list_shards(fs: pafs.FileSystem, paths: Sequence[str], tell: Tell) -> list[p
         tell(f"{len(found):,} of {len(paths):,} shards, {samples:,} samples")
 
     def listed(number: int) -> tuple[int, pa.Table]:
-        return number, _shard(fs, paths[number], folder)
+        return number, _shard(fs, paths[number])
 
     threads = LOCAL_THREADS if isinstance(fs, pafs.LocalFileSystem) else REMOTE_THREADS
     if isinstance(fs, pafs.PyFileSystem):
         threads = 1  # fsspec's file systems hold locks of their own, and some do not support threads
     each_aside(listed, list(range(len(paths))), threads=threads, done=done)
-    _remove_unused(folder)
+    remove_unused()
     return [found[number] for number in range(len(paths))]
 
 
-def _shard(fs: pafs.FileSystem, path: str, folder: Path) -> pa.Table:
+def _shard(fs: pafs.FileSystem, path: str) -> pa.Table:
     index_path = f"{path.removesuffix('.tar')}.idx"
     try:
         shard, index = fs.get_file_info([path, index_path])
-        kept = _kept_at(folder, fs, shard)
-        table = None if kept is None else _kept(kept)
+        # Storage that does not tell when a shard changed gets no cache.
+        known = [fs.type_name, shard.path, shard.size, shard.mtime_ns] if shard.size and shard.mtime_ns else None
+        table = None if known is None else cached(known)
         if table is None:
             samples = _indexed(fs, shard, index_path) if index.type == pafs.FileType.File else None
             table = _table(_scanned(fs, path) if samples is None else samples)
-            if kept is not None:
-                _keep(kept, table)
+            if known is not None:
+                cache(known, table)
     except (tarfile.TarError, OSError, pa.ArrowException) as error:
         raise ConfigError(
             f"cannot read {path!r} as a tar shard: {error}. Check the path; compressed shards must be unpacked."
@@ -173,51 +167,3 @@ def _is_there(stream: Any, shard_bytes: int, name: str, place: tuple[int, int]) 
     except tarfile.HeaderError:
         return False
     return header.size == size and (header.name == name or len(name) > 100)  # a longer name has a header of its own
-
-
-# --- earlier listings -------------------------------------------------------------------------------------------------
-
-
-def _cache_folder() -> Path:
-    return Path(platformdirs.user_cache_dir("offload")) / "shards"
-
-
-def _kept_at(folder: Path, fs: pafs.FileSystem, shard: pafs.FileInfo) -> Path | None:
-    """The file of a shard's listing; None if the storage does not tell when the shard changed."""
-    if not shard.size or shard.mtime_ns is None:
-        return None
-    named = json.dumps([fs.type_name, shard.path, shard.size, shard.mtime_ns])
-    return folder / f"{hashlib.sha256(named.encode()).hexdigest()}.arrow"
-
-
-def _kept(path: Path) -> pa.Table | None:
-    try:
-        with pa.OSFile(str(path)) as file:
-            table = pa.ipc.open_file(file).read_all()
-        os.utime(path)
-    except (OSError, pa.ArrowException):
-        return None
-    return table
-
-
-def _keep(path: Path, table: pa.Table) -> None:
-    """Write a listing as a whole or not at all: a full or read-only disk only makes the next start slower."""
-    with contextlib.suppress(OSError, pa.ArrowException):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            try:
-                options = pa.ipc.IpcWriteOptions(compression="zstd")
-                with pa.ipc.new_file(file, table.schema, options=options) as writer:
-                    writer.write_table(table)
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-
-
-def _remove_unused(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > KEPT_S:
-                    path.unlink()

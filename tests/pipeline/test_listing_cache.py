@@ -1,0 +1,123 @@
+"""A second listing of a folder is read from the cache, unless anything below the folder has changed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offload.pipeline.sources import files, listing_cache
+from offload.pipeline.sources.files import list_files
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(listing_cache, "folder", lambda: folder)
+    monkeypatch.setattr(files, "WORTH_CACHING", 3)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return made(tmp_path / "data")
+
+
+def made(root: Path) -> Path:
+    for name in ("a/1.jpg", "a/2.jpg", "b/deep/3.jpg", "c-d/4.jpg", "c/5.jpg"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x")
+    (root / "empty").mkdir()
+    settle(root)
+    return root
+
+
+def settle(root: Path) -> None:
+    """As if nothing had changed for an hour."""
+    old = time.time() - 3600
+    for folder, _, _ in os.walk(root):
+        os.utime(folder, (old, old))
+
+
+def listed(root: Path) -> list[str]:
+    return list_files(root)[2]
+
+
+def truth(root: Path) -> list[str]:
+    return sorted(str(path) for path in root.rglob("*") if path.is_file())
+
+
+def unwalked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*unused: Any, **options: Any) -> None:
+        raise AssertionError("the folder was walked")
+
+    monkeypatch.setattr(os, "walk", refuse)
+
+
+def test_a_second_listing_walks_through_no_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, said = listed(data), list[str]()
+    assert first == truth(data)
+    unwalked(monkeypatch)
+    assert list_files(data, tell=said.append)[2] == first
+    assert said == ["5 files"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    changes=st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "b/deep", "c", "empty", "new", "new/one"]),
+            st.sampled_from(["1.jpg", "2.jpg", "3.jpg", "9.jpg"]),
+            st.booleans(),
+        ),
+        max_size=4,
+    )
+)
+def test_whatever_changes_is_found(tmp_path: Path, changes: list[tuple[str, str, bool]]) -> None:
+    root = made(Path(tempfile.mkdtemp(dir=tmp_path)) / "data")
+    assert listed(root) == truth(root)
+    for folder, name, adds in changes:
+        path = root / folder / name
+        if adds:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"y")
+        else:
+            path.unlink(missing_ok=True)
+    for _ in range(2):
+        assert listed(root) == truth(root)
+
+
+def test_a_folder_that_has_just_changed_is_walked_through_again(data: Path, cache: Path) -> None:
+    """Another file within the same tick of the clock would leave no trace."""
+    (data / "a" / "new.jpg").write_bytes(b"x")
+    assert len(listed(data)) == 6
+    assert not cache.exists()
+
+
+def test_few_files_are_not_worth_a_cache(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "WORTH_CACHING", 6)
+    listed(data)
+    assert not cache.exists()
+
+
+def test_names_that_are_no_text(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(os.fsencode(data / "a") + b"/\xff.jpg", "wb"):
+        pass
+    settle(data)
+    first = listed(data)
+    unwalked(monkeypatch)
+    assert listed(data) == first
+    assert any("\udcff" in path for path in first)
+
+
+def test_a_damaged_or_foreign_listing_is_not_used(data: Path, cache: Path) -> None:
+    expected = listed(data)
+    (kept,) = cache.iterdir()
+    kept.write_bytes(kept.read_bytes()[:-40])
+    assert listed(data) == expected
