@@ -25,11 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 from benchmarks import side_by_side
 from benchmarks.slow_s3 import slow_s3
+from offload.pipeline.sources import files
 from offload.pipeline.sources import shards as listing
 from offload.pipeline.sources.webdataset import list_webdataset
 
 ONE, SEVERAL, INDEX, AGAIN = "one header at a time", "several at once", "index files", "second start"
-DEFAULTS = (listing.REMOTE_THREADS, listing.REQUEST_BYTES)
+DEFAULTS = (files.REMOTE_THREADS, listing.REQUEST_BYTES)
 
 
 @click.command()
@@ -44,8 +45,8 @@ def main(delay_ms: float, shards: int, samples: int, sample_kb: int, repeats: in
     cores, machine = side_by_side.cores(), side_by_side.machine()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder, "cache"))
-        files = _files(Path(folder), shards, samples, sample_kb * 1000)
-        with slow_s3(files, delay_ms / 1000, cores[1]) as bucket:
+        made = _files(Path(folder), shards, samples, sample_kb * 1000)
+        with slow_s3(made, delay_ms / 1000, cores[1]) as bucket:
             os.sched_setaffinity(0, {cores[0]})
             rows: dict[str, list[float]] = {ONE: [], SEVERAL: [], INDEX: [], AGAIN: []}
             for _ in range(repeats):
@@ -78,7 +79,7 @@ def main(delay_ms: float, shards: int, samples: int, sample_kb: int, repeats: in
 
 def _files(folder: Path, shards: int, samples: int, size: int) -> dict[str, Path]:
     """Shards of images and labels, by their keys, with and without index files."""
-    files: dict[str, Path] = {}
+    made: dict[str, Path] = {}
     for number in range(shards):
         path = folder / f"{number:04d}.tar"
         lines = []
@@ -93,8 +94,8 @@ def _files(folder: Path, shards: int, samples: int, size: int) -> dict[str, Path
                 lines.append(" ".join(map(str, fields)))
         index = path.with_suffix(".idx")
         index.write_text("\n".join([f"v1.2 {samples}", *lines, ""]))
-        files |= {f"plain/{path.name}": path, f"indexed/{path.name}": path, f"indexed/{index.name}": index}
-    return files
+        made |= {f"plain/{path.name}": path, f"indexed/{path.name}": path, f"indexed/{index.name}": index}
+    return made
 
 
 def _seconds(
@@ -102,7 +103,7 @@ def _seconds(
 ) -> float:
     if cold:
         shutil.rmtree(folder / "cache", ignore_errors=True)
-    listing.REMOTE_THREADS, listing.REQUEST_BYTES = threads, request_bytes
+    files.REMOTE_THREADS, listing.REQUEST_BYTES = threads, request_bytes
     began = time.perf_counter()
     list_webdataset(path)
     return time.perf_counter() - began

@@ -13,6 +13,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources import read_ahead
 from offload.pipeline.sources.base import Index
 from offload.pipeline.sources.image_folder import list_image_folder
+from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.read_ahead import REQUESTS, ReadAhead
 from offload.pipeline.sources.webdataset import list_webdataset
 from offload.pipeline.wire import POSITION, SAMPLE_ID
@@ -97,16 +99,21 @@ def test_few_large_files_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) ->
             assert len(begun) <= number + 3
 
 
+def task(index: Index) -> Any:
+    """The decoded block of a task over all samples."""
+    ids = np.arange(len(index))
+    rows = index.table.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(ids))
+    recipe = Recipe(transform=None, kind="none", seed=0, reader=index.reader, on_error="skip").ready()
+    return wire.decode(process(recipe, rows, epoch=0))
+
+
 def blocks_of(make_index: Callable[[Any], Index]) -> list[Any]:
     """The decoded blocks of one task, from local files and from the same ones behind other file systems."""
     blocks = []
     others = (pafs.SubTreeFileSystem("/", pafs.LocalFileSystem()), fsspec.filesystem("file"))
     for filesystem in (None, *others):
         index = make_index(filesystem)
-        ids = np.arange(len(index))
-        rows = index.table.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(ids))
-        recipe = Recipe(transform=None, kind="none", seed=0, reader=index.reader, on_error="skip").ready()
-        blocks.append(wire.decode(process(recipe, rows, epoch=0)))
+        blocks.append(task(index))
         assert (getattr(index.reader, "_ahead", None) is not None) == (filesystem is not None)
     return blocks
 
@@ -159,3 +166,28 @@ def test_a_task_reads_remote_shards_ahead(tmp_path: Path) -> None:
     for other in others:
         assert other["txt"] == local["txt"]
         assert other["label"].tolist() == local["label"].tolist()
+
+
+def test_a_task_reads_remote_row_groups_ahead_and_each_footer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        table = pa.table({"x": np.arange(40) + 40 * number, "text": [f"t{40 * number + i}" for i in range(40)]})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=8)
+    read: list[tuple[str, bool]] = []
+    real = pq.ParquetFile
+
+    def recorded(*args: Any, metadata: Any = None, **options: Any) -> Any:
+        read.append((threading.current_thread().name, metadata is not None))
+        return real(*args, metadata=metadata, **options)
+
+    elsewhere = pafs.SubTreeFileSystem(str(tmp_path.parent), pafs.LocalFileSystem())
+    listed = [list_parquet(tmp_path), list_parquet(tmp_path.name, filesystem=elsewhere)]
+    monkeypatch.setattr(pq, "ParquetFile", recorded)
+    local, remote = (task(index) for index in listed)
+    assert local["x"].tolist() == list(range(120))
+    assert remote["x"].tolist() == local["x"].tolist()
+    assert remote["text"] == local["text"]
+    ahead = [known for thread, known in read if thread.startswith("read-ahead")]
+    assert len(ahead) == 15  # each row group once
+    assert ahead.count(False) <= 3 * 2  # two threads may meet at a file

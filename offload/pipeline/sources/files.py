@@ -19,6 +19,7 @@ from offload.pipeline.sources.listing_cache import cache, cached, remove_unused
 
 SEVERAL = 16  # number of folders from which on parallel listing pays
 LISTING_THREADS = 8
+LOCAL_THREADS, REMOTE_THREADS = 4, 32  # that read small parts of many files
 WORTH_CACHING = 10_000  # files
 SETTLED_S = (
     2.0  # a folder that changed later than this before its listing may change again without a new time of modification
@@ -56,6 +57,13 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
             "be missing), or pass filesystem=."
         ) from None
     return pafs.PyFileSystem(pafs.FSSpecHandler(handler)), inner
+
+
+def requests_at_once(fs: pafs.FileSystem) -> int:
+    """The number of threads that read small parts of many files."""
+    if isinstance(fs, pafs.PyFileSystem):
+        return 1  # fsspec's file systems hold locks of their own, and some do not support threads
+    return LOCAL_THREADS if isinstance(fs, pafs.LocalFileSystem) else REMOTE_THREADS
 
 
 def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple[pafs.FileSystem, str, list[str]]:

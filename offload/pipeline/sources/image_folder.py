@@ -49,7 +49,7 @@ class ImageFolderReader:
 
     def __init__(self, fs: Any, *, encoded: bool = False) -> None:
         self.fs, self.encoded = fs, encoded
-        self._ahead: ReadAhead[str] | None = None
+        self._ahead: ReadAhead[str, bytes] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": None}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,20 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from offload.errors import ConfigError
+from offload.pipeline.aside import each_aside
 from offload.pipeline.images import DecodeError
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
-from offload.pipeline.sources.files import Path, list_files, open_filesystem
+from offload.pipeline.sources.files import Path, list_files, open_filesystem, requests_at_once
+from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.wire import Column, decode, stack_lists
 
 _BROKEN = "corrupt or truncated image"
+_FOOTERS = 16  # kept by a process that reads remote files
+_AT_FIRST = 2  # row groups that a task reads at once before it knows their size
+
+_Group = tuple[str, int]
+"""A file, and the number of one of its row groups."""
 
 
 def list_parquet(
@@ -39,20 +48,10 @@ def list_parquet(
         files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet")]
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
-    parts: list[dict[str, Any]] = []
-    group = 0
-    for done, file in enumerate(files):
-        tell(f"{done:,} of {len(files):,} files")
-        try:
-            with fs.open_input_file(file) as stream:
-                footer = pq.ParquetFile(stream)
-                _check_columns(file, footer.schema_arrow.names, [*(columns or ()), *images])
-                sizes = [footer.metadata.row_group(g).num_rows for g in range(footer.metadata.num_row_groups)]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ConfigError(f"cannot read {file!r} as Parquet: {error}.") from None
-        for number, rows in enumerate(sizes):
-            parts.append({"file": file, "row_group": number, "rows": rows, "group": group})
-            group += 1
+    sizes = _row_group_sizes(fs, files, [*(columns or ()), *images], tell)
+    parts = [
+        {"file": file, "row_group": number, "rows": rows} for file in files for number, rows in enumerate(sizes[file])
+    ]
     counts = np.array([p["rows"] for p in parts], dtype=np.int64)
     if counts.sum() == 0:
         raise ConfigError(f"the {len(files)} Parquet file(s) under {inner!r} hold no rows.")
@@ -67,10 +66,31 @@ def list_parquet(
             "row": (np.arange(counts.sum()) - starts).astype(np.int32),
         }
     )
-    groups = np.repeat([p["group"] for p in parts], counts).astype(np.int64)
+    groups = np.repeat(np.arange(len(parts), dtype=np.int64), counts)
     wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
     reader = ParquetReader(fs, wanted, tuple(images), encoded=encoded)
     return Index(name=f"parquet({inner})", table=table, reader=reader, groups=groups)
+
+
+def _row_group_sizes(fs: Any, files: Sequence[str], wanted: Sequence[str], tell: Tell) -> dict[str, list[int]]:
+    """The rows of each file's row groups, from several footers at once."""
+    sizes: dict[str, list[int]] = {}
+
+    def read(file: str) -> tuple[str, list[int]]:
+        try:
+            with fs.open_input_file(file) as stream:
+                footer = pq.ParquetFile(stream)
+                _check_columns(file, footer.schema_arrow.names, wanted)
+                return file, [footer.metadata.row_group(g).num_rows for g in range(footer.metadata.num_row_groups)]
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ConfigError(f"cannot read {file!r} as Parquet: {error}.") from None
+
+    def done(found: tuple[str, list[int]]) -> None:
+        sizes[found[0]] = found[1]
+        tell(f"{len(sizes):,} of {len(files):,} files")
+
+    each_aside(read, list(files), threads=requests_at_once(fs), done=done)
+    return sizes
 
 
 def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None:
@@ -79,25 +99,67 @@ def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None
         raise ConfigError(f"{file!r} has no column {missing[0]!r}; its columns are {', '.join(have)}.")
 
 
+def _runs(rows: pa.Table) -> Iterator[tuple[int, int, _Group]]:
+    """(start, stop, row group) of consecutive index rows of one row group."""
+    groups, files = rows.column("row_group").to_numpy(), rows.column("file").combine_chunks()
+    cuts = (np.flatnonzero((np.diff(groups) != 0) | (np.diff(files.indices.to_numpy()) != 0)) + 1).tolist()
+    for start, stop in itertools.pairwise([0, *cuts, len(groups)]):
+        if stop > start:
+            yield start, stop, (files[start].as_py(), int(groups[start]))
+
+
+class _Footers:
+    """The footers of the last files, for any thread: reading one takes two requests."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, file: str) -> pq.FileMetaData | None:
+        with self._lock:
+            if file in self._kept:
+                self._kept.move_to_end(file)
+            return self._kept.get(file)
+
+    def put(self, file: str, footer: pq.FileMetaData) -> None:
+        with self._lock:
+            self._kept[file] = footer
+            while len(self._kept) > _FOOTERS:
+                self._kept.popitem(last=False)
+
+
 class ParquetReader:
-    """A reader of rows. It keeps the last row group, since a task's rows come from few of them. ``images`` are columns of encoded
-    images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC uint8."""
+    """A reader of rows. It keeps the last row group, since a task's rows come from few of them, and reads remote ones ahead. ``images``
+    are columns of encoded images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC uint8."""
 
     def __init__(self, fs: Any, columns: list[str] | None, images: tuple[str, ...], *, encoded: bool = False) -> None:
         self.fs, self.columns, self.images, self.encoded = fs, columns, images, encoded
-        self._held: tuple[tuple[str, int], pa.Table] | None = None
+        self._held: tuple[_Group, pa.Table] | None = None
+        self._ahead: ReadAhead[_Group, pa.Table] | None = None
+        self._footers = _Footers()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
+        return {"fs": self.fs, "columns": self.columns, "images": self.images, "encoded": self.encoded}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def begin(self, rows: pa.Table) -> None:
+        """Begin a task over these index rows."""
+        if isinstance(self.fs, pafs.LocalFileSystem):
+            return
+        if self._ahead is None:
+            self._ahead = ReadAhead(self._read_group, size=lambda table: int(table.nbytes), at_first=_AT_FIRST)
+        groups = [group for _, _, group in _runs(rows)]
+        held = self._held[0] if self._held is not None else None
+        self._ahead.begin([group for group, _ in itertools.groupby(groups) if group != held])
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
-        groups, places = rows.column("row_group").to_numpy(), rows.column("row").to_numpy()
-        files = rows.column("file").combine_chunks()
-        cuts = (np.flatnonzero((np.diff(groups) != 0) | (np.diff(files.indices.to_numpy()) != 0)) + 1).tolist()
+        places = rows.column("row").to_numpy()
         pieces = []
-        for start, stop in itertools.pairwise([0, *cuts, len(places)]):
+        for start, stop, group in _runs(rows):
             at(start)
-            pieces.append(self._row_group(files[start].as_py(), int(groups[start])).take(pa.array(places[start:stop])))
+            pieces.append(self._row_group(group).take(pa.array(places[start:stop])))
         # Files may hold their columns in different orders.
         table = pa.concat_tables(pieces, promote_options="default").combine_chunks()
         columns: dict[str, Column] = {}
@@ -116,14 +178,22 @@ class ParquetReader:
         file, group, place = (rows.column(c)[row].as_py() for c in ("file", "row_group", "row"))
         return f"row {place} of row group {group} of {file}"
 
-    def _row_group(self, file: str, group: int) -> pa.Table:
-        if self._held is None or self._held[0] != (file, group):
-            with self.fs.open_input_file(file) as stream:
-                # Remote columns come in a few requests at once; local ones are read as they are decoded.
-                remote = not isinstance(self.fs, pafs.LocalFileSystem)
-                table = pq.ParquetFile(stream, pre_buffer=remote).read_row_group(group, columns=self.columns)
-            self._held = ((file, group), table)
+    def _row_group(self, group: _Group) -> pa.Table:
+        if self._held is None or self._held[0] != group:
+            table = self._read_group(group) if self._ahead is None else self._ahead.get(group)
+            self._held = (group, table)
         return self._held[1]
+
+    def _read_group(self, group: _Group) -> pa.Table:
+        file, number = group
+        remote = not isinstance(self.fs, pafs.LocalFileSystem)
+        with self.fs.open_input_file(file) as stream:
+            # Remote columns come in a few requests at once; local ones are read as they are decoded.
+            known = self._footers.get(file) if remote else None
+            opened = pq.ParquetFile(stream, pre_buffer=remote, metadata=known)
+            if remote and known is None:
+                self._footers.put(file, opened.metadata)
+            return opened.read_row_group(number, columns=self.columns)
 
     def _decode(self, value: Any, row: int, errors: dict[int, str], *, encoded: bool) -> Any:
         data = value.get("bytes") if isinstance(value, dict) else value

@@ -7,7 +7,7 @@ The order of a task's files is known, so that their requests overlap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -17,19 +17,23 @@ BUFFERED_BYTES = 64 << 20  # of files that wait for their turn, for each core, a
 
 Place = TypeVar("Place", bound=Hashable)
 """A file, or a part of one."""
+Content = TypeVar("Content", bound=Sized)
 
 
-class ReadAhead(Generic[Place]):
+class ReadAhead(Generic[Place, Content]):
     """The files of a process's present task. Use it from one thread.
 
-    ``read`` reads a place, on any thread. It may raise an exception, which :meth:`get` raises.
+    ``read`` reads a place, on any thread. It may raise an exception, which :meth:`get` raises. ``size`` tells the bytes of a content, and
+    ``at_first`` how many places are read at once until sizes are known.
     """
 
-    def __init__(self, read: Callable[[Place], bytes]) -> None:
-        self._read = read
+    def __init__(
+        self, read: Callable[[Place], Content], *, size: Callable[[Content], int] = len, at_first: int = REQUESTS
+    ) -> None:
+        self._read, self._size, self._at_first = read, size, at_first
         self._threads: ThreadPoolExecutor | None = None
         self._coming: deque[Place] = deque()
-        self._under_way: deque[tuple[Place, Future[bytes]]] = deque()
+        self._under_way: deque[tuple[Place, Future[Content]]] = deque()
         self._files = self._bytes = 0
 
     def begin(self, places: Sequence[Place]) -> None:
@@ -40,7 +44,7 @@ class ReadAhead(Generic[Place]):
         self._coming = deque(places)
         self._request()
 
-    def get(self, place: Place) -> bytes:
+    def get(self, place: Place) -> Content:
         """The content of a place. One out of turn, which is read again, is read at once."""
         if place not in [known for known, _ in self._under_way]:
             return self._read(place)
@@ -50,13 +54,13 @@ class ReadAhead(Generic[Place]):
         self._request()
         content = future.result()
         self._files += 1
-        self._bytes += len(content)
+        self._bytes += self._size(content)
         return content
 
     def _request(self) -> None:
         """Request more files, up to the limits."""
         mean = self._bytes / self._files if self._files else 0.0
-        most = REQUESTS if not mean else max(2, min(REQUESTS, int(BUFFERED_BYTES / mean)))
+        most = self._at_first if not mean else max(2, min(REQUESTS, int(BUFFERED_BYTES / mean)))
         while self._coming and len(self._under_way) < most:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="read-ahead")

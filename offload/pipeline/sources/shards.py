@@ -20,9 +20,9 @@ import pyarrow.fs as pafs
 from offload.errors import ConfigError
 from offload.pipeline.aside import each_aside
 from offload.pipeline.sources.base import Tell
+from offload.pipeline.sources.files import requests_at_once
 from offload.pipeline.sources.listing_cache import cache, cached, remove_unused
 
-LOCAL_THREADS, REMOTE_THREADS = 4, 32
 HEADER = 512  # bytes of a tar header
 REQUEST_BYTES = 64 << 10  # at least, where each read is a request
 
@@ -44,10 +44,7 @@ def list_shards(fs: pafs.FileSystem, paths: Sequence[str], tell: Tell) -> list[p
     def listed(number: int) -> tuple[int, pa.Table]:
         return number, _shard(fs, paths[number])
 
-    threads = LOCAL_THREADS if isinstance(fs, pafs.LocalFileSystem) else REMOTE_THREADS
-    if isinstance(fs, pafs.PyFileSystem):
-        threads = 1  # fsspec's file systems hold locks of their own, and some do not support threads
-    each_aside(listed, list(range(len(paths))), threads=threads, done=done)
+    each_aside(listed, list(range(len(paths))), threads=requests_at_once(fs), done=done)
     remove_unused()
     return [found[number] for number in range(len(paths))]
 

@@ -82,7 +82,7 @@ class WebDatasetReader:
     def __init__(self, fs: Any, *, encoded: bool = False) -> None:
         self.fs, self.encoded = fs, encoded
         self._shards = _OpenShards(fs)
-        self._ahead: ReadAhead[_Place] | None = None
+        self._ahead: ReadAhead[_Place, bytes] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fs": self.fs, "encoded": self.encoded}
