@@ -5,6 +5,7 @@ Where it stops: it uses only the standard library, so that callers can ask befor
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def process_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss_Anon:")), 0)
+
+
+def core_wait_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float:
+    """The seconds that this thread was ready to run and waited for a core, since it began. NaN if the kernel does not tell."""
+    try:
+        return int(schedstat.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return math.nan
 
 
 def memory_limit(total_bytes: int, root: Path = Path("/sys/fs/cgroup")) -> int:

@@ -23,12 +23,14 @@ ANEW = 16  # updates of the medians per turnover of the recent tasks: with many 
 
 @dataclass(frozen=True)
 class _Spent:
-    """Costs per sample of one task: seconds for sizing the next tasks, core-seconds, bytes, and wall-clock seconds."""
+    """Costs per sample of one task: seconds for sizing the next tasks, core-seconds, bytes, wall-clock seconds, and those of them in
+    which it waited for files or other programs."""
 
     seconds: float
     cpu_s: float
     size_bytes: float
     wall_s: float
+    blocked_s: float
 
 
 class Meter:
@@ -51,7 +53,9 @@ class Meter:
             return
         # A task that mostly waits for storage is not short.
         seconds = max(cost.cpu_s, cost.wall_s / 2)
-        spent = _Spent(*(each / cost.rows for each in (seconds, cost.cpu_s, cost.size_bytes, cost.wall_s)))
+        spent = _Spent(
+            *(each / cost.rows for each in (seconds, cost.cpu_s, cost.size_bytes, cost.wall_s, cost.blocked_s))
+        )
         with self._lock:
             self._recent.append(spent)
             self._process_bytes = max(self._process_bytes, cost.process_bytes)
@@ -85,7 +89,8 @@ class Meter:
 
     def summary(self) -> dict[str, float]:
         """``core_seconds_per_sample``, its coefficient of ``variation`` over the tasks, ``wire_bytes_per_sample``,
-        ``input_ceiling_samples_per_s`` and ``input_pace_samples_per_s``; empty at first.
+        ``input_ceiling_samples_per_s``, ``input_pace_samples_per_s``, and ``blocked``, the share of the tasks' time in which they waited
+        for files or other programs, if the kernel tells; empty at first.
 
         The pace, unlike the ceiling, includes the time that tasks wait (for storage, or for a core that other programs use).
         """
@@ -96,6 +101,7 @@ class Meter:
             usual, mean = _median(cpu), float(np.mean(cpu))
             by_node = {node: _median([spent.cpu_s for spent in recent]) for node, recent in self._of_node.items()}
             wall_s = _median([spent.wall_s for spent in self._recent])
+            blocked_s = _median([spent.blocked_s for spent in self._recent])
             pace = dict(self._pace)
             size = _median([spent.size_bytes for spent in self._recent])
         cores = self._cores()
@@ -107,6 +113,7 @@ class Meter:
             "wire_bytes_per_sample": size,
             "input_ceiling_samples_per_s": sum(count / cpu_s for count, cpu_s in each if cpu_s > 0),
             "input_pace_samples_per_s": sum(count * pace.get(node, usual_pace) for node, count in cores.items()),
+            **({"blocked": min(max(blocked_s / wall_s, 0.0), 1.0)} if wall_s > 0 and blocked_s == blocked_s else {}),
         }
 
     @property

@@ -11,6 +11,7 @@ Where it stops: :mod:`offload.pipeline.feed` decides which rows a task gets, and
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import queue
 import threading
@@ -89,7 +90,8 @@ class Cost:
     """A task's output and its cost for the core, without imports and set-up.
 
     ``cpu_s`` counts from the end of the previous task if this one followed at once. ``process_bytes`` is the private memory of the
-    process after the task; 0: unknown.
+    process after the task; 0: unknown. ``blocked_s``: the seconds of ``wall_s`` in which the task neither ran nor waited for a core: it
+    waited for files or other programs. NaN: unknown.
     """
 
     rows: int
@@ -97,6 +99,7 @@ class Cost:
     cpu_s: float
     wall_s: float
     process_bytes: int = 0
+    blocked_s: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,18 +160,21 @@ class Preprocessor:
         """Make the block of these rows, and return it with its cost."""
         ready: Recipe = recipe.ready()
         cpu, wall = time.process_time(), time.perf_counter()
+        busy = time.thread_time() + machine.core_wait_s()
         since = cpu
         if self._ended is not None and wall - self._ended[1] < AT_ONCE_S:
             since = self._ended[0]  # storing the last block is part of the price
         block = ready.process(rows, epoch=epoch, scratch=self._scratch, watch=self._watch)
         cpu_s, wall_s = time.process_time() - since, time.perf_counter() - wall
+        blocked_s = wall_s - (time.thread_time() + machine.core_wait_s() - busy)
         # Measuring takes long, and the memory soon stops growing: measure after the first, second, fourth, … task.
         self._done += 1
         process_bytes = 0 if self._done & (self._done - 1) else machine.process_bytes()
         self._ended = time.process_time(), time.perf_counter()
         cost = Cost(
-            rows=block.num_rows, size_bytes=block.nbytes, cpu_s=cpu_s, wall_s=wall_s, process_bytes=process_bytes
-        )
+            rows=block.num_rows, size_bytes=block.nbytes, cpu_s=cpu_s, wall_s=wall_s, process_bytes=process_bytes,
+            blocked_s=blocked_s,
+        )  # fmt: skip
         return block, cost
 
 

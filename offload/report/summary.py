@@ -12,6 +12,8 @@ from rich.text import Text
 
 from offload.report.live import WORTH_SHOWING
 
+READING_BINDS = 0.5  # of the preprocessing time, blocked
+
 
 def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     """(what, value) for each line of the table."""
@@ -63,10 +65,14 @@ def verdict(document: dict[str, Any]) -> str:
         return "Nothing was trained."
     if stall < 0.05:
         return f"The {document['device']} was the bottleneck: more CPUs would not speed this up."
-    return (
-        f"Preprocessing was the bottleneck for {stall:.0%} of the time: more CPU cores would help, "
-        f"up to {1 / max(1 - stall, 1e-3):.1f} times this rate."
-    )
+    most = f"up to {1 / max(1 - stall, 1e-3):.1f} times this rate"
+    blocked = max((rates.get("blocked", 0.0) for rates in document.get("input", {}).values() if rates), default=0.0)
+    if blocked >= READING_BINDS:
+        return (
+            f"Reading was the bottleneck for {stall:.0%} of the time: preprocessing waited {blocked:.0%} of its time for files or other "
+            f"programs. Faster storage would help, {most}; more CPU cores only as far as more requests at once do."
+        )
+    return f"Preprocessing was the bottleneck for {stall:.0%} of the time: more CPU cores would help, {most}."
 
 
 def format_summary(document: dict[str, Any], *, width: int = 110) -> str:

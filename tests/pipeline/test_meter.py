@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from offload.pipeline.sizing import for_speed
 ROWS = 100
 
 
-def block(node: str, wall_s: float, cpu_s: float | None = None) -> Block:
+def block(node: str, wall_s: float, cpu_s: float | None = None, blocked_s: float = math.nan) -> Block:
     ref: Any = None
-    cost = Cost(rows=ROWS, size_bytes=ROWS, cpu_s=wall_s if cpu_s is None else cpu_s, wall_s=wall_s)
+    cpu_s = wall_s if cpu_s is None else cpu_s
+    cost = Cost(rows=ROWS, size_bytes=ROWS, cpu_s=cpu_s, wall_s=wall_s, blocked_s=blocked_s)
     return Block(ref=ref, cost=cost, node=node)
 
 
@@ -38,6 +40,16 @@ def test_what_tasks_wait_for_counts_by_the_clock_and_not_in_the_ceiling() -> Non
     summary = meter.summary()
     assert summary["input_ceiling_samples_per_s"] == pytest.approx(7 * 200)
     assert summary["input_pace_samples_per_s"] == pytest.approx(2 * 100 + 4 * 50 + ROWS / 1.5)
+
+
+def test_the_share_of_time_in_which_tasks_are_blocked() -> None:
+    meter = Meter(lambda: {"near": 1})
+    for blocked_s in (1.0, 1.2, 1.4):
+        meter.add(block("near", 2.0, cpu_s=0.5, blocked_s=blocked_s))
+    assert meter.summary()["blocked"] == pytest.approx(0.6)
+    unknown = Meter(lambda: {"near": 1})
+    unknown.add(block("near", 2.0))
+    assert "blocked" not in unknown.summary()
 
 
 def test_speeds_are_by_the_clock_and_relative_to_the_mean_core() -> None:

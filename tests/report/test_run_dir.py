@@ -378,6 +378,10 @@ def test_the_verdict_names_what_bound_the_run() -> None:
     assert "Preprocessing was the bottleneck for 75% of the time" in text
     assert "up to 4.0 times this rate" in text
     assert "times this rate" in verdict(summary(stall=1.0))
+    rates = summary()["input"]["train"]
+    text = verdict(summary(stall=0.75, input={"train": {**rates, "blocked": 0.8}, "val": {}}))
+    assert "Reading was the bottleneck for 75% of the time: preprocessing waited 80% of its time for files" in text
+    assert verdict(summary(stall=0.75, input={"train": {**rates, "blocked": 0.2}})).startswith("Preprocessing was")
 
 
 # --- the live line ----------------------------------------------------------------------------------------------------

@@ -223,6 +223,19 @@ def test_a_stopped_run_resumes_with_exactly_the_samples_it_had_not_trained(tmp_p
     assert "resumed" in [e["event"] for e in read_lines(tmp_path / "run" / "events.jsonl")]
 
 
+class Remote(Line):
+    """Items that take long to come, and no core meanwhile."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        time.sleep(0.02)
+        return super().__getitem__(i)
+
+
+def test_a_run_tells_how_much_of_preprocessing_is_waiting_for_files(tmp_path: Path) -> None:
+    result = trainer(fit_linear, Remote(SAMPLES), epochs=1).fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.document["input"]["train"]["blocked"] > 0.5
+
+
 class Stuck(Line):
     """Item ``item`` never comes, until ``released`` exists."""
 
