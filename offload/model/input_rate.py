@@ -26,14 +26,18 @@ BOTTLENECKS = ("cpu", "network", "ingest", "storage")
 class InputRate:
     """The smallest of four limits::
 
-        cpu      X_local + X_remote, each  Σ_g nodes_g · core_speed_g · c_g / (w·(1 + sigma·(c_g − 1)))
-        network  X_local + min(X_remote, eta·min(ΣNIC_cpu, ΣNIC_gpu) / wire_bytes)
+        cpu      max X_local + X_remote  with each  ≤ Σ_g nodes_g · core_speed_g · c_g / (w·(1 + sigma·(c_g − 1)))
+        network  the same, with  X_remote ≤ eta·ΣNIC_cpu / wire_bytes  and
+                 X_remote + (1 − 1/G)·X_local ≤ eta·ΣNIC_gpu / wire_bytes
         ingest   K · (samples/s that one worker can receive, collate and copy to its device)
         storage  bytes/s of the store / raw bytes per sample
 
     ``c_g`` are the cores of a node that preprocess: all cores of a CPU node, and those that workers leave free on a GPU node.
-    A sample that travels from one node to another costs each of the two another ``remote_core_seconds_per_byte·wire_bytes/2``.
-    All samples of CPU nodes travel; of the samples made on G GPU nodes, the share ``1 − 1/G`` does.
+    A sample that travels from one node to another costs each of the two another ``remote_core_seconds_per_byte·wire_bytes/2``: what
+    GPU nodes receive, they preprocess less. All samples of CPU nodes travel; of the samples made on G GPU nodes, the share
+    ``1 − 1/G`` does. Network cards carry as much in either direction at once.
+
+    Where it stops: gradients are not counted on the network cards. They cost the step its time (:class:`StepTime`).
 
     Args:
         core_seconds_per_sample: w, CPU time of one sample on a core of speed 1, with its node's other cores busy.
@@ -89,17 +93,18 @@ class InputRate:
         for kind, count in shape.of(gpu=False):
             remote = remote + count * self._node_rate(kind, np.asarray(float(kind.vcpus)), one_end)
             nic_cpu = nic_cpu + count * kind.network_gbps
-        # Receiving samples from CPU nodes takes cores of the GPU nodes, too.
-        local = np.maximum(local - remote * one_end / (w + 2 * one_end * between), 0.0)
-        wire = np.full(np.broadcast_shapes(nic_cpu.shape, nic_gpu.shape), np.inf)
+        # A sample from a CPU node takes the cores of its GPU node from as much of a local one.
+        instead = one_end / (w + 2 * one_end * between)
+        cpu = _most(local, remote, instead, between, np.asarray(np.inf))
+        wire = cpu
         if self.wire_bytes_per_sample > 0:
-            usable = NETWORK_EFFICIENCY * BYTES_PER_GIGABIT * np.minimum(nic_cpu, nic_gpu)
-            wire = usable / self.wire_bytes_per_sample
+            each = NETWORK_EFFICIENCY * BYTES_PER_GIGABIT / self.wire_bytes_per_sample
+            wire = _most(local, np.minimum(remote, nic_cpu * each), instead, between, nic_gpu * each)
         storage = np.inf
         if self.raw_bytes_per_sample > 0:
             storage = self.storage_bytes_per_s / self.raw_bytes_per_sample
         ingest = k * self.ingest_samples_per_s_per_worker
-        limits = np.broadcast_arrays(local + remote, local + np.minimum(remote, wire), ingest, storage)
+        limits = np.broadcast_arrays(cpu, wire, ingest, storage)
         return np.stack(limits).astype(np.float64)
 
     def _gpu_nodes(self, shape: Shape, workers: Floats) -> tuple[Floats, Floats, Floats]:
@@ -126,3 +131,22 @@ class InputRate:
         """Samples/s of a node where each sample costs ``travel`` core-seconds besides its preprocessing."""
         slowed = 1 + self.contention * np.maximum(cores - 1, 0.0)
         return np.asarray(kind.core_speed * cores / (self.core_seconds_per_sample * slowed + travel))
+
+
+def _most(local: Floats, remote: Floats, instead: Floats, between: Floats, nic: Floats) -> Floats:
+    """The largest sum of x samples/s from CPU nodes and y from GPU nodes, with x ≤ ``remote``, y + ``instead``·x ≤ ``local`` (or y = 0),
+    and x + ``between``·y ≤ ``nic``.
+
+    The sum is linear in x between its ends, the x where the cores of the GPU nodes and their network cards bind at once, and the x from
+    which on y = 0. From there on it rises, so one of the first three is the best.
+    """
+    most = np.minimum(remote, nic)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        both = np.clip(np.nan_to_num((nic - between * local) / (1 - instead * between), posinf=0.0), 0.0, most)
+    totals = []
+    for x in (np.zeros(()), both, most):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            carried = np.where(between > 0, (nic - x) / between, np.inf)
+        totals.append(x + np.maximum(np.minimum(local - instead * x, carried), 0.0))
+    best: Floats = np.max(np.broadcast_arrays(*totals), axis=0)
+    return best

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,6 +213,60 @@ def test_travel_never_speeds_the_input_up(
     shape, workers = Shape({gpu: gpu_nodes, cpu: cpu_nodes}), gpu_nodes * gpu.gpus
     dearer = dataclasses.replace(rate, remote_core_seconds_per_byte=seconds_per_byte)
     assert dearer.samples_per_s(shape, workers) <= rate.samples_per_s(shape, workers) * (1 + 1e-12)
+
+
+@given(input_rates, gpu_types, cpu_types, st.integers(1, 4), st.integers(0, 32), st.integers(1, 32), st.floats(0, 1e-8))
+def test_more_cpu_nodes_never_lower_the_rate(
+    rate: InputRate, gpu: NodeType, cpu: NodeType, gpu_nodes: int, cpu_nodes: int, more: int, seconds_per_byte: float
+) -> None:
+    rate = dataclasses.replace(rate, remote_core_seconds_per_byte=seconds_per_byte)
+    few, many = (Shape({gpu: gpu_nodes, cpu: count}) for count in (cpu_nodes, cpu_nodes + more))
+    workers = gpu_nodes * gpu.gpus
+    assert rate.samples_per_s(many, workers) >= rate.samples_per_s(few, workers) * (1 - 1e-12)
+
+
+@given(input_rates, gpu_types, cpu_types, st.integers(1, 4), st.integers(0, 32), st.floats(0, 1e-8))
+def test_the_rate_is_that_of_a_linear_programme(
+    rate: InputRate, gpu: NodeType, cpu: NodeType, gpu_nodes: int, cpu_nodes: int, seconds_per_byte: float
+) -> None:
+    """Samples of GPU nodes and of CPU nodes share the cores and network cards of the GPU nodes."""
+    rate = dataclasses.replace(
+        rate, contention=0.0, remote_core_seconds_per_byte=seconds_per_byte, storage_bytes_per_s=math.inf,
+        ingest_samples_per_s_per_worker=math.inf,
+    )  # fmt: skip
+    workers = gpu_nodes * gpu.gpus
+    w, size = rate.core_seconds_per_sample, rate.wire_bytes_per_sample
+    end, between = seconds_per_byte * size / 2, 1 - 1 / gpu_nodes
+    cores = gpu_nodes * gpu.core_speed * max(gpu.vcpus - gpu.gpus * rate.host_cpus_per_worker, 0.0)
+    cards = [0.8 * 1e9 / 8 * kind.network_gbps * count for kind, count in ((gpu, gpu_nodes), (cpu, cpu_nodes))]
+    # Of (local, remote): cores of GPU nodes, of CPU nodes; bytes in and out of both kinds' cards.
+    used = [[w + 2 * between * end, end], [0.0, w + end], [between * size, size], [between * size, 0.0], [0.0, size]]
+    there = [cores, cpu_nodes * cpu.core_speed * cpu.vcpus, cards[0], cards[0], cards[1]]
+    scaled = [[each / (most or 1.0) for each in row] for row, most in zip(used, there, strict=True)]
+    rows = [float(most > 0) for most in there]
+    best = -scipy.optimize.linprog([-1.0, -1.0], A_ub=scaled, b_ub=rows, bounds=[(0, None)] * 2).fun
+    # Beyond the programme: a GPU node receives even if its workers take all of its cores.
+    best = max(best, min(there[1] / (w + end), min(cards) / size))
+    assert rate.samples_per_s(Shape({gpu: gpu_nodes, cpu: cpu_nodes}), workers) == pytest.approx(
+        best, rel=1e-6, abs=1e-9
+    )
+
+
+def test_cpu_nodes_beyond_the_network_cost_the_gpu_node_nothing() -> None:
+    gpu = NodeType(name="g", vcpus=32, memory_gib=244, gpus=4, gpu_model="V", network_gbps=10, usd_per_hour=1)
+    cpu = NodeType(name="c", vcpus=16, memory_gib=32, network_gbps=10, usd_per_hour=1)
+    rate = InputRate(0.010, 602_112, remote_core_seconds_per_byte=1.4e-9)
+    found = rate.samples_per_s(Shape({gpu: 1, cpu: np.array([2, 4, 8, 32])}), 4)
+    np.testing.assert_allclose(found, found[0], rtol=0.01)
+
+
+def test_traffic_between_gpu_nodes_is_limited_by_their_network_cards() -> None:
+    gpu = NodeType(name="g", vcpus=32, memory_gib=244, gpus=4, gpu_model="V", network_gbps=10, usd_per_hour=1)
+    rate = InputRate(0.0012, 150_000)
+    for nodes in (2, 4):
+        carried = 0.8 * nodes * 10e9 / 8 / 150_000 / (1 - 1 / nodes)
+        assert rate.samples_per_s(Shape({gpu: nodes}), 4 * nodes) == pytest.approx(carried)
+        assert rate.bottleneck(Shape({gpu: nodes}), 4 * nodes) == "network"
 
 
 def test_workers_that_do_not_divide_evenly_take_cores_where_they_are() -> None:
