@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from offload.errors import ConfigError, RunError
 from offload.measure.equivalents import faster_equivalent
@@ -20,8 +21,8 @@ from offload.model.overlap import overlap_of_queue
 from offload.model.profile import SCHEMA
 
 LEAST_UNCERTAINTY = 0.01
+ONE_TASK_UNCERTAINTY = 0.4
 LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
-Z95 = 1.96
 WORTH_SAYING = 0.02  # of core-seconds, saved by decoding only what crops need
 BALANCED = 0.05  # stall below which the accelerator counts as fed
 
@@ -78,8 +79,8 @@ class Findings:
 
     @property
     def core_seconds_per_sample(self) -> float:
-        """The core-seconds per sample of the typical task."""
-        return float(np.median(self.core_seconds))
+        """The core-seconds per sample of the mean task: cores make as many samples as their mean task lets them."""
+        return float(np.mean(self.core_seconds))
 
     @property
     def fit(self) -> StepTimeFit:
@@ -142,8 +143,6 @@ def profile_document(found: Findings) -> dict[str, Any]:
         raise RunError("no step was measured.")
     w, fit, noise = found.core_seconds_per_sample, found.fit, found.noise
     step = fit.step_time
-    spread = float(np.std(found.core_seconds, ddof=1)) if len(found.core_seconds) > 1 else 0.2 * w
-    unsure = max(Z95 * spread / w / math.sqrt(len(found.core_seconds)), LEAST_UNCERTAINTY)
     return {
         "schema": SCHEMA,
         "workload": found.workload,
@@ -176,7 +175,7 @@ def profile_document(found: Findings) -> dict[str, Any]:
         "batch_size": found.batch_size,
         "noise": None if noise is None else {"sqr": noise.sqr, "var": noise.var, "batch_size": found.batch_size},
         "uncertainty": {
-            "core_seconds_per_sample": min(unsure, 1.0),
+            "core_seconds_per_sample": _uncertainty_of_mean(found.core_seconds),
             "step": min(max(float(fit.uncertainty(1, 1, found.local_batch_size)), LEAST_UNCERTAINTY), 1.0),
         },
         "measured": dict(found.measured),
@@ -187,6 +186,16 @@ def profile_document(found: Findings) -> dict[str, Any]:
         },
         "verdict": verdict(found),
     }
+
+
+def _uncertainty_of_mean(values: Sequence[float]) -> float:
+    """The relative 95 % half-width of the mean, between LEAST_UNCERTAINTY and 1. A single value counts as ± 40 %."""
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return ONE_TASK_UNCERTAINTY
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = float(scipy.special.stdtrit(len(values) - 1, 0.975)) * error  # Student's t
+    return min(max(half / mean, LEAST_UNCERTAINTY), 1.0)
 
 
 def verdict(found: Findings) -> list[str]:

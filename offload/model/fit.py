@@ -23,13 +23,12 @@ ALPHA_C, BETA_C, ALPHA_INTRA, BETA_INTRA, ALPHA_INTER, BETA_INTER, GAMMA = range
 SYNC = ((ALPHA_INTRA, BETA_INTRA), (ALPHA_INTER, BETA_INTER))
 
 NOISE = 0.05  # prior relative error of one measured step, until the residuals tell better
-NOISE_WEIGHT = 4  # weight of this prior, in measurements
+NOISE_WEIGHT = 1  # weight of this prior, in measurements: a few measurements tell a noisy machine from a quiet one
 OUTLIER = 2.0  # standard deviations beyond which a residual counts linearly, not squared
 GAMMA_SPREAD = 4.0  # standard deviation of gamma's prior around 1: it decides only where the data do not
 BETA_OVER_ALPHA = 0.25  # the same for a further worker's share of the first two workers' sync
 INTER_OVER_INTRA = 1.1  # several nodes are not faster than one: Pollux' prior for an unseen regime
 GAMMAS = (1.2, 3.0, 8.0)  # where the search starts: the objective has a valley along gamma
-Z95 = 1.96
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +100,11 @@ def fit_step_time(
     found, start = best
     scaled = _with(start, free, found.x)
     errors = _errors(scaled, data)
-    spread = (NOISE_WEIGHT * NOISE**2 + np.sum(np.minimum(errors, OUTLIER * NOISE) ** 2)) / (NOISE_WEIGHT + errors.size)
-    directions = _free_directions(found.jac, free, float(np.sqrt(spread)) / NOISE)
+    # The prior and the residuals together: a scaled inverse chi-squared distribution, whose predictions are Student's.
+    known = NOISE_WEIGHT + max(errors.size - int(np.sum(free)), 0)
+    spread = (NOISE_WEIGHT * NOISE**2 + np.sum(errors**2)) / known
+    student = float(scipy.special.stdtrit(known, 0.975))
+    directions = _free_directions(found.jac, free, student * float(np.sqrt(spread)) / NOISE)
     directions += _unseen_directions(scaled, free, data)
     if not data.seen(inter=True):
         for intra, inter in zip(*SYNC, strict=True):
@@ -220,11 +222,12 @@ def _step_time(vector: Floats) -> StepTime:
 
 
 def _errors(scaled: Floats, data: _Measured) -> Floats:
-    """Relative errors (differences of logarithms) of both kinds of measurement."""
+    """Relative errors (differences of logarithms) of both kinds of measurement. Without synchronisation, both measure the same."""
     model = _step_time(scaled)
-    compute = np.asarray(model.compute_time_s(data.sizes))
-    last = np.asarray(model.predict(data.nodes, data.workers, data.sizes))
-    return np.concatenate([np.log(compute / data.compute), np.log(last / data.last)])
+    compute = np.log(np.asarray(model.compute_time_s(data.sizes)) / data.compute)
+    last = np.log(np.asarray(model.predict(data.nodes, data.workers, data.sizes)) / data.last)
+    alone = data.workers == 1
+    return np.concatenate([np.where(alone, (compute + last) / 2, compute), last[~alone]])
 
 
 def _residuals(scaled: Floats, data: _Measured) -> Floats:
@@ -235,14 +238,14 @@ def _residuals(scaled: Floats, data: _Measured) -> Floats:
 
 
 def _free_directions(jacobian: Floats, free: Any, spread: float) -> list[Floats]:
-    """Principal axes of the fitted parameters' covariance, at 95 %."""
+    """Principal axes of the fitted parameters' covariance. ``spread``: how many standard deviations to go, over those of the residuals."""
     information = jacobian.T @ jacobian
     # A direction without data is bounded by the parameter's own size: the ridge keeps the matrix regular.
     values, axes = np.linalg.eigh(information + 1e-4 * np.eye(len(information)))
     directions = []
     for value, axis in zip(values, axes.T, strict=True):
         whole = np.zeros(7)
-        whole[free] = Z95 * spread * axis / np.sqrt(value)
+        whole[free] = spread * axis / np.sqrt(value)
         directions.append(whole)
     return directions
 

@@ -82,6 +82,19 @@ def test_an_input_bound_script_is_told_how_many_cores_would_help() -> None:
     assert not any(line.startswith("pack") for line in rest)  # what is next to nothing is not named
 
 
+def test_the_mean_task_sets_the_rate_and_few_tasks_give_a_wide_range() -> None:
+    def rate(*seconds: float) -> tuple[float, float]:
+        document = profile_document(dataclasses.replace(FOUND, core_seconds=seconds))
+        return document["input"]["core_seconds_per_sample"], document["uncertainty"]["core_seconds_per_sample"]
+
+    assert rate(0.01, 0.01, 0.01, 0.05) == (pytest.approx(0.02), 1.0)
+    # Student's t: 4.303 standard errors of three tasks, 2.262 of ten.
+    assert rate(0.018, 0.02, 0.022)[1] == pytest.approx(4.303 * 0.002 / 0.02 / 3**0.5, rel=1e-3)
+    few, many = rate(0.018, 0.022)[1], rate(*[0.018, 0.022] * 5)[1]
+    assert many < few / 3
+    assert rate(0.02)[1] == 0.4
+
+
 def test_a_gpu_bound_script_is_told_that_offloading_will_not_help() -> None:
     said = " ".join(verdict(dataclasses.replace(FOUND, core_seconds=[0.0005])))
     assert "The NVIDIA A10G binds (stall 0%): preprocessing on more CPUs will not speed this up." in said

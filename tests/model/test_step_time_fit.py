@@ -33,6 +33,34 @@ def test_the_stated_range_holds_the_truth() -> None:
     assert np.mean(np.concatenate(inside)) >= 0.9
 
 
+@pytest.mark.parametrize("noise", [0.05, 0.1])
+@pytest.mark.parametrize("each", [1, 3])
+def test_the_range_of_one_worker_holds_the_truth(noise: float, each: int) -> None:
+    """A probe of one worker measures its steps once: without and with synchronisation are the same number."""
+    rng = np.random.default_rng(0)
+    sizes = np.repeat([8.0, 16.0, 32.0, 64.0], each)
+    inside = []
+    for _ in range(100):
+        truth = StepTime(rng.uniform(0.005, 0.05), rng.uniform(0.0005, 0.005))
+        seconds = np.asarray(truth.compute_time_s(sizes)) * np.exp(rng.normal(0, noise, sizes.size))
+        ones = np.ones_like(sizes)
+        fit = fit_step_time(ones, ones, sizes, seconds, seconds)
+        off = abs(np.log(fit.step_time.predict(1, 1, 64) / truth.predict(1, 1, 64)))
+        inside.append(off <= np.log1p(fit.uncertainty(1, 1, 64)))
+    assert np.mean(inside) >= 0.92
+
+
+def test_a_fast_outlier_widens_the_range_as_a_slow_one_does() -> None:
+    sizes = np.array([8.0, 8.0, 16.0, 16.0, 32.0, 32.0, 64.0, 64.0])
+    truth, ones = StepTime(0.02, 0.001), np.ones(8)
+    widths = []
+    for factor in (0.6, 1 / 0.6):
+        seconds = np.asarray(truth.compute_time_s(sizes))
+        seconds[3] *= factor
+        widths.append(fit_step_time(ones, ones, sizes, seconds, seconds).uncertainty(1, 1, 64))
+    assert widths[0] == pytest.approx(widths[1], rel=0.5)
+
+
 def test_without_noise_the_truth_is_found() -> None:
     model = StepTime(0.02, 0.001, 0.01, 0.002, 0.05, 0.004, gamma=2.5)
     nodes = np.array([1, 1, 1, 1, 1, 2, 2, 4, 4])
