@@ -10,13 +10,11 @@ accelerator if --alpha and --beta, or --pace, ask for one.
 """
 
 import json
-import math
 import shlex
 import statistics
 import sys
-import tempfile
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +24,14 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
-from benchmarks import side_by_side, tables
+from benchmarks import reference, side_by_side, tables
+from benchmarks.reference import Beside
 from benchmarks.rows.protocol import Task
 from benchmarks.side_by_side import CPU_HOST, GPU_HOST, Measurement, Row, RowFailed
 from offload.testing import HostsError, unavailable
 
-PLAIN = side_by_side.ROWS[0]
 WORKLOADS = ("blur", "blur-uint8", "jpeg", *tables.NAMES)
-BATCH_SIZE = 64
-MIN_BATCHES = 24  # the steady state has twelve of them
-PLAIN_BATCHES = 10  # of the rows' size: with small ones malloc never learns to keep memory, and the loop is far slower
-PLAIN_S = 8.0
 PLAIN_WIDTH = 130
-UNDISTURBED = 0.97  # a plain loop that has its core to itself uses all of it
-# START_S: for imports and the cluster's start, before a row's first sample. SLOWNESS: how many times slower than the plain loop a row may
-# be before the benchmark gives it up.
-START_S, SLOWNESS = 120.0, 10.0
 
 # USD per hour of one vCPU: AWS's list prices of SageMaker training in us-east-1, divided by the vCPUs of the instance.
 USD_PER_HOUR = {GPU_HOST: 1.408 / 4, CPU_HOST: 0.816 / 16}  # ml.g5.xlarge, ml.c5.4xlarge
@@ -72,7 +62,9 @@ COLUMNS = (
     help="Approximate time that each row runs at the ideal rate.",
 )
 @click.option(
-    "--samples", type=click.IntRange(min=MIN_BATCHES * BATCH_SIZE), help="Samples per host; replaces --seconds."
+    "--samples",
+    type=click.IntRange(min=reference.MIN_BATCHES * reference.BATCH_SIZE),
+    help="Samples per host; replaces --seconds.",
 )
 @click.option("--alpha", default=0.0, type=click.FloatRange(min=0), help="Paced accelerator: seconds per batch.")
 @click.option("--beta", default=0.0, type=click.FloatRange(min=0), help="Paced accelerator: seconds per sample.")
@@ -106,23 +98,25 @@ def main(
     if pace is not None and (alpha or beta):
         raise click.UsageError("--pace sets the accelerator's speed: leave --alpha and --beta out")
     chosen = workloads or WORKLOADS
-    rows = [row for row in side_by_side.ROWS if row is not PLAIN and (not names or row.name in names)]
+    rows = [row for row in side_by_side.ROWS if row is not reference.PLAIN and (not names or row.name in names)]
     log = Console(stderr=True)
     tasks: dict[str, Task] = {}
     plain_tasks: dict[str, Task] = {}
     for workload in chosen:
-        folder = _jpeg_files(data) if workload == "jpeg" else str(data or _folder(workload))
-        task = Task(workload=workload, samples=0, batch_size=tables.BATCH_SIZES.get(workload, BATCH_SIZE), data=folder)
-        per_s = _calibrate(task)
-        tasks[workload] = _with_samples(task, samples or round(seconds * per_s), MIN_BATCHES)
-        plain_tasks[workload] = _with_files(_with_samples(task, round(PLAIN_S * per_s), PLAIN_BATCHES))
+        folder = reference.jpeg_files(data) if workload == "jpeg" else str(data or reference.folder_of(workload))
+        task = Task(
+            workload=workload, samples=0, batch_size=tables.BATCH_SIZES.get(workload, reference.BATCH_SIZE), data=folder
+        )
+        per_s = reference.calibrate(task)
+        tasks[workload] = reference.with_samples(task, samples or round(seconds * per_s), reference.MIN_BATCHES)
+        plain_tasks[workload] = reference.plain_task(task, per_s)
         log.print(f"{workload}: {tasks[workload].samples} samples per host and row")
 
     measured: dict[tuple[str, str], list[Beside]] = defaultdict(list)
     failed: dict[tuple[str, str], str] = {}
     for repeat in range(repeats):
         for workload in chosen:
-            before = _plain(plain_tasks[workload], log)
+            before = reference.plain_loop(plain_tasks[workload], log)
             for row in rows:
                 if (workload, row.name) in failed and not measured[workload, row.name]:
                     continue  # the row does not work at all
@@ -130,16 +124,16 @@ def main(
                 # A consumer that only counts measures the ceiling; the accelerator's pace is a multiple of it.
                 for paced in (False, True) if pace is not None else (True,):
                     task = replace(tasks[workload], samples=tasks[workload].samples * len(row.hosts))
-                    task = _with_files(task)
+                    task = reference.with_files(task)
                     if paced:
                         task = replace(task, alpha_s=alpha, beta_s=_beta(row, before, beta, pace, ceiling))
                     try:
-                        run = side_by_side.run(row, task, timeout_s=START_S + SLOWNESS * seconds)
+                        run = side_by_side.run(row, task, timeout_s=reference.START_S + reference.SLOWNESS * seconds)
                     except (RowFailed, HostsError) as error:
                         failed[workload, row.name] = str(error)
                         log.print(f"{workload} {row.name}: {error}", style="red", markup=False)
                         break
-                    after = _plain(plain_tasks[workload], log)
+                    after = reference.plain_loop(plain_tasks[workload], log)
                     beside = Beside(row=row, run=run, plain=(before, after), ceiling=ceiling)
                     log.print(f"{repeat + 1}/{repeats} {workload} {row.name}: {beside}", markup=False)
                     before, ceiling = after, beside
@@ -171,87 +165,11 @@ def main(
         sys.exit(1)
 
 
-def _jpeg_files(folder: Path | None) -> str:
-    """Return the folder of JPEG files to read. The first use makes the files; later ones keep them."""
-    from benchmarks.workloads import jpeg_files
-
-    return str(jpeg_files(folder or _folder("jpeg")))
-
-
-def _folder(workload: str) -> Path:
-    """The folder of a workload's files."""
-    return Path(tempfile.gettempdir()) / f"offload-benchmark-{workload}"
-
-
-def _with_files(task: Task) -> Task:
-    """The task with the folder of exactly its samples, if these are rows of files."""
-    if task.workload not in tables.NAMES:
-        return task
-    return replace(task, data=str(tables.files(task.workload, Path(task.data or "."), task.samples)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beside:
-    """One run of a row, and the runs of the plain loop just before and after it."""
-
-    row: Row
-    run: Measurement
-    plain: tuple[Measurement, Measurement]
-    ceiling: "Beside | None" = None
-    """The same row with a consumer that only counts, if this run has a paced accelerator."""
-
-    def __str__(self) -> str:
-        told = f"{self.run.samples_per_s:.1f} samples/s, {self.delivered_over_ideal:.3f} of the ideal"
-        if self.rate_over_ceiling is not None:
-            told += f", {self.rate_over_ceiling:.3f} of the input ceiling, stall {self.run.stall:.1%}"
-        return told
-
-    @property
-    def rate_over_ceiling(self) -> float | None:
-        """The ratio of both rates, each relative to its own plain loops: the machine's speed may have changed in between."""
-        return None if self.ceiling is None else self.delivered_over_ideal / self.ceiling.delivered_over_ideal
-
-    @property
-    def delivered_over_ideal(self) -> float:
-        return self.run.samples_per_s / statistics.mean(_ideal(self.row, plain) for plain in self.plain)
-
-    @property
-    def cpu_over_plain(self) -> float:
-        return self.run.cpu_ms_per_sample / statistics.mean(plain.cpu_ms_per_sample for plain in self.plain)
-
-
-def _with_samples(task: Task, samples: int, least: int) -> Task:
-    unit = tables.ROWS_PER_FILE.get(task.workload, task.batch_size)
-    return replace(task, samples=unit * math.ceil(max(least * task.batch_size, samples) / unit))
-
-
-def _calibrate(task: Task) -> float:
-    """Samples/s of a plain loop on one core."""
-    short = _with_files(_with_samples(task, 0, PLAIN_BATCHES))
-    measured = side_by_side.run(PLAIN, short, timeout_s=START_S + SLOWNESS * 60)
-    return measured.samples_per_s / len(PLAIN.hosts)
-
-
-def _plain(task: Task, log: Console) -> Measurement:
-    run = side_by_side.run(PLAIN, task, timeout_s=START_S + SLOWNESS * 60)
-    if run.busy_cores < UNDISTURBED * len(PLAIN.hosts):
-        log.print(
-            f"the plain loops got {run.busy_cores:.2f} of {len(PLAIN.hosts)} cores: other programs use them, so do not trust "
-            "ratios to this run",
-            style="yellow",
-        )
-    return run
-
-
 def _beta(row: Row, plain: Measurement, beta: float, pace: float | None, ceiling: Beside | None) -> float:
     """The accelerator's seconds per sample."""
     if pace is None or ceiling is None:
         return beta
-    return 1 / (pace * ceiling.delivered_over_ideal * _ideal(row, plain))
-
-
-def _ideal(row: Row, plain: Measurement) -> float:
-    return sum(plain.samples_per_s_by_host[host] for host in row.hosts)
+    return 1 / (pace * ceiling.delivered_over_ideal * reference.ideal(row, plain))
 
 
 def _lines(workload: str, rows: list[Row], measured: dict[tuple[str, str], list[Beside]]) -> list[dict[str, Any]]:
@@ -259,7 +177,7 @@ def _lines(workload: str, rows: list[Row], measured: dict[tuple[str, str], list[
     besides = [beside for row in rows for beside in measured[workload, row.name]]
     if not besides:
         return []
-    plain = _line(PLAIN, workload, [beside.plain[0] for beside in besides])
+    plain = _line(reference.PLAIN, workload, [beside.plain[0] for beside in besides])
     lines = [{**plain, "delivered_over_ideal": 1.0, "cpu_over_plain": 1.0}]
     for row in rows:
         if ran := measured[workload, row.name]:

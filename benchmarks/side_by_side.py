@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from benchmarks.rows import protocol
-from offload.testing import CpuSeconds, Host, HostProcess, Hosts, HostSpec
+from offload.testing import CpuSeconds, Host, HostProcess, Hosts, HostsError, HostSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_HOST, CPU_HOST = "gpu-1", "cpu-1"
@@ -53,6 +53,10 @@ class Row:
     the others help."""
     raylet_env: Mapping[str, str] = field(default_factory=dict)
     """Environment of the raylets, for settings of the cluster."""
+    python: str = sys.executable
+    """The interpreter that runs the row, for rows whose library has an environment of its own."""
+    helper: str | None = None
+    """A module that every host of the row runs beside it, as `python -m benchmarks.rows.<helper> --head <the first host>`."""
 
 
 ROWS = (
@@ -85,6 +89,15 @@ class Measurement:
     busy_cores_by_host: Mapping[str, float]
     preprocessing_cores_by_host: Mapping[str, float]
     """The part of it that offload's preprocessing processes had."""
+    start_to_first_batch_s: float
+    """From the start of the row's process, imports included. Ray, where the row needs it, was started before."""
+    wire_bytes_per_sample: float
+    """What the hosts' network devices sent in the steady state."""
+    peak_memory_bytes: float
+    """The largest sum of the proportional set sizes (PSS) of all the hosts' processes; 0 if nothing looked."""
+    batch: Mapping[str, str]
+    """Type and shape of each column of the first batch."""
+    label_sum: int
     extra: Mapping[str, float]
 
 
@@ -104,6 +117,7 @@ def run(
     specs: Mapping[str, HostSpec] | None = None,
     env: Mapping[str, Mapping[str, str]] | None = None,
     samples: Mapping[str, int] | None = None,
+    memory_every_s: float | None = None,
 ) -> Measurement:
     """Run a row on fresh hosts, with a fresh Ray cluster if it needs one. Whatever happens, nothing of the hosts is left.
 
@@ -111,6 +125,7 @@ def run(
         specs: the hosts, by name; None: two, each pinned to a core.
         env: additional environment variables of each host's processes, by name.
         samples: how many samples each host makes, by name, for rows that run on each host separately.
+        memory_every_s: how often to look at the memory of the hosts' processes; None: never.
 
     Raises:
         RowFailed: if the row ends without a result.
@@ -132,23 +147,60 @@ def run(
             groups = [(hosts[row.hosts[0]], [hosts[name] for name in row.hosts])]
         counts = samples or {}
         runs = [
-            _Running(row, replace(task, samples=counts.get(at.name, task.samples)), at, members, hosts.folder)
+            _Running(
+                row,
+                replace(task, samples=counts.get(at.name, task.samples), hosts=len(members)),
+                at,
+                members,
+                hosts.folder,
+            )
             for at, members in groups
         ]
         with contextlib.ExitStack() as stack:
             for running in runs:
                 stack.callback(running.close)
-            _watch(runs, timeout_s)
+            if row.helper is not None:
+                for host in hosts.values():
+                    stack.callback(_start_helper(row, row.helper, host).kill)
+            _watch(runs, timeout_s, memory_every_s)
             return _add_up([running.measurement() for running in runs])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Mark:
-    """An event of a row: when it happened, and each host's CPU time until then, of all processes and of offload's preprocessing."""
+    """An event of a row: when it happened, and each host's CPU time until then, of all processes and of offload's preprocessing; and the
+    bytes that each host's network device had sent."""
 
     at: float
     used: Mapping[str, CpuSeconds]
     preprocessing_s: Mapping[str, float]
+    sent_bytes: Mapping[str, int]
+
+
+def _sent_bytes(host: Host) -> int:
+    """Return the bytes that the host's network device has sent. Loopback does not count: it is no wire."""
+    for line in Path(f"/proc/{host.init_pid}/net/dev").read_text().splitlines():
+        device, _, counters = line.partition(":")
+        if device.strip() == "eth0":
+            return int(counters.split()[8])
+    raise HostsError(f"host {host.name} has no eth0")
+
+
+def _memory_bytes(hosts: Sequence[Host]) -> int:
+    """Return the sum of the proportional set sizes of the hosts' processes: a page that several of them map counts once."""
+    total = 0
+    for host in hosts:
+        for pid in host.pids():
+            with contextlib.suppress(OSError):  # processes come and go
+                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                total += sum(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Pss:"))
+    return total
+
+
+def _start_helper(row: Row, module: str, host: Host) -> HostProcess:
+    command = [row.python, "-m", f"benchmarks.rows.{module}", f"--head={row.hosts[0]}"]
+    with (host.folder / "helper.log").open("w") as log:
+        return host.popen(command, env=ENVIRONMENT, cwd=ROOT, stdout=log, stderr=log)
 
 
 def _preprocessing_s(host: Host) -> float:
@@ -171,15 +223,17 @@ class _Running:
         self._at = at
         self._name = row.name
         self._marks: dict[str, _Mark] = {}
+        self._peak_memory_bytes = 0
         self._stdout = folder / f"{at.name}.stdout"
         self._stderr = folder / f"{at.name}.stderr"
         events = folder / f"{at.name}.events"
         os.mkfifo(events)
         # Open the pipe for writing too, so that neither side ever waits for the other to open it.
         self.events = os.open(events, os.O_RDWR | os.O_NONBLOCK)
+        self._started = time.monotonic()
         with self._stdout.open("w") as stdout, self._stderr.open("w") as stderr:
             self.process: HostProcess = at.popen(
-                [sys.executable, "-m", f"benchmarks.rows.{row.module}", *replace(task, events=str(events)).argv()],
+                [row.python, "-m", f"benchmarks.rows.{row.module}", *replace(task, events=str(events)).argv()],
                 env=ENVIRONMENT,
                 cwd=ROOT,
                 stdout=stdout,
@@ -192,7 +246,11 @@ class _Running:
                 at=time.monotonic(),
                 used={host.name: host.cpu_seconds() for host in self._members},
                 preprocessing_s={host.name: _preprocessing_s(host) for host in self._members},
+                sent_bytes={host.name: _sent_bytes(host) for host in self._members},
             )
+
+    def look_at_memory(self) -> None:
+        self._peak_memory_bytes = max(self._peak_memory_bytes, _memory_bytes(self._members))
 
     def measurement(self) -> Measurement:
         if self.process.returncode != 0:
@@ -216,6 +274,12 @@ class _Running:
             preprocessing_cores_by_host={
                 name: (spent - begin.preprocessing_s[name]) / seconds for name, spent in end.preprocessing_s.items()
             },
+            start_to_first_batch_s=result.first_batch_at_s - self._started,
+            wire_bytes_per_sample=sum(end.sent_bytes[name] - begin.sent_bytes[name] for name in end.sent_bytes)
+            / (seconds * result.samples_per_s),
+            peak_memory_bytes=self._peak_memory_bytes,
+            batch=result.batch,
+            label_sum=result.label_sum,
             extra={"steady_s": result.steady_s, **result.extra},
         )
 
@@ -225,8 +289,9 @@ class _Running:
         os.close(self.events)
 
 
-def _watch(runs: Sequence[_Running], timeout_s: float) -> None:
+def _watch(runs: Sequence[_Running], timeout_s: float, memory_every_s: float | None) -> None:
     until = time.monotonic() + timeout_s
+    next_look = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for running in runs:
             selector.register(running.events, selectors.EVENT_READ, running)
@@ -235,6 +300,10 @@ def _watch(runs: Sequence[_Running], timeout_s: float) -> None:
                 raise RowFailed(f"no result after {timeout_s:.0f} s")
             for key, _ in selector.select(timeout=0.2):
                 key.data.mark()
+            if memory_every_s is not None and time.monotonic() > next_look:
+                for running in runs:
+                    running.look_at_memory()
+                next_look = time.monotonic() + memory_every_s
 
 
 def _add_up(parts: Sequence[Measurement]) -> Measurement:
@@ -254,6 +323,11 @@ def _add_up(parts: Sequence[Measurement]) -> Measurement:
         samples_per_s_by_host={name: r for part in parts for name, r in part.samples_per_s_by_host.items()},
         busy_cores_by_host={name: c for part in parts for name, c in part.busy_cores_by_host.items()},
         preprocessing_cores_by_host={name: c for part in parts for name, c in part.preprocessing_cores_by_host.items()},
+        start_to_first_batch_s=max(part.start_to_first_batch_s for part in parts),
+        wire_bytes_per_sample=mean("wire_bytes_per_sample"),
+        peak_memory_bytes=sum(part.peak_memory_bytes for part in parts),
+        batch=parts[0].batch,
+        label_sum=sum(part.label_sum for part in parts),
         extra=parts[0].extra,
     )
 

@@ -18,11 +18,11 @@ import torch
 from torchvision import transforms
 from torchvision.transforms import v2
 
+from benchmarks.raw_images import BLUR_KERNEL, BLUR_SIGMA, BLURS, IMAGE_SIZE, LABELS, labelled_files, noise
+
 Sample = Mapping[str, Any]
 
 NAMES = ("blur", "blur-uint8", "jpeg")
-IMAGE_SIZE = 224
-BLURS = 10
 JPEG_FILES = 2000
 
 torch.set_num_threads(1)
@@ -54,7 +54,7 @@ class _InTwoSteps:
 @functools.cache
 def _blurs() -> transforms.Compose:
     """Return the transform of the reference workload, which is deliberately heavy."""
-    return transforms.Compose([transforms.ToTensor()] + [transforms.GaussianBlur(11)] * BLURS)
+    return transforms.Compose([transforms.ToTensor()] + [transforms.GaussianBlur(BLUR_KERNEL, BLUR_SIGMA)] * BLURS)
 
 
 HALF_AS_FAST = "OFFLOAD_BENCHMARK_HALF_AS_FAST"
@@ -67,9 +67,7 @@ class Blur(_InTwoSteps):
     name = "blur"
 
     def load(self, sample_id: int) -> Sample:
-        # A seed per sample, so that every row makes the same images.
-        image = np.random.RandomState(sample_id).randn(IMAGE_SIZE, IMAGE_SIZE, 3).astype(np.float32)
-        return {"image": image, "label": np.int64(sample_id % 1000)}
+        return {"image": noise(sample_id), "label": np.int64(sample_id % LABELS)}
 
     def transform(self, sample: Sample) -> Sample:
         if HALF_AS_FAST in os.environ:
@@ -85,7 +83,7 @@ class BlurUint8(_InTwoSteps):
     def load(self, sample_id: int) -> Sample:
         shape = (IMAGE_SIZE, IMAGE_SIZE, 3)
         image = np.random.RandomState(sample_id).randint(0, 256, shape, dtype=np.uint8)
-        return {"image": image, "label": np.int64(sample_id % 1000)}
+        return {"image": image, "label": np.int64(sample_id % LABELS)}
 
     def transform(self, sample: Sample) -> Sample:
         # ToTensor gives float32 in 0..1, on which the blurs work as they do in `Blur`.
@@ -110,8 +108,11 @@ class Jpeg(_InTwoSteps):
 
     def load(self, sample_id: int) -> Sample:
         number = sample_id % len(self.files)
-        image = simplejpeg.decode_jpeg(Path(self.files[number]).read_bytes(), colorspace="RGB")
-        return {"image": image, "label": np.int64(self.labels[number])}
+        return self.decode(Path(self.files[number]).read_bytes(), self.labels[number])
+
+    def decode(self, file: bytes, label: int) -> Sample:
+        """The raw sample of a file's content."""
+        return {"image": simplejpeg.decode_jpeg(file, colorspace="RGB"), "label": np.int64(label)}
 
     def transform(self, sample: Sample) -> Sample:
         # A CHW view of HWC memory is channels-last, on which resizing uint8 is nearly twice as fast.
@@ -128,11 +129,8 @@ def get(name: str, data: Path | None = None) -> Workload:
     if name == "jpeg":
         if data is None:
             raise ValueError("the workload jpeg needs a folder of JPEG files")
-        files = sorted(str(path) for path in data.rglob("*.jpg"))
-        if not files:
-            raise ValueError(f"no *.jpg under {data}")
-        classes = sorted({Path(file).parent.name for file in files})
-        return Jpeg(tuple(files), tuple(classes.index(Path(file).parent.name) for file in files))
+        files, labels = labelled_files(data)
+        return Jpeg(tuple(files), tuple(labels))
     raise ValueError(f"workload must be one of {', '.join(NAMES)}, found {name!r}")
 
 

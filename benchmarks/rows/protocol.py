@@ -35,11 +35,10 @@ from typing import Any
 
 import numpy as np
 
-from offload.testing.paced import PacedAccelerator
-
 ANSWER = "result: "
 STEADY_FROM, STEADY_TO = 0.4, 0.9
 MAX_GAP = 0.3  # of the steady state may pass between two batches; with longer gaps it is only two or three bursts
+TOO_FEW = "pass more"  # how a row ends that cannot be measured with so few samples
 STEADY_BEGINS, STEADY_ENDS = "steady-begins", "steady-ends"
 
 
@@ -55,6 +54,8 @@ class Task:
     alpha_s: float = 0.0
     beta_s: float = 0.0
     """The paced accelerator takes alpha_s + beta_s · batch size per batch; both 0: none."""
+    hosts: int = 1
+    """On how many hosts the row runs."""
     events: str | None = None
     """Named pipe to which the row writes when the steady state begins and ends."""
 
@@ -79,6 +80,10 @@ class Result:
     """Length of the steady state."""
     first_batch_at_s: float
     """When the first batch arrived, on the machine's monotonic clock."""
+    batch: Mapping[str, str]
+    """Type and shape of each column of the first batch."""
+    label_sum: int
+    """The sum of all labels: a checksum that shows whether each sample arrived once."""
     extra: Mapping[str, float]
 
 
@@ -98,6 +103,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--data")
     parser.add_argument("--alpha", type=float, default=0.0, dest="alpha_s")
     parser.add_argument("--beta", type=float, default=0.0, dest="beta_s")
+    parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--events")
     return parser
 
@@ -114,11 +120,12 @@ def consume(
 ) -> Result:
     """Request the iterator, take every batch from it, and measure. A batch is a mapping with a column `label`. When the accelerator has
     finished a batch, `trained` is called, as a training loop steps its optimizer."""
-    accelerator = PacedAccelerator(task.alpha_s, task.beta_s) if task.alpha_s or task.beta_s else None
+    accelerator = _accelerator(task)
     arrived: list[float] = []  # when each batch arrived
     counts: list[int] = []  # samples received up to and including the batch
     waits: list[float] = []  # how long the consumer waited for it
-    received = 0
+    received = label_sum = 0
+    described: dict[str, str] = {}
     requested = time.monotonic()
     batches = iter(request())
     asked = requested
@@ -129,6 +136,8 @@ def consume(
         arrived.append(now)
         counts.append(received)
         waits.append(now - asked)
+        described = described or describe(batch)
+        label_sum += int(np.asarray(batch["label"]).sum(dtype=np.int64))
         for share, event in ((STEADY_FROM, STEADY_BEGINS), (STEADY_TO, STEADY_ENDS)):
             if before < share * task.samples <= received:
                 _tell(task, event)
@@ -144,10 +153,10 @@ def consume(
     first = int(np.searchsorted(count, STEADY_FROM * task.samples))
     last = int(np.searchsorted(count, STEADY_TO * task.samples))
     if last - first < 3:
-        raise SystemExit(f"{task.samples} samples are too few to measure; pass more")
+        raise SystemExit(f"{task.samples} samples are too few to measure; {TOO_FEW}")
     steady_s = float(when[last] - when[first])
     if max(waits[first + 1 : last + 1]) > MAX_GAP * steady_s:
-        raise SystemExit(f"{task.samples} samples arrive in too few bursts to speak of a steady state; pass more")
+        raise SystemExit(f"{task.samples} samples arrive in too few bursts to speak of a steady state; {TOO_FEW}")
     return Result(
         samples=received,
         samples_per_s=steady_rate(count, when, task.samples),
@@ -155,8 +164,24 @@ def consume(
         stall=sum(waits[first + 1 : last + 1]) / steady_s,
         steady_s=steady_s,
         first_batch_at_s=arrived[0],
+        batch=described,
+        label_sum=label_sum,
         extra={},
     )
+
+
+def describe(batch: Mapping[str, Any]) -> dict[str, str]:
+    """Return type and shape of each column, the same words for arrays and tensors of any library."""
+    columns = {name: np.asarray(column) for name, column in batch.items()}
+    return {name: f"{column.dtype} {'×'.join(map(str, column.shape))}" for name, column in columns.items()}
+
+
+def _accelerator(task: Task) -> Any:
+    if not (task.alpha_s or task.beta_s):
+        return None
+    from offload.testing.paced import PacedAccelerator  # not in the environments of other libraries, which only count
+
+    return PacedAccelerator(task.alpha_s, task.beta_s)
 
 
 def steady_rate(count: Any, when: Any, samples: int) -> float:
