@@ -14,6 +14,7 @@ from typing import Any
 from offload.errors import ConfigError
 
 MOST_BYTES = 64 << 20
+MOST_DIGITS = 300  # of a whole number: a float holds no more
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -50,9 +51,25 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_json(path: Path, what: str, remedy: str) -> Any:
-    """Read the document in a JSON file. Raises ConfigError as :func:`read_text` does, and if it is not JSON."""
+    """Read the document in a JSON file.
+
+    Raises ConfigError as :func:`read_text` does, and if it is not JSON, or holds a number that no float can hold, text that is not
+    Unicode, or lists within lists without end.
+    """
     text = read_text(path, what)
     try:
-        return json.loads(text)
+        document = json.loads(text, parse_int=_number)
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{what} {path} holds text that is not Unicode (half of a surrogate pair). {remedy}"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{what} {path} is not JSON: {error}. {remedy}") from None
+    return document
+
+
+def _number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits, {digits[:20]}…")
+    return int(digits)

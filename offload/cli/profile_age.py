@@ -22,7 +22,7 @@ def facts(script: Path | None) -> dict[str, Any]:
         "cpu_model": cpu_model(),
         "cores": os.cpu_count() or 1,
         "versions": {name: version for name in LIBRARIES if (version := _version(name)) is not None},
-        "script_sha256": digest(script) if script is not None and script.is_file() else None,
+        "script_sha256": digest(script) if script is not None and os.path.isfile(script) else None,
     }
 
 

@@ -193,28 +193,37 @@ class _Fetcher:
         self._closed = threading.Event()
         self._pid = os.getpid()
         self._refs: list[Any] = []
+        self._feed: Any = session.feed
 
     def open(self) -> int:
         """Begin to feed, and to fetch. Return the number of batches to order ahead."""
-        feed, client = self._session.feed, self._session.client
-        packed = [_packed(recipe, self._plan.owner) for recipe in self._plan.recipes]
-        self._refs = packed  # this process owns them: they must live as long as the iteration
+        # This process owns them: they must live as long as the iteration.
+        self._refs = [_packed(recipe, self._plan.owner) for recipe in self._plan.recipes]
         self._session.begin(self._name)
         try:
-            if self._plan.orders is not None:
-                self.lead = answer(feed.open.remote(self._name, client, packed[0]))
-            else:
-                answer(feed.open_iterable.remote(self._name, client, packed))
-        except ray.exceptions.RayActorError as error:
-            self._session.lose_feed()
-            raise _lost(error) from None
+            self._open()
+        except ray.exceptions.RayActorError:  # it ended since the last iteration: nothing is lost
+            self._session.lose_feed(self._feed)
+            self._session.renew()
+            try:
+                self._open()
+            except ray.exceptions.RayActorError as error:
+                self._session.lose_feed(self._feed)
+                raise _lost(error) from None
         threading.Thread(target=self._run, daemon=True, name="offload-loader").start()
         return self.lead
+
+    def _open(self) -> None:
+        self._feed, client = self._session.feed, self._session.client
+        if self._plan.orders is not None:
+            self.lead = answer(self._feed.open.remote(self._name, client, self._refs[0]))
+        else:
+            answer(self._feed.open_iterable.remote(self._name, client, self._refs))
 
     def order(self, orders: list[BatchOrder]) -> None:
         """Order batches. Raises RunError if the connection to Ray has ended."""
         with no_new_ray():
-            self._session.feed.order.remote(self._name, orders)
+            self._feed.order.remote(self._name, orders)
 
     def get(self, timeout_s: float) -> tuple[Any, int]:
         """The next batch, exception or end, and the number of its samples.
@@ -251,7 +260,7 @@ class _Fetcher:
         if self._closed.is_set() or self._session.ended:
             return None
         with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
-            return answer(getattr(self._session.feed, method).remote(self._name))
+            return answer(getattr(self._feed, method).remote(self._name))
         return None
 
     def close(self) -> None:
@@ -262,7 +271,7 @@ class _Fetcher:
         self._session.end(self._name)
         if not self._session.ended and ray.is_initialized():
             with contextlib.suppress(Exception), no_new_ray():
-                self._session.feed.close.remote(self._name)
+                self._feed.close.remote(self._name)
 
     def _run(self) -> None:
         try:
@@ -270,7 +279,7 @@ class _Fetcher:
             with no_new_ray():
                 self._fetch()
         except ray.exceptions.RayActorError as error:
-            self._session.lose_feed()
+            self._session.lose_feed(self._feed)
             self._put(_lost(error))
         except BaseException as error:
             self._put(error if isinstance(error, OffloadError) else _lost(error))
@@ -279,7 +288,7 @@ class _Fetcher:
         start, skip = 0, 0 if self._plan.orders is not None else self._plan.skip
         while not self._closed.is_set():
             want = max(LEAST_TAKEN, self.lead // 4)
-            taken: Taken = answer(self._session.feed.take.remote(self._name, start, want))
+            taken: Taken = answer(self._feed.take.remote(self._name, start, want))
             self.lead = max(taken.lead, 1)
             for remark in taken.remarks:
                 logging.getLogger("offload").warning("%s", remark)
@@ -295,7 +304,7 @@ class _Fetcher:
                     if place.ref != ref:
                         block, ref = ray.get(place.ref), place.ref
                 except ray.exceptions.ObjectLostError:
-                    answer(self._session.feed.make_again.remote(self._name, start))
+                    answer(self._feed.make_again.remote(self._name, start))
                     break
                 if start >= skip and not self._put(self._finished(block, place.item), block.samples_per_batch):
                     return

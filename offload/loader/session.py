@@ -46,6 +46,7 @@ class Session:
         self._pid = os.getpid()
         self._ended = threading.Event()
         self._lost = False
+        self._renewing = threading.Lock()
         self._iterations: set[str] = set()
         self._job, self._placement = Job.of(), placement
         try:
@@ -67,15 +68,18 @@ class Session:
         """Whether other ranks use the same feed."""
         return self._job.world_size > 1
 
-    def lose_feed(self) -> None:
-        """Note that the feed is gone. The next iteration makes another."""
-        self._lost = True
+    def lose_feed(self, feed: Any) -> None:
+        """Note that this feed is gone. The next iteration makes another."""
+        with self._renewing:
+            if feed is self.feed:  # an iteration may learn late of the end of an earlier one
+                self._lost = True
 
     def renew(self) -> None:
         """Make another feed if this one is gone."""
-        if self._lost:
-            self.feed = _feed_of(self._job, describe(), self._placement)
-            self._lost = False
+        with self._renewing:
+            if self._lost:
+                self.feed = _feed_of(self._job, describe(), self._placement)
+                self._lost = False
 
     def begin(self, iteration: str) -> None:
         """Note an iteration, which needs the feed."""

@@ -93,6 +93,12 @@ def _number(name: str, value: Any) -> float:
     return math.inf if value is None else check_number(name, value, most=math.inf, infinite=True, sane="such as 310.2")
 
 
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{name} must be a list, found {shown(value)}.")
+    return value
+
+
 def _field(document: Mapping[str, Any], field: str, name: str) -> Any:
     if field not in document:
         raise ConfigError(f"{name} has no field {field!r}.")
@@ -160,9 +166,7 @@ class Plan:
 
     @classmethod
     def _read(cls, document: Mapping[str, Any], source: str) -> Plan:
-        listed = _field(document, "candidates", "it")
-        if not isinstance(listed, list):
-            raise ConfigError(f"candidates must be a list, found {shown(listed)}.")
+        listed = _list("candidates", _field(document, "candidates", "it"))
         recommended = _field(document, "recommended", "it")
         if recommended is None or not listed:
             raise _NothingRecommendedError
@@ -179,7 +183,7 @@ class Plan:
             baseline=check_count("baseline", _field(document, "baseline", "it"), most=last, sane="as recommended"),
             alternative=None if alternative is None else Candidate.from_document(alternative, "alternative"),
             explanation=str(document.get("explanation", "")),
-            warnings=tuple(map(str, document.get("warnings", ()))),
+            warnings=tuple(map(str, _list("warnings", document.get("warnings", [])))),
         )
 
 

@@ -152,6 +152,7 @@ class Profile:
         inputs = read.numbers("input.", read.section(document, "input"), _INPUT, others=("stages",))
         step = read.numbers("step.", read.section(document, "step"), _STEP, others=("device",))
         measured = document.get("measured") or {}
+        read.table("measured.versions", read.table("measured", measured).get("versions") or {})
         speed = read.numbers("measured.", read.table("measured", measured), _MEASURED, closed=False)["core_speed"]
         uncertainty = read.table("uncertainty", document.get("uncertainty") or {})
         limit = step.pop("max_local_batch_size")

@@ -170,15 +170,27 @@ def test_a_loaded_state_is_the_state_until_the_next_iteration(tmp_path: Path) ->
     assert len(list(again)) == 9
 
 
-def test_a_feed_that_is_gone_is_replaced() -> None:
+def test_a_feed_that_ended_between_two_iterations_is_replaced() -> None:
     loader: Any = offload.DataLoader(Numbers(), batch_size=2)
-    list(loader)
+    for _ in range(2):
+        assert values(loader) == list(range(20))
+        kill_feeds()
+
+
+def test_an_iteration_whose_feed_ends_says_so_and_the_next_one_is_whole() -> None:
+    loader: Any = offload.DataLoader(Slow(1000), batch_size=2)  # most of it is not made when the feed ends
+    iteration = iter(loader)
+    next(iteration)
+    kill_feeds()
+    with pytest.raises(RunError, match=r"the feed of the DataLoader is lost.*Iterate again"):
+        list(iteration)
+    assert values(loader) == list(range(1000))
+
+
+def kill_feeds() -> None:
     for session in sessions._sessions.values():
         ray.kill(session.feed)
         eventually(lambda feed=session.feed: _is_gone(feed))
-    with pytest.raises(RunError, match=r"the feed of the DataLoader is lost.*Iterate again"):
-        list(loader)
-    assert values(loader) == list(range(20))
 
 
 def _is_gone(actor: Any) -> bool:
@@ -199,6 +211,12 @@ class Stuck(Numbers):
         while i == 1:
             time.sleep(0.1)
         return i
+
+
+class Slow(Numbers):
+    def __getitem__(self, i: int) -> Any:
+        time.sleep(0.01)
+        return super().__getitem__(i)
 
 
 class Process(Numbers):
