@@ -38,13 +38,13 @@ class _Rule:
 _SECONDS = "in seconds, such as {}: {} ms"
 _INPUT = {
     "core_seconds_per_sample": _Rule(
-        sane=_SECONDS.format(0.029, 29) + " of one core", above=0.0, most=10.0, required=True
+        sane=_SECONDS.format(0.029, 29) + " of one core", above=0.0, least=1e-9, most=10.0, required=True
     ),
     "contention": _Rule(sane="between 0 and 1, such as 0.02", most=1.0, default=0.0),
     "raw_bytes_per_sample": _Rule(sane="in bytes, such as 110000 for a JPEG", default=0.0),
     "wire_bytes_per_sample": _Rule(sane="in bytes, such as 150528 for 224×224×3 uint8", least=1.0, required=True),
     "ingest_samples_per_s_per_worker": _Rule(
-        sane="in samples/s, such as 9000, or null if unknown", above=0.0, default=math.inf
+        sane="in samples/s, such as 9000, or null if unknown", above=0.0, least=1e-3, default=math.inf
     ),
     "storage_bytes_per_s": _Rule(sane="in bytes/s, such as 1.2e9, or null if unknown", above=0.0, default=math.inf),
     "remote_core_seconds_per_byte": _Rule(
@@ -77,7 +77,9 @@ _TOP = {
     "host_cpus_per_worker": _Rule(sane="cores, such as 1", most=1024.0, default=1.0),
     "batch_size": _Rule(sane="the global batch, such as 64", least=1.0, whole=True),
 }
-_MEASURED = {"core_speed": _Rule(sane="relative to an ml.c5 vCPU, such as 1.0", above=0.0, most=100.0, default=1.0)}
+_MEASURED = {
+    "core_speed": _Rule(sane="relative to an ml.c5 vCPU, such as 1.0", above=0.0, least=0.01, most=100.0, default=1.0)
+}
 _STAGE = {
     "core_seconds_per_sample": _Rule(sane=_SECONDS.format(0.004, 4), most=10.0, required=True),
     "bytes_out": _Rule(sane="in bytes, such as 562500"),
