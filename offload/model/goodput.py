@@ -106,10 +106,10 @@ class JointGoodput:
             accum = np.ceil(each / most - ROUNDING) - 1
             alone = (k == 1) & (each > initial + ROUNDING)
             accum = np.where(alone, np.maximum(accum, 1), accum).astype(int)
-            local = np.ceil(each / (accum + 1) - ROUNDING).astype(int)
+            local = _within(np.ceil(each / (accum + 1) - ROUNDING), k * (accum + 1), largest, initial)
         else:
             accum = np.zeros(each.shape, dtype=int)
-            local = np.where(k == 1, initial, np.ceil(each - ROUNDING)).astype(int)
+            local = np.where(k == 1, initial, _within(np.ceil(each - ROUNDING), k, largest, initial)).astype(int)
         goodput = np.asarray(self.goodput(n, k, local, accum))
         goodput = np.where((least <= local) & (local <= most), goodput, 0.0)
         best = np.argmax(goodput, axis=0)[None]
@@ -143,6 +143,13 @@ class JointGoodput:
         counts, where = np.unique(np.asarray(workers), return_inverse=True)
         rates = np.array([float(rate(int(count))) for count in counts])
         return rates[where].reshape(np.shape(workers))
+
+
+def _within(local: Floats, groups: Any, largest: float, initial: float) -> Any:
+    """Whole local batches of ``groups`` micro-batches, one sample fewer where they would exceed the ``largest`` global batch, unless that
+    leaves less than the ``initial`` one."""
+    exceeds = (local * groups > largest + ROUNDING) & ((local - 1) * groups >= initial - ROUNDING)
+    return np.where(exceeds, local - 1, local).astype(int)
 
 
 def _global_batch(workers: ArrayLike, local_batch_size: ArrayLike, accum_steps: ArrayLike) -> Floats:

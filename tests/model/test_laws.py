@@ -340,6 +340,18 @@ def test_optimize_returns_what_it_says(step: StepTime, noise: GradientNoise, rat
         assert isinstance(one[0], float)
 
 
+@given(step_times, noises, st.integers(1, 8), st.integers(1, 4), st.integers(1, 64), st.booleans())
+def test_no_batch_exceeds_the_largest(
+    step: StepTime, noise: GradientNoise, per_node: int, nodes: int, growth: int, accumulate: bool
+) -> None:
+    workers, initial = nodes * per_node, math.ceil(noise.batch_size)
+    largest = initial * growth
+    _, local, accum = JointGoodput(step, noise).optimize(nodes, workers, largest, (1, 4 * largest), accumulate)
+    whole = workers * local * (accum + 1)
+    # Whole local batches may not fill the initial batch alone: there, the next larger one.
+    assert whole <= largest or whole - workers * (accum + 1) < initial
+
+
 def test_optimize_needs_noise_and_a_range_that_is_not_empty() -> None:
     step = StepTime(0.01, 0.001)
     with pytest.raises(ConfigError, match="without gradient noise"):
