@@ -38,7 +38,7 @@ import numpy as np
 ANSWER = "result: "
 STEADY_FROM, STEADY_TO = 0.4, 0.9
 MAX_GAP = 0.3  # of the steady state may pass between two batches; with longer gaps it is only two or three bursts
-TOO_FEW = "pass more"  # how a row ends that cannot be measured with so few samples
+TOO_FEW = "pass more"  # how the error of a row begins that cannot be measured with so few samples: long ones are cut
 STEADY_BEGINS, STEADY_ENDS = "steady-begins", "steady-ends"
 
 
@@ -153,10 +153,10 @@ def consume(
     first = int(np.searchsorted(count, STEADY_FROM * task.samples))
     last = int(np.searchsorted(count, STEADY_TO * task.samples))
     if last - first < 3:
-        raise SystemExit(f"{task.samples} samples are too few to measure; {TOO_FEW}")
+        raise SystemExit(f"{TOO_FEW}: {task.samples} samples are too few to measure")
     steady_s = float(when[last] - when[first])
     if max(waits[first + 1 : last + 1]) > MAX_GAP * steady_s:
-        raise SystemExit(f"{task.samples} samples arrive in too few bursts to speak of a steady state; {TOO_FEW}")
+        raise SystemExit(f"{TOO_FEW}: {task.samples} samples arrive in too few bursts to speak of a steady state")
     return Result(
         samples=received,
         samples_per_s=steady_rate(count, when, task.samples),
