@@ -498,8 +498,10 @@ def _stored(op: Any) -> Iterator[Draft]:
             rows, size = entry.metadata.num_rows, entry.metadata.size_bytes
             start, stop = (0, rows) if cut is None else (cut.start_offset, cut.end_offset)
             unit = Unit(given=_pickled(entry.ref), label=BLOCK, size_bytes=size)
-            if not stop:
+            if stop is None:
                 yield unit, ()
+                continue
+            if start == stop:  # sorts and joins leave empty blocks
                 continue
             parts = max(1, min(stop - start, round((size or 0) / UNIT_BYTES)))
             edges = np.linspace(start, stop, parts + 1).astype(int).tolist()

@@ -204,6 +204,14 @@ TAKEN: dict[str, tuple[Made, Rows]] = {
         [{"n": ROWS // 3}] * 3,
     ),
     "random_shuffle": (lambda f: rows(f).random_shuffle().filter(lambda row: row["id"] > 3), ALL[4:]),
+    "empty blocks": (
+        lambda f: ray.data.from_arrow([pa.table({"id": [0]}), pa.table({"id": pa.array([], pa.int64())})]).limit(1),
+        IDS[:1],
+    ),
+    "empty blocks before a limit": (
+        lambda f: ray.data.from_arrow([pa.table({"id": pa.array([], pa.int64())}), pa.table({"id": [0, 1]})]).limit(1),
+        IDS[:1],
+    ),
     "batches after a sort": (lambda f: rows(f).sort("id").map_batches(lambda b: {"id": b["id"]}), IDS),
     "zip": (
         lambda f: ray.data.range(9).zip(ray.data.range(9).rename_columns({"id": "same"})).limit(7),
