@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -109,23 +110,29 @@ def _runs(rows: pa.Table) -> Iterator[tuple[int, int, _Group]]:
 
 
 class _Footers:
-    """The footers of the last files, for any thread: reading one takes two requests."""
+    """The footers of the last files, for any thread. Reading one takes two requests, so threads that meet at a file wait for the first."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._kept: OrderedDict[str, Future[pq.FileMetaData]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, file: str) -> pq.FileMetaData | None:
+    def of(self, file: str, read: Callable[[], pq.FileMetaData]) -> pq.FileMetaData:
+        """The footer of a file, which ``read`` reads. Raises the errors of ``read``."""
         with self._lock:
-            if file in self._kept:
-                self._kept.move_to_end(file)
-            return self._kept.get(file)
-
-    def put(self, file: str, footer: pq.FileMetaData) -> None:
-        with self._lock:
-            self._kept[file] = footer
-            while len(self._kept) > _FOOTERS:
-                self._kept.popitem(last=False)
+            footer, known = self._kept.get(file), file in self._kept
+            if footer is None:
+                footer = self._kept[file] = Future()
+                while len(self._kept) > _FOOTERS:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(file)
+        if not known:
+            try:
+                footer.set_result(read())
+            except BaseException as error:
+                footer.set_exception(error)
+                with self._lock:  # the next reader tries again
+                    self._kept.pop(file, None)
+        return footer.result()
 
 
 class ParquetReader:
@@ -189,10 +196,8 @@ class ParquetReader:
         remote = not isinstance(self.fs, pafs.LocalFileSystem)
         with self.fs.open_input_file(file) as stream:
             # Remote columns come in a few requests at once; local ones are read as they are decoded.
-            known = self._footers.get(file) if remote else None
-            opened = pq.ParquetFile(stream, pre_buffer=remote, metadata=known)
-            if remote and known is None:
-                self._footers.put(file, opened.metadata)
+            footer = self._footers.of(file, lambda: pq.ParquetFile(stream).metadata) if remote else None
+            opened = pq.ParquetFile(stream, pre_buffer=remote, metadata=footer)
             return opened.read_row_group(number, columns=self.columns)
 
     def _decode(self, value: Any, row: int, errors: dict[int, str], *, encoded: bool) -> Any:
