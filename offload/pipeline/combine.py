@@ -17,6 +17,7 @@ from offload.pipeline.draws import Draws
 from offload.pipeline.recipe import Recipe
 from offload.pipeline.sources.base import Index, Tell, silent
 from offload.pipeline.sources.mixed import MixedIndex, mixed_index
+from offload.pipeline.sources.unit_rows import list_dataset_rows
 from offload.pipeline.spec import Pipeline, as_pipeline
 
 
@@ -27,12 +28,14 @@ def weighted(pipeline: Any, weights: Any, *, samples: int | None = None) -> Pipe
     exactly the rest. A sample that is drawn repeatedly gets other random numbers each time.
 
     Args:
-        pipeline: a result of :func:`offload.image_folder` and its siblings, a map-style torch data set, or a list of samples.
+        pipeline: a result of :func:`offload.image_folder` and its siblings, a ``ray.data.Dataset``, a map-style torch data set, or a list
+            of samples.
         weights: one number per sample, in a sequence, an array or a tensor. A sample of weight 0 is never drawn.
         samples: the draws of a pass. None: as many as there are samples.
 
     Raises:
-        ConfigError: for a ``ray.data.Dataset`` or invalid weights; and, when the run starts, for another number of weights.
+        ConfigError: for invalid weights; and, when the run starts, for another number of weights, or a ``ray.data.Dataset`` whose
+            number of rows only running it tells.
     """
     inner = _indexed("weighted", pipeline)
     if inner.drawn:
@@ -70,13 +73,13 @@ def mix(
     before it.
 
     Args:
-        pipelines: results of :func:`offload.image_folder` and its siblings, map-style torch data sets or lists, by name.
+        pipelines: results of :func:`offload.image_folder` and its siblings, Datasets of Ray, map-style torch data sets or lists, by name.
         weights: the share of each set, such as ``{"a": 1, "b": 3}``.
         samples: the draws of a pass with weights. None: as many as there are samples.
 
     Raises:
-        ConfigError: for a ``ray.data.Dataset``, unknown names, invalid weights, or sets that differ in ``shuffle`` or in what runs on
-            the device; and, when the run starts, for sets with different class names.
+        ConfigError: for unknown names, invalid weights, or sets that differ in ``shuffle`` or in what runs on the device; and, when the run
+            starts, for sets with different class names, or a ``ray.data.Dataset`` whose number of rows only running it tells.
     """
     given = check_mapping("mix: pipelines", pipelines, sane="data sets by name, such as {'a': ..., 'b': ...}")
     if not given:
@@ -178,15 +181,18 @@ def _indexed(what: str, value: Any) -> Pipeline:
             pipeline = as_pipeline(what, value)
         except ConfigError:
             raise ConfigError(
-                f"{what} takes the result of offload.image_folder, from_torch, parquet or webdataset, a map-style torch data set, or "
-                f"a list of samples, found {shown(value)}."
+                f"{what} takes the result of offload.image_folder, from_torch, parquet or webdataset, a ray.data.Dataset, a map-style "
+                f"torch data set, or a list of samples, found {shown(value)}."
             ) from None
-    if pipeline.list is None:
+    dataset = pipeline.dataset
+    if dataset is None:
+        return pipeline
+    if pipeline.id_column is not None:
         raise ConfigError(
-            f"{what} takes data sets with an index, found a ray.data.Dataset. Read its files with offload.parquet or image_folder, or "
-            "combine them in Ray Data."
+            f"{what} numbers the samples itself, found a ray.data.Dataset with id_column={pipeline.id_column!r}. Drop id_column."
         )
-    return pipeline
+    shuffle = pipeline.shuffle is not False
+    return replace(pipeline, list=lambda tell=silent: list_dataset_rows(what, dataset, shuffle=shuffle), dataset=None)
 
 
 def _weights(name: str, given: Any) -> NDArray[np.float64]:

@@ -177,6 +177,8 @@ def process(
     kept: list[np.ndarray[Any, Any]] = []
     skipped: dict[int, str] = {}
     gather = Gather(rows.num_rows, scratch or Scratch())
+    if (begin_pass := getattr(recipe.reader, "begin_pass", None)) is not None:
+        begin_pass(recipe.seed, epoch)
     if (begin := getattr(recipe.reader, "begin", None)) is not None:
         begin(rows)
     ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))

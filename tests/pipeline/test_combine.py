@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -20,59 +20,12 @@ from offload.pipeline import wire
 from offload.pipeline.combine import mix, weighted
 from offload.pipeline.device import Normalize
 from offload.pipeline.draws import Draws
-from offload.pipeline.index_tasks import IndexTasks
-from offload.pipeline.meter import Meter
-from offload.pipeline.passes import Pass, PassKey, PassRequest
-from offload.pipeline.pool import Block, Cost
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import process
-from offload.pipeline.sources.base import Index
-from offload.pipeline.spec import Pipeline, from_torch, image_folder, parquet
-from offload.pipeline.streams import Stream
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.spec import from_torch, image_folder, parquet
+from offload.pipeline.wire import SAMPLE_ID
+from tests.pipeline.index_pass import a_pass, listed, stream_of
 
 some_weights = st.lists(st.floats(0, 1e300, allow_subnormal=True), min_size=1, max_size=30).filter(any)
-
-
-def listed(pipeline: Pipeline) -> Index:
-    assert pipeline.list is not None
-    return pipeline.list()
-
-
-def stream_of(pipeline: Pipeline, *, seed: int = 7, shuffle: bool = True) -> Stream:
-    index = listed(pipeline)
-    recipe: Any = pipeline.recipe(index, seed=seed)
-    return Stream(recipe=recipe, table=index.table, groups=index.groups, draws=index.draws, shuffle=shuffle, seed=seed)
-
-
-class Ref:
-    def hex(self) -> str:
-        return str(id(self))
-
-
-def a_pass(stream: Stream, *, epoch: int = 0, done: Any = ()) -> dict[int, dict[str, Any]]:
-    """All rows that the tasks of a pass return, by their position."""
-    request = PassRequest(world_size=1, first_rows=8, epoch=epoch, done=tuple(done))
-    assert stream.samples is not None
-    assert stream.table is not None
-    visit = Pass(PassKey(attempt=1, name="train", number=epoch), request, stream.samples - len(Ranges(request.done)))
-    cores: Any = lambda: _Cores()  # noqa: E731
-    tasks = IndexTasks(stream, stream.table, visit, Meter(lambda: Counter()), cores)
-    rows: dict[int, dict[str, Any]] = {}
-    while (found := tasks.next("node")) is not None:
-        task, made = found
-        block = process(cast(Any, task.recipe), task.rows, epoch=task.epoch)
-        cost = Cost(rows=block.num_rows, size_bytes=block.nbytes, cpu_s=0.1, wall_s=0.1)
-        made(Block(ref=cast(Any, Ref()), cost=cost))
-        columns = wire.decode(block)
-        for i, position in enumerate(np.asarray(columns[POSITION]).tolist()):
-            assert position not in rows, "each position once"
-            rows[position] = {name: column[i] for name, column in columns.items()}
-    return rows
-
-
-class _Cores:
-    cores, store_bytes, stores, by_node = 2, 1e9, {"node": 1e9}, Counter({"node": 2})
 
 
 def noisy(sample: dict[str, Any]) -> dict[str, Any]:
@@ -164,11 +117,6 @@ def test_weights_of_every_kind(weights: Any) -> None:
     assert len(listed(weighted(numbers(3), weights, samples=50))) == 50
 
 
-class RayDataset:
-    __module__ = "ray.data.dataset"
-    map_batches = iter_internal_ref_bundles = None
-
-
 @pytest.mark.parametrize(
     ("weights", "says"),
     [
@@ -192,7 +140,6 @@ def test_what_weighted_refuses() -> None:
     text = refusal(lambda: listed(weighted(numbers(3), [1, 2])))
     assert "holds 2 numbers, and from_torch(list) has 3 samples" in text
     assert "samples must be" in refusal(weighted, numbers(3), [1, 1, 1], samples=0)
-    assert "found a ray.data.Dataset" in refusal(weighted, RayDataset(), [1])
     assert "Drop shuffle=False" in refusal(weighted, from_torch(numbers(3), shuffle=False), [1, 1, 1])
     assert "already draws" in refusal(weighted, weighted(numbers(3), [1, 1, 1]), [1, 1, 1])
     assert "found " in refusal(weighted, "s3://bucket", [1])
@@ -311,7 +258,6 @@ def test_what_mix_refuses(tmp_path: Path) -> None:
     assert "weights['a']" in refusal(mix, {"a": a}, weights={"a": float("nan")})
     assert "samples=5 counts draws" in refusal(mix, {"a": a}, samples=5)
     assert "samples must be" in refusal(mix, {"a": a}, weights={"a": 1}, samples=0)
-    assert "mix: 'a' takes data sets with an index, found a ray.data.Dataset" in refusal(mix, {"a": RayDataset()})
     assert "found 5" in refusal(mix, {"a": 5})
     assert "without weights visits every sample once" in refusal(mix, {"a": weighted(numbers(1), [1])})
     assert "shuffle=False" in refusal(mix, {"a": a, "b": from_torch(numbers(1), shuffle=False)})

@@ -21,7 +21,7 @@ from ray.data.expressions import col, random
 
 from offload.pipeline import ray_plan
 from offload.pipeline.ray_plan import NotTakenOverError, Runner, take_over
-from offload.pipeline.sources.units import _joined
+from offload.pipeline.sources.unit_maker import joined
 
 pytestmark = [
     pytest.mark.ray,
@@ -273,7 +273,7 @@ def made(dataset: ray.data.Dataset) -> list[dict[str, Any]]:
     runners = [Runner(cloudpickle.loads(cloudpickle.dumps(chain))) for chain in plan.chains]
     found: list[dict[str, Any]] = []
     for number, unit in enumerate(plan.units):
-        columns = _joined(runners[unit.chain].run(unit.given, number=number, start=unit.start, stop=unit.stop))
+        columns = joined(runners[unit.chain].run(unit.given, number=number, start=unit.start, stop=unit.stop))
         count = len(next(iter(columns.values()), ()))
         assert unit.rows in (None, count), (unit, count)
         found += [{name: column[i] for name, column in columns.items()} for i in range(count)]

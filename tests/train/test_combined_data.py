@@ -14,6 +14,7 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
+import ray.data
 import torch
 import torch.utils.data
 
@@ -43,6 +44,12 @@ class Held(torch.utils.data.Dataset[Any]):
         return {"x": np.array([x, 1 - x], dtype=np.float32), "y": x}
 
 
+def held_rows(batch: dict[str, Any]) -> dict[str, Any]:
+    """The samples of ``Held(40.0)``, as a step of a ``ray.data.Dataset`` makes them."""
+    x = ((40 + batch["id"]) / 80).astype(np.float32)
+    return {"x": np.stack([x, 1 - x], axis=1), "y": x}
+
+
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_stopped_run_of_drawn_samples_resumes_with_exactly_the_rest(tmp_path: Path, workers: int) -> None:
     log = tmp_path / "log"
@@ -63,8 +70,9 @@ def test_a_stopped_run_of_drawn_samples_resumes_with_exactly_the_rest(tmp_path: 
         fit_linear(ctx, stop_in_the_second_epoch)
 
     def run() -> offload.Result:
+        rows = ray.data.range(40, override_num_blocks=4).map_batches(held_rows, udf_modifying_row_count=False)
         data = offload.mix(
-            {"a": offload.from_torch(Held), "b": offload.from_torch(lambda: Held(40.0))},
+            {"a": offload.from_torch(Held), "b": rows},
             weights={"a": 1, "b": 3},
             samples=120,
         )

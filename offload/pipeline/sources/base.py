@@ -34,7 +34,8 @@ class Reader(Protocol):
     """A reader of a source's index rows. It travels to every preprocessing process once.
 
     A reader with a method ``prepare`` has work to do in each process before its first read. One with a method ``begin(rows)`` learns
-    which index rows a task will read, in their order.
+    which index rows a task will read, in their order. One with a method ``begin_pass(seed, epoch)`` learns before each task what its
+    own random numbers may depend on.
     """
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
@@ -49,7 +50,8 @@ class Index:
     """All samples of a source. Row ``i`` of ``table`` is the sample with ``sample_id`` ``i``, in every epoch and run.
 
     ``groups``: for each sample, the unit that storage reads at once (None: every sample is its own unit). ``draws``: the draws of a
-    pass that does not visit every sample once.
+    pass that does not visit every sample once. ``identity`` is equal for indexes with the same samples in the same order; None if their
+    number tells that.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Index:
     groups: NDArray[np.int64] | None = None
     classes: tuple[str, ...] = ()
     draws: Draws | None = None
+    identity: str | None = None
 
     def __len__(self) -> int:
         """The number of samples of a pass."""

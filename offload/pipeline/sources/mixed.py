@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offload.errors import RunError
+from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import At, Index, Reader, Samples, nowhere
 from offload.pipeline.wire import Column, Columns, as_array, common_dtype
 
@@ -50,6 +51,7 @@ def mixed_index(name: str, parts: Mapping[str, Index]) -> MixedIndex:
         groups=_groups(indexes),
         classes=first if all(index.classes == first for index in indexes) else (),
         parts=indexes,
+        identity=_identity(indexes),
     )
 
 
@@ -65,11 +67,23 @@ def _groups(indexes: Sequence[Index]) -> NDArray[np.int64] | None:
     return np.concatenate(found)
 
 
+def _identity(indexes: Sequence[Index]) -> str | None:
+    if all(index.identity is None for index in indexes):
+        return None
+    return "+".join(index.identity or str(index.table.num_rows) for index in indexes)
+
+
 class MixedReader:
     """A reader of the rows of several sources."""
 
     def __init__(self, names: tuple[str, ...], readers: tuple[Reader, ...]) -> None:
         self.names, self.readers = names, readers
+
+    def begin_pass(self, seed: int, epoch: int) -> None:
+        """Seed the readers that draw random numbers of their own, each differently."""
+        for number, reader in enumerate(self.readers):
+            if (begin_pass := getattr(reader, "begin_pass", None)) is not None:
+                begin_pass(mix(seed, number), epoch)
 
     def begin(self, rows: pa.Table) -> None:
         """Begin a task over these index rows."""

@@ -8,7 +8,8 @@ import pyarrow as pa
 import ray
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline.sources.units import UnitIndex, say_cause
+from offload.pipeline.sources.unit_maker import say_cause
+from offload.pipeline.sources.units import UnitIndex
 
 if TYPE_CHECKING:
     import ray.data

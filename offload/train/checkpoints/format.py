@@ -93,8 +93,7 @@ class Training:
         adapting: the state of adaptation: ``noise``, ``learned``, and ``workers`` and ``batch`` of the newest step. Empty if nothing
             adapts.
         sums: the epoch's sums over all ranks.
-        seed, samples, source: the seed, the number of samples, and the identity of their units, which determine the order of an epoch; None
-            if unknown.
+        seed, samples, source: the seed, the number of samples, and their identity, which determine the order of an epoch; None if unknown.
     """
 
     progress: Progress

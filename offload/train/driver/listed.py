@@ -34,6 +34,13 @@ class Listed:
         return None if self.index is None else len(self.index)
 
     @property
+    def identity(self) -> str | None:
+        """What tells its samples from those of another data set with as many; None if nothing does."""
+        if self.units is not None:
+            return self.units.identity
+        return None if self.index is None else self.index.identity
+
+    @property
     def pooled(self) -> bool:
         """Whether the pool makes its samples; otherwise, Ray Data does."""
         return self.index is not None or self.units is not None

@@ -238,7 +238,7 @@ class Run:
             sized={name: s.samples for name, s in self.listed.items()},
             classes={name: s.classes for name, s in self.listed.items() if s.classes},
             resumable={name: s.resumable for name, s in self.listed.items()},
-            source=None if (units := self.listed[TRAIN].units) is None else units.identity,
+            source=self.listed[TRAIN].identity,
             checkpoints=trainer.checkpoints,
             precision=trainer.precision,
             seed=trainer.seed,

@@ -30,8 +30,8 @@ class TrainingState:
     Args:
         talk: the other ranks; None in a world of one.
         checkpoints: the run's checkpoints.
-        seed, samples, source: the seed of the run, the number of its training samples (None: unknown), and the identity of their units if
-            the source has units. Together they determine the order of an epoch; checkpoints record them.
+        seed, samples, source: the seed of the run, the number of its training samples (None: unknown), and their identity if their
+            number does not tell it. Together they determine the order of an epoch; checkpoints record them.
         scaler: the gradient scaler, for fp16.
         resumable: whether training samples have stable ids, so that a pass can go on where it stopped.
     """

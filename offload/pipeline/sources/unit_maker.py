@@ -1,0 +1,189 @@
+"""Makes the units of a ``ray.data.Dataset`` in a preprocessing process: runs the read task and the steps of each.
+
+Where it stops: :mod:`offload.pipeline.ray_plan` knows Ray's plans. What becomes of the samples is up to the recipe of a pass over units
+(:mod:`offload.pipeline.sources.units`), or to the reader of an index of rows (:mod:`offload.pipeline.sources.unit_rows`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offload.errors import RunError
+from offload.pipeline import recipe as recipes
+from offload.pipeline.randomness import seed_generators
+from offload.pipeline.recipe import FAILURES, say
+from offload.pipeline.shuffling import mix
+from offload.pipeline.sources.base import Samples
+from offload.pipeline.wire import Column, Columns, as_array, common_dtype
+
+if TYPE_CHECKING:
+    from offload.pipeline.ray_plan import Chain, Runner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """The samples of a unit. ``errors`` maps the number of a sample without content to its error."""
+
+    label: str
+    columns: Columns
+    count: int
+    errors: Mapping[int, str]
+
+
+class UnitMaker:
+    """The steps of all units, ready in this process."""
+
+    def __init__(self, chains: Sequence[Chain]) -> None:
+        """Construct the classes of the steps. Raises RunError for a class that raises."""
+        from offload.pipeline.ray_plan import Runner  # it imports Ray Data, which most runs do not need
+
+        try:
+            self._runners = [Runner(chain) for chain in chains]
+        except FAILURES as error:
+            raise RunError(
+                f"a class of the steps of a ray.data.Dataset raised {say(error)} when it was constructed on a preprocessing process. "
+                "Correct its constructor: it runs on every node."
+            ) from None
+
+    def make(self, unit: Mapping[str, Any], number: int, *, seed: int, epoch: int, skip: bool) -> Made:
+        """Run the steps of a unit (a row of a :class:`UnitIndex`'s table), with random numbers of its own.
+
+        ``skip``: whether rows that fail become samples without content. Raises RunError if they must not, or if the unit does not hold
+        the promised rows.
+        """
+        runner = self._runners[unit["chain"]]
+        name = unit_name(unit["label"])
+        seed_generators(mix(seed, epoch, number, 4))
+        errors: dict[int, str] = {}
+        place = {"number": number, "start": unit["start"], "stop": unit["stop"]}
+        try:
+            pieces = runner.run(unit["given"], **place)
+        except RunError:
+            raise
+        except FAILURES as error:
+            if not skip:
+                raise RunError(
+                    f"{runner.chain} raised {say_cause(error)} on {name}. Correct the step, leave such rows out, or pass "
+                    'on_error="skip" to count them, list them in the run directory and go on.'
+                ) from None
+            columns, count, errors = _row_by_row(runner, unit, place, mix(seed, epoch, number, 6))
+        else:
+            columns = joined(pieces)
+            count = _length(columns)
+        for column, values in columns.items():
+            if len(values) != count:
+                raise RunError(
+                    f"{runner.chain} made columns of different lengths on {name}: {count} and {len(values)} rows ({column})."
+                )
+        for promised, source in ((unit["rows"], "its plan promises"), (unit.get(COUNT), "it made before")):
+            if promised is not None and promised != count:
+                raise RunError(
+                    f"{runner.chain} made {count} rows of {name}, and {source} {promised}. Its steps must depend on their rows and "
+                    "seeded random numbers alone, and map_batches(udf_modifying_row_count=False) return as many rows as it gets."
+                )
+        return Made(label=unit["label"], columns=columns, count=count, errors=errors)
+
+
+COUNT = "count"
+"""A column of a task: the samples that a unit gave before; None if that is unknown."""
+
+
+def unit_name(label: str) -> str:
+    """A unit's name in messages."""
+    return f"{label} of the ray.data.Dataset"
+
+
+def gathered(units: NDArray[Any], rows: NDArray[Any], made: Callable[[int], Made], *, changed: bool) -> Samples:
+    """The samples at these rows of these units. ``changed``: whether a transform may change them in place."""
+    cuts = (np.flatnonzero(np.diff(units)) + 1).tolist()
+    runs = list(itertools.pairwise([0, *cuts, len(units)]))
+    pieces: list[Columns] = []
+    errors: dict[int, str] = {}
+    for start, stop in runs:
+        unit = made(int(units[start]))
+        pieces.append(_picked(unit.columns, rows[start:stop], changed))
+        for row in range(start, stop) if unit.errors else ():
+            if (reason := unit.errors.get(int(rows[row]))) is not None:
+                errors[row] = reason
+    return Samples(joined(pieces, [stop - start for start, stop in runs]), errors)
+
+
+def _row_by_row(
+    runner: Runner, unit: Mapping[str, Any], place: Mapping[str, Any], seed: int
+) -> tuple[Columns, int, dict[int, str]]:
+    """(columns, samples, errors) of a unit in which some rows fail: each of these is one sample, without content."""
+    pieces: list[Columns] = []
+    lengths: list[int] = []
+    errors: dict[int, str] = {}
+
+    def fail(error: BaseException, rows: int = 1) -> None:
+        for row in range(sum(lengths), sum(lengths) + rows):
+            errors[row] = f"its step raised {say_cause(error)}"
+        pieces.append({})
+        lengths.append(rows)
+
+    seeds = itertools.count()
+    seed_generators(mix(seed, next(seeds)))
+    try:
+        for found in runner.run_each(unit["given"], **place):
+            if isinstance(found, Exception):
+                fail(found)
+            else:
+                pieces.append(found)
+                lengths.append(_length(found))
+            seed_generators(mix(seed, next(seeds)))
+    except FAILURES as error:  # the input itself
+        fail(error, max((unit["rows"] or 1) - sum(lengths), 1))
+    return joined(pieces, lengths), sum(lengths), errors
+
+
+def _own(column: Column) -> Column:
+    return column.copy() if isinstance(column, np.ndarray) and not column.flags.writeable else column
+
+
+def _picked(columns: Columns, rows: NDArray[np.int64], changed: bool) -> Columns:
+    """These rows: views if they follow one another, but of memory that may be changed if ``changed``. A stored block is shared."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.all(np.diff(rows) == 1):
+        found = {name: column[rows[0] : rows[-1] + 1] for name, column in columns.items()}
+        return {name: _own(column) if changed else column for name, column in found.items()}
+    return recipes.take(columns, rows)
+
+
+def _length(columns: Columns) -> int:
+    return len(next(iter(columns.values()), ()))
+
+
+def joined(pieces: Sequence[Columns], lengths: Sequence[int] | None = None) -> Columns:
+    """Pieces of columns, one after the other. A column that some lack holds None there. ``lengths``: the rows of each, if some have no
+    columns."""
+    if len(pieces) == 1:
+        return pieces[0]
+    names = dict.fromkeys(name for piece in pieces for name in piece)
+    lengths = list(map(_length, pieces)) if lengths is None else lengths
+    return {
+        name: _column([piece.get(name, [None] * rows) for piece, rows in zip(pieces, lengths, strict=True)])
+        for name in names
+    }
+
+
+def _column(parts: Sequence[Column]) -> Column:
+    arrays = [as_array(part) for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts) and len({array.shape[1:] for array in arrays}) == 1:
+        dtype = common_dtype(array.dtype for array in arrays)
+        if dtype is not None:
+            return np.concatenate(arrays, dtype=dtype)
+    return [value for part in parts for value in part]
+
+
+def say_cause(error: BaseException) -> str:
+    """The user's own error inside Ray's, without the advice that Ray appends to its text."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    rest = str(error).partition("\n")[2]
+    return say(error).replace(f"\n{rest}", "", 1) if rest else say(error)

@@ -1,0 +1,61 @@
+"""A pass over an indexed source, whose tasks run in this process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import numpy as np
+
+from offload.pipeline import wire
+from offload.pipeline.index_tasks import IndexTasks
+from offload.pipeline.meter import Meter
+from offload.pipeline.passes import Pass, PassKey, PassRequest
+from offload.pipeline.pool import Block, Cost
+from offload.pipeline.ranges import Ranges
+from offload.pipeline.recipe import process
+from offload.pipeline.sources.base import Index
+from offload.pipeline.spec import Pipeline
+from offload.pipeline.streams import Stream
+from offload.pipeline.wire import POSITION
+
+
+def listed(pipeline: Pipeline) -> Index:
+    assert pipeline.list is not None
+    return pipeline.list()
+
+
+def stream_of(pipeline: Pipeline, *, seed: int = 7, shuffle: bool = True) -> Stream:
+    index = listed(pipeline)
+    recipe: Any = pipeline.recipe(index, seed=seed)
+    return Stream(recipe=recipe, table=index.table, groups=index.groups, draws=index.draws, shuffle=shuffle, seed=seed)
+
+
+class Ref:
+    def hex(self) -> str:
+        return str(id(self))
+
+
+def a_pass(stream: Stream, *, epoch: int = 0, done: Any = ()) -> dict[int, dict[str, Any]]:
+    """All rows that the tasks of a pass return, by their position."""
+    request = PassRequest(world_size=1, first_rows=8, epoch=epoch, done=tuple(done))
+    assert stream.samples is not None
+    assert stream.table is not None
+    visit = Pass(PassKey(attempt=1, name="train", number=epoch), request, stream.samples - len(Ranges(request.done)))
+    cores: Any = lambda: _Cores()  # noqa: E731
+    tasks = IndexTasks(stream, stream.table, visit, Meter(lambda: Counter()), cores)
+    rows: dict[int, dict[str, Any]] = {}
+    while (found := tasks.next("node")) is not None:
+        task, made = found
+        block = process(cast(Any, task.recipe), task.rows, epoch=task.epoch)
+        cost = Cost(rows=block.num_rows, size_bytes=block.nbytes, cpu_s=0.1, wall_s=0.1)
+        made(Block(ref=cast(Any, Ref()), cost=cost))
+        columns = wire.decode(block)
+        for i, position in enumerate(np.asarray(columns[POSITION]).tolist()):
+            assert position not in rows, "each position once"
+            rows[position] = {name: column[i] for name, column in columns.items()}
+    return rows
+
+
+class _Cores:
+    cores, store_bytes, stores, by_node = 2, 1e9, {"node": 1e9}, Counter({"node": 2})
