@@ -28,16 +28,18 @@ class InputRate:
 
         cpu      max X_local + X_remote  with each  ≤ Σ_g nodes_g · core_speed_g · c_g / (w·(1 + sigma·(c_g − 1)))
         network  the same, with  X_remote ≤ eta·ΣNIC_cpu / wire_bytes  and
-                 X_remote + (1 − 1/G)·X_local ≤ eta·ΣNIC_gpu / wire_bytes
+                 X_remote + b·X_local ≤ eta·ΣNIC_gpu / wire_bytes
         ingest   K · (samples/s that one worker can receive, collate and copy to its device)
         storage  bytes/s of the store / raw bytes per sample
 
     ``c_g`` are the cores of a node that preprocess: all cores of a CPU node, and those that workers leave free on a GPU node.
     A sample that travels from one node to another costs each of the two another ``remote_core_seconds_per_byte·wire_bytes/2``: what
-    GPU nodes receive, they preprocess less. All samples of CPU nodes travel; of the samples made on G GPU nodes, the share
-    ``1 − 1/G`` does. Network cards carry as much in either direction at once.
+    GPU nodes receive, they preprocess less. All samples of CPU nodes travel. A sample of a GPU node goes to a worker there as long as that
+    one takes them; the share ``b`` goes to others: what nodes make beyond the share of all samples that their workers take. Network cards
+    carry as much in either direction at once.
 
-    Where it stops: gradients are not counted on the network cards. They cost the step its time (:class:`StepTime`).
+    Where it stops: gradients are not counted on the network cards. They cost the step its time (:class:`StepTime`). In a pass of fixed
+    order, such as that of ``deterministic=True``, more samples travel between GPU nodes: the share ``1 − 1/G`` for G nodes.
 
     Args:
         core_seconds_per_sample: w, CPU time of one sample on a core of speed 1, with its node's other cores busy.
@@ -108,24 +110,30 @@ class InputRate:
         return np.stack(limits).astype(np.float64)
 
     def _gpu_nodes(self, shape: Shape, workers: Floats) -> tuple[Floats, Floats, Floats]:
-        """Samples/s preprocessed on the workers' own nodes, the share of them that travels to another such node, and the
-        network of these nodes in Gb/s."""
+        """Samples/s preprocessed on the workers' own nodes, the share of them that travels to another such node, and the network of these
+        nodes in Gb/s."""
         total = np.asarray(sum(count for _, count in shape.of(gpu=True)), dtype=float)
         if np.any(total < 1):
             raise ConfigError("a shape needs at least one GPU node for its workers, found none.")
         fewer = np.floor(workers / total)
         with_one_more = workers - fewer * total
-        between = 1 - 1 / np.minimum(total, workers)
-        both_ends = self.remote_core_seconds_per_byte * self.wire_bytes_per_sample
-        rate, nic = np.zeros(()), np.zeros(())
+        nic = np.zeros(())
+        groups: list[tuple[NodeType, Floats, Floats, Floats]] = []  # type, nodes, workers of each, its free cores
         for kind, count in shape.of(gpu=True):
             # Some nodes hold one worker more than the others, in proportion on each type.
             share = count / total
             for nodes, held in ((count - with_one_more * share, fewer), (with_one_more * share, fewer + 1)):
-                free = np.maximum(kind.vcpus - held * self.host_cpus_per_worker, 0.0)
-                rate = rate + nodes * self._node_rate(kind, free, between * both_ends)
+                groups.append((kind, nodes, held, np.maximum(kind.vcpus - held * self.host_cpus_per_worker, 0.0)))
             nic = nic + count * kind.network_gbps
-        return rate, between, nic
+        made = [nodes * self._node_rate(kind, free, 0.0) for kind, nodes, _, free in groups]
+        all_made = np.maximum(sum(made), np.finfo(float).tiny)
+        beyond = [
+            each / all_made - nodes * held / workers for each, (_, nodes, held, _) in zip(made, groups, strict=True)
+        ]
+        between = np.asarray(sum(np.maximum(each, 0.0) for each in beyond))
+        both_ends = self.remote_core_seconds_per_byte * self.wire_bytes_per_sample
+        rate = sum(nodes * self._node_rate(kind, free, between * both_ends) for kind, nodes, _, free in groups)
+        return np.asarray(rate), between, nic
 
     def _node_rate(self, kind: NodeType, cores: Floats, travel: Floats | float) -> Floats:
         """Samples/s of a node where each sample costs ``travel`` core-seconds besides its preprocessing."""

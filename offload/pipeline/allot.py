@@ -1,13 +1,17 @@
 """The allotment of block rows to ranks, where every row goes to one rank and all ranks get equally many.
 
-Each whole block travels to one host; only the last few blocks of a pass are cut, to level the ranks. Pure: row counts in,
-shares out.
+Each whole block goes to one host, if possible to the one that made it. Only the last few blocks of a pass are cut, to level the ranks.
+Pure: row counts in, shares out.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+NEAR_AHEAD = 2
+"""The number of blocks by which a rank may get ahead of the others with blocks of its own node."""
 
 
 @dataclass(frozen=True)
@@ -34,37 +38,42 @@ class Allotment:
     def __init__(self, world_size: int, total: int | None) -> None:
         self.rows = [0] * world_size
         self._quota = None if total is None else level([0] * world_size, total)
-        self._held: deque[tuple[int, int]] = deque()
+        self._held: deque[tuple[int, int, Collection[int]]] = deque()
         self._blocks = 0
 
-    def add(self, rows: int) -> list[Share]:
-        """The shares that become known with the next block, of ``rows`` rows."""
+    def add(self, rows: int, near: Collection[int] = ()) -> list[Share]:
+        """The shares that become known with the next block, of ``rows`` rows. ``near``: the ranks on the node that made it."""
         block, self._blocks = self._blocks, self._blocks + 1
         if self._quota is not None:
             if rows > sum(self._quota) - sum(self.rows):
                 raise ValueError(f"a pass of {sum(self._quota)} rows got {sum(self.rows) + rows}")
-            return self._cut(block, rows, self._quota)
-        self._held.append((block, rows))
+            return self._cut(block, rows, self._quota, near)
+        self._held.append((block, rows, near))
         if len(self._held) <= len(self.rows):
             return []
-        oldest, count = self._held.popleft()
-        rank = self.rows.index(min(self.rows))
+        oldest, count, near = self._held.popleft()
+        rank = self._next(range(len(self.rows)), near, count)
         self.rows[rank] += count
         return [Share(oldest, rank, 0, count)] if count else []
 
     def finish(self) -> list[Share]:
         """The blocks held back, cut so that all ranks get equally many rows. Empty if ``total`` is known."""
-        goal = level(self.rows, sum(rows for _, rows in self._held))
-        shares = [share for block, rows in self._held for share in self._cut(block, rows, goal)]
+        goal = level(self.rows, sum(rows for _, rows, _ in self._held))
+        shares = [share for block, rows, near in self._held for share in self._cut(block, rows, goal, near)]
         self._held.clear()
         return shares
 
-    def _cut(self, block: int, rows: int, goal: list[int]) -> list[Share]:
+    def _next(self, ranks: Sequence[int], near: Collection[int], rows: int) -> int:
+        """The rank with the fewest rows, or a near one that is not far ahead of it."""
+        poorest = min(ranks, key=lambda rank: self.rows[rank])
+        nearest = min((rank for rank in ranks if rank in near), key=lambda rank: self.rows[rank], default=poorest)
+        return nearest if self.rows[nearest] - self.rows[poorest] < NEAR_AHEAD * rows else poorest
+
+    def _cut(self, block: int, rows: int, goal: list[int], near: Collection[int]) -> list[Share]:
         shares: list[Share] = []
         start = 0
         while start < rows:
-            open_ranks = [k for k in range(len(goal)) if self.rows[k] < goal[k]]
-            rank = min(open_ranks, key=lambda k: self.rows[k])
+            rank = self._next([k for k in range(len(goal)) if self.rows[k] < goal[k]], near, rows)
             stop = min(rows, start + goal[rank] - self.rows[rank])
             shares.append(Share(block, rank, start, stop))
             self.rows[rank] += stop - start
@@ -86,8 +95,8 @@ class Stripes:
         self._whole = level([0] * world_size, batch)
         self._last = level([0] * world_size, total % batch)
 
-    def add(self, rows: int) -> list[Share]:
-        """The shares of the next block, of ``rows`` rows."""
+    def add(self, rows: int, near: Collection[int] = ()) -> list[Share]:
+        """The shares of the next block, of ``rows`` rows, whichever ranks are ``near``."""
         block, self._blocks = self._blocks, self._blocks + 1
         if self._at + rows > self._total:
             raise ValueError(f"a pass of {self._total} rows got {self._at + rows}")

@@ -21,7 +21,8 @@ from offload.pipeline.engines.base import Engine
 from offload.pipeline.engines.pool import PoolEngine
 from offload.pipeline.engines.ray_data import RayDataEngine
 from offload.pipeline.meter import Meter
-from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
+from offload.pipeline.pace import Pace
+from offload.pipeline.passes import Pass, PassKey, PassRequest, Reach, Slice
 from offload.pipeline.pool import Pool
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.streams import Cores, Stream
@@ -29,14 +30,21 @@ from offload.pipeline.streams import Cores, Stream
 
 class Feed:
     """The part of the hub that feeds the workers. Its methods block, and run on many threads. ``pool`` makes the pool of preprocessing
-    processes; ``handle`` is the hub's own."""
+    processes; ``handle`` is the hub's own; ``clock`` tells the time in seconds."""
 
     def __init__(
-        self, streams: dict[str, Stream], cores: Cores, pool: Callable[..., Any] = Pool, handle: Any = None
+        self,
+        streams: dict[str, Stream],
+        cores: Cores,
+        pool: Callable[..., Any] = Pool,
+        handle: Any = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.streams, self.cores, self.handle = streams, cores, handle
         self.meters = {name: Meter(lambda: self.cores.by_node) for name in streams}
         self.lock = threading.RLock()
+        self.pace = Pace(clock)
+        self._homes: dict[int, str] = {}  # the node of each rank
         self._passes: dict[PassKey, Pass] = {}
         self._failure: BaseException | None = None
         self._attempt = 0
@@ -49,6 +57,7 @@ class Feed:
         """Start to feed a new worker group; drop all passes of earlier groups."""
         with self.lock:
             self._attempt = attempt
+            self._homes.clear()
             for key in [k for k in self._passes if k.attempt != self._attempt]:
                 self._drop(key)
             self._look()
@@ -58,9 +67,12 @@ class Feed:
         with self.lock:
             self._start(PassKey(attempt=self._attempt + 1, name=name, number=request.epoch), request)
 
-    def open(self, key: PassKey, request: PassRequest, rank: int) -> int | None:
-        """Join a pass; the first rank that joins starts it. Return the number of rows that it will deliver, None if unknown."""
+    def open(self, key: PassKey, request: PassRequest, rank: int, node: str = "") -> int | None:
+        """Join a pass; the first rank that joins starts it. Return the number of rows that it will deliver, None if unknown. ``node``: the
+        rank's own node; empty if unknown."""
         with self.lock:
+            if node:
+                self._homes[rank] = node
             current = self._passes.get(key)
             if current is not None and not current.suits(request):
                 self._drop(key)  # started ahead, but the epoch was partly trained, or the worker group has changed
@@ -80,18 +92,21 @@ class Feed:
         samples = self.streams[key.name].samples
         return None if samples is None else samples - len(Ranges(request.done))
 
-    def take(self, key: PassKey, rank: int, want: int = 1) -> tuple[list[Slice], bool]:
-        """Return up to ``want`` slices for this rank, and whether the pass is over for it.
+    def take(
+        self, key: PassKey, rank: int, want: int = 1, reach: Reach = "any", timeout_s: float | None = None
+    ) -> tuple[list[Slice], bool]:
+        """Return up to ``want`` slices for this rank, and whether the pass is over for it. ``reach``: which slices.
 
-        Waits a few seconds for the first slice; after an empty answer before the end, the rank asks again. Raises the error of
-        preprocessing, if it failed.
+        Waits ``timeout_s``, by default a few seconds, for the first slice. After an empty answer before the end, the rank asks again.
+        Raises the error of preprocessing, if it failed.
         """
         current = self._passes.get(key)
         if current is None:
             return [], True
-        answer = current.take(rank, want)
+        slices, over, sizes = current.take(rank, want, reach, timeout_s)
+        self.pace.took(sizes)
         self._look()
-        return answer
+        return slices, over
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
         """Make a slice again that this rank cannot fetch because its node is gone."""
@@ -163,6 +178,10 @@ class Feed:
         """The costs of a data set's newest tasks: core-seconds and bytes per sample."""
         return self.meters[name].costs()
 
+    def homes(self) -> frozenset[str]:
+        """The nodes of the workers, as far as known."""
+        return frozenset(self._homes.values())
+
     def held(self) -> Counter[str]:
         """The bytes of blocks that no worker has taken yet, by node."""
         return sum((current.held_bytes for current in self._passes.values()), Counter[str]())
@@ -184,7 +203,14 @@ class Feed:
     def _start(self, key: PassKey, request: PassRequest) -> None:
         stream = self.streams[key.name]
         total = None if stream.samples is None else stream.samples - len(Ranges(request.done))
-        started = self._passes[key] = Pass(key, request, total)
+        started = self._passes[key] = Pass(
+            key,
+            request,
+            total,
+            homes=self._homes,
+            preprocessing=lambda: self.cores.by_node,
+            ordered=not stream.shuffle,
+        )
         if self._failure is not None:
             started.fail(self._failure)
         try:

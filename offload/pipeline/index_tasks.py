@@ -38,7 +38,7 @@ class IndexTasks(PassTasks):
     def exhausted(self) -> bool:
         return self._cursor >= len(self._positions)
 
-    def _left(self) -> int:
+    def left(self) -> int:
         return len(self._positions) - self._cursor
 
     def _cut(self, size: int) -> pa.Table:

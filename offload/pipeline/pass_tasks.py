@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +28,7 @@ class PassTasks(ABC):
         self._planned: deque[int] = deque()
         self._issued = self._unfinished = 0
         self._counting = threading.Lock()
+        self._rows_under_way: Counter[str] = Counter()  # by node
         # Keyed by the block's name: a reference would keep every block of the pass in the object store.
         self._made_by: dict[str, tuple[Task, int]] = {}
 
@@ -36,7 +37,7 @@ class PassTasks(ABC):
         """Whether all tasks are issued."""
 
     @abstractmethod
-    def _left(self) -> int:
+    def left(self) -> int:
         """The rows that no task holds yet, about."""
 
     @abstractmethod
@@ -51,14 +52,22 @@ class PassTasks(ABC):
         if not self._planned:
             self._plan()
         size = for_speed(self._planned.popleft(), self._meter.over_fastest(node), self._local_batch_size)
-        rows = self._cut(min(size, self._most_rows(node, size)))
-        task = Task(recipe=self._packed, rows=rows, epoch=self._pass.request.epoch)
-        return task, lambda made: self._made(number, task, made)
+        size = min(size, self._most_rows(node, size))
+        task = Task(recipe=self._packed, rows=self._cut(size), epoch=self._pass.request.epoch)
+        with self._counting:
+            self._rows_under_way[node] += size
+
+        def made(block: Block | BaseException) -> None:
+            with self._counting:
+                self._rows_under_way[node] -= size
+            self._made(number, task, block)
+
+        return task, made
 
     def _plan(self) -> None:
         cores = self._cores()
         sizes = plan_tasks(
-            self._left(),
+            self.left(),
             cores=cores.cores,
             first_rows=self._pass.request.first_rows,
             rates=self._meter.rates(),
@@ -78,6 +87,10 @@ class PassTasks(ABC):
     def under_way(self) -> bool:
         """Whether the block of an issued task is still to come."""
         return self._unfinished > 0
+
+    def rows_under_way(self, node: str) -> int:
+        """The rows of tasks that a node has not finished yet, about."""
+        return self._rows_under_way[node]
 
     def again(self, piece: Slice) -> tuple[Task, Callable[[Block], Slice]]:
         """The task that makes a lost slice's block again, and a function that finds the slice in the new block."""

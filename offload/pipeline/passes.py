@@ -1,15 +1,18 @@
 """A pass under way, with the finished blocks of its tasks, put in order and shared out to the ranks.
 
-A pass is one visit of a data set: an epoch of the training data, or one validation. Where it stops: :mod:`offload.pipeline.feed`
-decides which tasks make the blocks, and when.
+A pass is one visit of a data set: an epoch of the training data, or one validation. A block is near a rank if the rank's own node made it;
+otherwise it is far, and a network link carries it. Where near blocks had to wait for far ones that come before them, a slow link would
+hold up all cores. So far blocks may be overtaken in a pass of random order. Where it stops: :mod:`offload.pipeline.feed` decides which
+tasks make the blocks, and when.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 import ray
@@ -19,6 +22,9 @@ from offload.pipeline.allot import Allotment, Share, Stripes
 from offload.pipeline.pool import Block
 
 TAKE_TIMEOUT_S = 5.0
+
+Reach = Literal["any", "near", "far"]
+"""Which blocks a rank asks for: those of its own node, those of other nodes, or both."""
 
 
 class Slice(NamedTuple):
@@ -36,6 +42,30 @@ class _Held(NamedTuple):
     piece: Slice
     node: str = ""
     size_bytes: int = 0
+
+
+class _Line:
+    """The slices that wait for a rank. ``near`` holds those of unknown nodes, too, and all of an ordered pass."""
+
+    def __init__(self) -> None:
+        self.near: deque[_Held] = deque()
+        self.far: deque[_Held] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.near or self.far)
+
+    def pop(self, reach: Reach) -> _Held | None:
+        """The next slice within reach, taken out; None if there is none."""
+        if reach != "near" and self.far and not (reach == "any" and self.near):
+            return self.far.popleft()
+        return self.near.popleft() if self._holds_near(reach) else None
+
+    def holds(self, reach: Reach) -> bool:
+        """Whether a slice is within reach."""
+        return bool(self.far and reach != "near") or self._holds_near(reach)
+
+    def _holds_near(self, reach: Reach) -> bool:
+        return bool(self.near) and (reach != "far" or not self.near[0].node)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +94,26 @@ class PassRequest:
 
 
 class Pass:
-    """A pass under way: its remaining tasks, its finished blocks, and the slices that wait for the workers."""
+    """A pass under way: its remaining tasks, its finished blocks, and the slices that wait for the workers.
 
-    def __init__(self, key: PassKey, request: PassRequest, total: int | None) -> None:
+    ``total``: its rows; None if unknown. ``homes``: the node of each rank, as far as known; ``preprocessing``: the nodes that make blocks;
+    ``ordered``: blocks must come in the order of their tasks, from wherever.
+    """
+
+    def __init__(
+        self,
+        key: PassKey,
+        request: PassRequest,
+        total: int | None,
+        *,
+        homes: Mapping[int, str] | None = None,
+        preprocessing: Callable[[], Collection[str]] = tuple,
+        ordered: bool = True,
+    ) -> None:
         self.key, self.request = key, request
-        self.queues: list[deque[_Held]] = [deque() for _ in range(request.world_size)]
+        self._homes, self._preprocessing = homes if homes is not None else {}, preprocessing
+        self.ordered = ordered or request.batch is not None
+        self._lines = [_Line() for _ in range(request.world_size)]
         self.changed = threading.Condition()
         self.finished = self.closed = False
         self.error: OffloadError | None = None
@@ -77,6 +122,8 @@ class Pass:
         if request.batch is not None and total is not None:
             self._allotment = Stripes(request.world_size, request.batch, total)
         self._done: dict[int, Block] = {}
+        self._following = 0  # the number of the first task whose block was not delivered
+        self._overtook: set[int] = set()  # the numbers behind it whose blocks were
         self._delivered = self._first_row = 0
         self._firsts: dict[int, tuple[Block, int]] = {}
         self._owed = [0] * request.world_size  # lost slices that tasks are making again
@@ -84,16 +131,39 @@ class Pass:
         self._left: set[int] = set()
 
     def put(self, number: int, block: Block) -> None:
-        """Add the finished block of the ``number``-th task. The pass delivers blocks in the order of their tasks."""
+        """Add the finished block of the ``number``-th task. The pass delivers blocks in the order of their tasks, unless far ones may be
+        overtaken."""
         with self.changed:
             self.held_bytes[block.node] += block.cost.size_bytes
             self._done[number] = block
-            while (ready := self._done.pop(self._delivered, None)) is not None:
+            while (ready := self._next()) is not None:
                 self._firsts[self._delivered] = (ready, self._first_row)
                 self._first_row += ready.cost.rows
                 self._delivered += 1
-                self._share(self._allotment.add(ready.cost.rows))
+                near = [rank for rank, home in list(self._homes.items()) if home == ready.node]
+                self._share(self._allotment.add(ready.cost.rows, near))
             self.changed.notify_all()
+
+    def _next(self) -> Block | None:
+        """The block to deliver next, taken out of the finished ones; None if there is none."""
+        if self._following in self._done:
+            number = self._following
+        elif self._done and self._may_overtake():
+            number = min(self._done)
+        else:
+            return None
+        self._overtook.add(number)
+        while self._following in self._overtook:
+            self._overtook.remove(self._following)
+            self._following += 1
+        return self._done.pop(number)
+
+    def _may_overtake(self) -> bool:
+        """Whether blocks may come in another order than their tasks. With cores on the workers' own nodes alone, no link is slow, and the
+        order stays the same in every run."""
+        return (
+            not self.ordered and bool(self._homes) and not set(self._homes.values()).issuperset(self._preprocessing())
+        )
 
     def end(self) -> None:
         """Note that there are no more blocks."""
@@ -112,8 +182,7 @@ class Pass:
         """Drop the rest of the pass, which nobody wants."""
         with self.changed:
             self.closed = True
-            for waiting in self.queues:
-                waiting.clear()
+            self._lines = [_Line() for _ in self._lines]
             self._done.clear()
             self._firsts.clear()
             self.held_bytes.clear()
@@ -128,26 +197,35 @@ class Pass:
         self._joined.add(rank)
 
     def leave(self, rank: int) -> bool:
-        """Note that this rank takes no more. Return whether all ranks have left."""
-        self._left.add(rank)
-        return len(self._left) == self.request.world_size
+        """Note that this rank takes no more: for it, the pass is over. Return whether all ranks have left."""
+        with self.changed:
+            self._left.add(rank)
+            self.changed.notify_all()
+            return len(self._left) == self.request.world_size
 
     def abandoned(self) -> bool:
         """Whether all ranks that joined have left."""
         return self._joined <= self._left
 
-    def take(self, rank: int, want: int) -> tuple[list[Slice], bool]:
-        """See :meth:`Feed.take`."""
-        mine = self.queues[rank]
+    def take(
+        self, rank: int, want: int, reach: Reach = "any", timeout_s: float | None = None
+    ) -> tuple[list[Slice], bool, Counter[str]]:
+        """See :meth:`Feed.take`. Return the taken bytes of each node, too."""
         with self.changed:
-            self.changed.wait_for(lambda: mine or self._over(rank) or self.error, timeout=TAKE_TIMEOUT_S)
+            self.changed.wait_for(
+                lambda: self._lines[rank].holds(reach) or self._over(rank) or self.error,
+                timeout=TAKE_TIMEOUT_S if timeout_s is None else timeout_s,
+            )
             if self.error is not None:
                 raise self.error
-            taken = [mine.popleft() for _ in range(min(want, len(mine)))]
-            for each in taken:
+            mine, taken = self._lines[rank], list[Slice]()
+            sizes: Counter[str] = Counter()
+            while len(taken) < want and (each := mine.pop(reach)) is not None:
                 self.held_bytes[each.node] -= each.size_bytes
+                sizes[each.node] += each.size_bytes
+                taken.append(each.piece)
             self.changed.notify_all()
-            return [each.piece for each in taken], not mine and self._over(rank)
+            return taken, not mine.holds(reach) and self._over(rank), sizes
 
     def owe(self, rank: int) -> None:
         """Note that a slice of this rank is lost."""
@@ -158,11 +236,11 @@ class Pass:
         """Add a lost slice that exists again."""
         with self.changed:
             self._owed[rank] -= 1
-            self.queues[rank].append(_Held(piece))
+            self._lines[rank].near.append(_Held(piece))
             self.changed.notify_all()
 
     def _over(self, rank: int) -> bool:
-        return self.closed or (self.finished and not self._owed[rank])
+        return self.closed or rank in self._left or (self.finished and not self._owed[rank])
 
     def wait_for_room(self, limit: float) -> bool:
         """Wait until the pass holds less than ``limit`` bytes, or some rank has nothing to take. False: no rank wants more."""
@@ -172,14 +250,16 @@ class Pass:
 
     def starving(self) -> bool:
         """Whether some rank has nothing to take. All other ranks may be waiting for it."""
-        return not all(self.queues)
+        return not all(self._lines)
 
     def _share(self, shares: list[Share]) -> None:
         for share in shares:
             block, first = self._firsts[share.block]
             size = block.cost.size_bytes * share.rows // max(block.cost.rows, 1)
             piece = Slice(block.ref, share.start, share.stop, first)
-            self.queues[share.rank].append(_Held(piece, block.node, size))
+            line, home = self._lines[share.rank], self._homes.get(share.rank)
+            far = not self.ordered and home is not None and block.node not in ("", home)
+            (line.far if far else line.near).append(_Held(piece, block.node, size))
         newest = max((share.block for share in shares), default=-1)
         for number in [n for n in self._firsts if n < newest]:
             del self._firsts[number]

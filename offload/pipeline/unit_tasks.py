@@ -38,14 +38,18 @@ class UnitTasks(PassTasks):
         self._known = units.column("rows").to_pylist()
         self._cursor = 0
         self._seen_units = self._seen_rows = 0
+        known = [self._rows_in(unit) for unit in self._order]
+        self._known_left = sum(rows for rows in known if rows is not None)
+        self._unknown_left = known.count(None)
         if not self._order:
             current.end()
 
     def exhausted(self) -> bool:
         return self._cursor >= len(self._order)
 
-    def _left(self) -> int:
-        return max(round(sum(map(self._expected, self._order[self._cursor :]))), 1)
+    def left(self) -> int:
+        each = self._seen_rows / self._seen_units if self._seen_units else ROWS_UNKNOWN
+        return max(round(self._known_left + each * self._unknown_left), 1)
 
     def _cut(self, size: int) -> pa.Table:
         """The next units: at least one, and otherwise as many as come closest to ``size`` rows."""
@@ -58,15 +62,23 @@ class UnitTasks(PassTasks):
             taken.append(self._order[self._cursor])
             rows += following
             self._cursor += 1
+        known = [self._rows_in(unit) for unit in taken]
+        self._known_left -= sum(each for each in known if each is not None)
+        self._unknown_left -= known.count(None)
         return self._rows_of(taken)
 
     def _expected(self, unit: int) -> float:
         """The rows of a unit, about."""
-        if (trained := self._trained.get(unit)) is not None:
-            return trained.count - len(trained.done)
-        if (rows := self._known[unit]) is not None:
+        if (rows := self._rows_in(unit)) is not None:
             return float(rows)
         return self._seen_rows / self._seen_units if self._seen_units else ROWS_UNKNOWN
+
+    def _rows_in(self, unit: int) -> int | None:
+        """The rows of a unit that are not trained yet; None if only making it tells."""
+        if (trained := self._trained.get(unit)) is not None:
+            return trained.count - len(trained.done)
+        rows: int | None = self._known[unit]
+        return rows
 
     def _rows_of(self, units: list[int]) -> pa.Table:
         trained = [self._trained.get(unit, Trained(-1, Ranges())) for unit in units]

@@ -28,7 +28,7 @@ from offload.train.driver.run import TOKEN_CPUS, Run
 from offload.train.driver.trainer import Trainer
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
-from offload.train.worker.batches import PREFETCH_BLOCKS
+from offload.train.worker.fetching import PREFETCH_BLOCKS
 
 STAGE_ROWS = 64
 

@@ -23,7 +23,7 @@ from offload.machine import usable_cores
 from offload.measure.findings import Findings
 from offload.measure.sizes import Measured
 from offload.probe.bar import bar
-from offload.train.worker.batches import PREFETCH_BLOCKS
+from offload.train.worker.fetching import PREFETCH_BLOCKS
 
 
 def probe_program(

@@ -18,7 +18,7 @@ import ray
 import torch
 
 from offload.errors import RunError
-from offload.pipeline.passes import PassKey, Slice
+from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.pool import PackedRecipe
 from offload.probe.context import ProbeContext
 from offload.probe.kept import Kept, row_bytes
@@ -132,8 +132,8 @@ def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Tel
     setup = loop.setup
     feed = _Recording(setup.hub)
     key = PassKey(attempt=loop.attempt, name=TRAIN, number=0)
-    setup.hub.open(key, first_pass(setup.split, deterministic=setup.deterministic), context.rank)
-    batches = _batches(context, setup, feed, key)
+    setup.hub.open(key, first_pass(setup.split, deterministic=setup.deterministic), context.rank, loop.place.node)
+    batches = _batches(context, setup, feed, key, ordered=setup.ordered[TRAIN])
     began, before, told, samples = time.monotonic(), cpu_seconds(), 0.0, 0
     kept: Kept | None = None
     while (batch := batches.get()) is not None:
@@ -165,14 +165,14 @@ def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Tel
     }
 
 
-def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey) -> Batches:
+def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey, *, ordered: bool) -> Batches:
     return Batches(
         feed,
         key,
         peers=NoPeers(rank=context.rank),
         split=setup.split,
         delivery=context.delivery,
-        cutting=Cutting(padded=False, budget=budget_of(setup.collate_fn.get(TRAIN))),
+        cutting=Cutting(padded=False, budget=budget_of(setup.collate_fn.get(TRAIN)), ordered=ordered),
         agreement=NoAgreement(),
         template={},
     )
@@ -181,7 +181,7 @@ def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey)
 def _ingest(context: ProbeContext, setup: WorkerSetup, kept: list[Slice], seconds: float) -> float:
     """The rate, in samples/s, at which this worker fetches ready blocks, cuts and joins them, and copies them to its device."""
     feed = _Replaying(kept)
-    batches = _batches(context, setup, feed, PassKey(attempt=0, name=TRAIN, number=0))
+    batches = _batches(context, setup, feed, PassKey(attempt=0, name=TRAIN, number=0), ordered=True)
     batches.get()
     began, samples = time.monotonic(), 0
     while time.monotonic() - began < seconds and (batch := batches.get()) is not None:
@@ -217,8 +217,10 @@ class _Recording(HubFeed):
         super().__init__(hub)
         self.kept: list[Slice] = []
 
-    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
-        slices, over = super().take(key, rank, want)
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
+    ) -> tuple[list[Slice], bool]:
+        slices, over = super().take(key, rank, want, reach, wait=wait)
         self.kept += slices[: KEPT_BLOCKS - len(self.kept)]
         return slices, over
 
@@ -229,7 +231,9 @@ class _Replaying(BlockReader):
     def __init__(self, kept: list[Slice]) -> None:
         self._kept, self._next = kept, 0
 
-    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
+    ) -> tuple[list[Slice], bool]:
         self._next += 1
         return [self._kept[self._next % len(self._kept)]], False
 

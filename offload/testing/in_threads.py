@@ -16,7 +16,7 @@ import ray
 import torch
 
 from offload.pipeline.feed import Feed
-from offload.pipeline.passes import PassKey, Slice
+from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.pool import Block, Cost
 from offload.pipeline.recipe import untrained
 from offload.pipeline.streams import Cores, Stream
@@ -127,7 +127,7 @@ class Nodes:
             rows = block.num_rows
             cost = Cost(rows=rows, size_bytes=8 * rows, cpu_s=CORE_SECONDS * rows, wall_s=0.01)
             with self._one_at_a_time:  # like the pool, whose one thread reports all blocks
-                done(Block(ref=ref, cost=cost))  # type: ignore[arg-type]
+                done(Block(ref=ref, cost=cost, node=node))  # type: ignore[arg-type]
 
 
 # -- the hub -----------------------------------------------------------------------------------------------------------
@@ -155,8 +155,13 @@ class LocalClient(HubClient):
         super().__init__(hub)
         self._killed = killed
 
-    def take(self, key: PassKey, rank: int, want: int) -> Pending[tuple[list[Slice], bool]]:
-        return _Later(lambda: self._call(Feed.take, key, rank, want))
+    def take(self, key: PassKey, rank: int, want: int, reach: Reach) -> Pending[tuple[list[Slice], bool]]:
+        return _Later(lambda: self._call(Feed.take, key, rank, want, reach))
+
+    def take_at_once(self, key: PassKey, rank: int, want: int, reach: Reach) -> tuple[list[Slice], bool]:
+        """What :meth:`take` would answer without waiting."""
+        taken: tuple[list[Slice], bool] = self._call(Feed.take, key, rank, want, reach, timeout_s=0.0)
+        return taken
 
     def leave(self, key: PassKey, rank: int) -> None:
         if not self._killed():
@@ -189,8 +194,17 @@ class LocalFeed(HubFeed):
     """A feed that reads blocks of :class:`Nodes`."""
 
     def __init__(self, hub: HubClient) -> None:
+        assert isinstance(hub, LocalClient)
         super().__init__(hub)
+        self._client = hub
         self._nodes: Nodes = hub.actor.nodes
+
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
+    ) -> tuple[list[Slice], bool]:
+        if not wait:  # answers here are never under way
+            return self._client.take_at_once(key, rank, want, reach)
+        return super().take(key, rank, want, reach)
 
     def start_fetching(self, slices: Sequence[Slice]) -> None: ...
 

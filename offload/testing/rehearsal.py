@@ -164,6 +164,7 @@ class _Job:
             sized={TRAIN: rehearsal.samples},
             classes={},
             resumable={TRAIN: True},
+            ordered={TRAIN: False},
             checkpoints=Checkpoints(every_s=0.03),
             precision="fp32",
             seed=rehearsal.seed,

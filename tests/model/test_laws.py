@@ -201,7 +201,11 @@ def test_what_travels_costs_both_its_hosts() -> None:
     remote = 16 / 0.00115
     assert rate.samples_per_s(Shape({gpu: 1}), 1) == pytest.approx(3 / 0.001)  # nothing travels
     assert rate.samples_per_s(Shape({gpu: 1, cpu: 1}), 1) == pytest.approx(remote + (3 - remote * 0.00015) / 0.001)
-    assert rate.samples_per_s(Shape({gpu: 2}), 2) == pytest.approx(2 * 3 / 0.00115)  # half, at two ends
+    assert rate.samples_per_s(Shape({gpu: 2}), 2) == pytest.approx(
+        2 * 3 / 0.001
+    )  # each worker takes what its node makes
+    # The second node has no worker: 4 of 7 samples travel, at two ends.
+    assert rate.samples_per_s(Shape({gpu: 2}), 1) == pytest.approx((3 + 4) / (0.001 + 0.0003 * 4 / 7))
     # More than the GPU node's cores can receive: it makes nothing itself.
     assert rate.samples_per_s(Shape({gpu: 1, cpu: 8}), 1) == pytest.approx(8 * remote)
 
@@ -225,19 +229,28 @@ def test_more_cpu_nodes_never_lower_the_rate(
     assert rate.samples_per_s(many, workers) >= rate.samples_per_s(few, workers) * (1 - 1e-12)
 
 
-@given(input_rates, gpu_types, cpu_types, st.integers(1, 4), st.integers(0, 32), st.floats(0, 1e-8))
+@given(input_rates, gpu_types, cpu_types, st.integers(1, 4), st.integers(0, 32), st.floats(0, 1e-8), st.data())
 def test_the_rate_is_that_of_a_linear_programme(
-    rate: InputRate, gpu: NodeType, cpu: NodeType, gpu_nodes: int, cpu_nodes: int, seconds_per_byte: float
+    rate: InputRate,
+    gpu: NodeType,
+    cpu: NodeType,
+    gpu_nodes: int,
+    cpu_nodes: int,
+    seconds_per_byte: float,
+    data: st.DataObject,
 ) -> None:
     """Samples of GPU nodes and of CPU nodes share the cores and network cards of the GPU nodes."""
     rate = dataclasses.replace(
         rate, contention=0.0, remote_core_seconds_per_byte=seconds_per_byte, storage_bytes_per_s=math.inf,
         ingest_samples_per_s_per_worker=math.inf,
     )  # fmt: skip
-    workers = gpu_nodes * gpu.gpus
+    workers = data.draw(st.integers(1, gpu_nodes * gpu.gpus))
     w, size = rate.core_seconds_per_sample, rate.wire_bytes_per_sample
-    end, between = seconds_per_byte * size / 2, 1 - 1 / gpu_nodes
-    cores = gpu_nodes * gpu.core_speed * max(gpu.vcpus - gpu.gpus * rate.host_cpus_per_worker, 0.0)
+    held = [workers // gpu_nodes + (node < workers % gpu_nodes) for node in range(gpu_nodes)]
+    free = [max(gpu.vcpus - each * rate.host_cpus_per_worker, 0.0) for each in held]
+    beyond = [mine / (sum(free) or 1.0) - each / workers for mine, each in zip(free, held, strict=True)]
+    end, between = seconds_per_byte * size / 2, sum(max(each, 0.0) for each in beyond)
+    cores = gpu.core_speed * sum(free)
     cards = [0.8 * 1e9 / 8 * kind.network_gbps * count for kind, count in ((gpu, gpu_nodes), (cpu, cpu_nodes))]
     # Of (local, remote): cores of GPU nodes, of CPU nodes; bytes in and out of both kinds' cards.
     used = [[w + 2 * between * end, end], [0.0, w + end], [between * size, size], [between * size, 0.0], [0.0, size]]
@@ -264,9 +277,13 @@ def test_traffic_between_gpu_nodes_is_limited_by_their_network_cards() -> None:
     gpu = NodeType(name="g", vcpus=32, memory_gib=244, gpus=4, gpu_model="V", network_gbps=10, usd_per_hour=1)
     rate = InputRate(0.0012, 150_000)
     for nodes in (2, 4):
-        carried = 0.8 * nodes * 10e9 / 8 / 150_000 / (1 - 1 / nodes)
-        assert rate.samples_per_s(Shape({gpu: nodes}), 4 * nodes) == pytest.approx(carried)
-        assert rate.bottleneck(Shape({gpu: nodes}), 4 * nodes) == "network"
+        # Each worker takes what its own node makes.
+        assert rate.samples_per_s(Shape({gpu: nodes}), 4 * nodes) == pytest.approx(nodes * 28 / 0.0012)
+        # Half of the nodes have no worker: all that these make travels.
+        cores = nodes / 2 * (31 + 32)
+        carried = 0.8 * nodes * 10e9 / 8 / 150_000 / (nodes / 2 * 32 / cores)
+        assert carried < cores / 0.0012
+        assert rate.samples_per_s(Shape({gpu: nodes}), nodes // 2) == pytest.approx(carried)
 
 
 def test_workers_that_do_not_divide_evenly_take_cores_where_they_are() -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.allot import Allotment, Share, Stripes, level
+from offload.pipeline.allot import NEAR_AHEAD, Allotment, Share, Stripes, level
 
 blocks = st.lists(st.integers(0, 60), max_size=40)
 worlds = st.integers(1, 7)
+near_ranks = st.lists(st.sets(st.integers(0, 6), max_size=3), min_size=1, max_size=40)
 
 
-def allot(world_size: int, sizes: list[int], *, known: bool) -> tuple[Allotment, list[Share]]:
+def allot(
+    world_size: int, sizes: list[int], *, known: bool, near: list[set[int]] | None = None
+) -> tuple[Allotment, list[Share]]:
     allotment = Allotment(world_size, sum(sizes) if known else None)
-    shares = [share for size in sizes for share in allotment.add(size)]
+    nears = itertools.cycle(near or [set()])
+    shares = [share for size, near_it in zip(sizes, nears, strict=False) for share in allotment.add(size, near_it)]
     return allotment, shares + allotment.finish()
 
 
@@ -23,9 +29,11 @@ def rows_of(shares: list[Share], rank: int) -> int:
 
 
 @settings(deadline=None)
-@given(world_size=worlds, sizes=blocks, known=st.booleans())
-def test_every_row_of_every_block_goes_to_exactly_one_rank(world_size: int, sizes: list[int], known: bool) -> None:
-    allotment, shares = allot(world_size, sizes, known=known)
+@given(world_size=worlds, sizes=blocks, known=st.booleans(), near=near_ranks)
+def test_every_row_of_every_block_goes_to_exactly_one_rank(
+    world_size: int, sizes: list[int], known: bool, near: list[set[int]]
+) -> None:
+    allotment, shares = allot(world_size, sizes, known=known, near=near)
     given_out = sorted((share.block, row) for share in shares for row in range(share.start, share.stop))
     assert given_out == [(block, row) for block, size in enumerate(sizes) for row in range(size)]
     assert all(share.rows > 0 and 0 <= share.rank < world_size for share in shares)
@@ -33,11 +41,13 @@ def test_every_row_of_every_block_goes_to_exactly_one_rank(world_size: int, size
 
 
 @settings(deadline=None)
-@given(world_size=worlds, sizes=blocks)
-def test_with_a_known_total_ranks_are_level_and_nothing_waits(world_size: int, sizes: list[int]) -> None:
+@given(world_size=worlds, sizes=blocks, near=near_ranks)
+def test_with_a_known_total_ranks_are_level_and_nothing_waits(
+    world_size: int, sizes: list[int], near: list[set[int]]
+) -> None:
     allotment = Allotment(world_size, sum(sizes))
     for number, size in enumerate(sizes):
-        shares = allotment.add(size)
+        shares = allotment.add(size, near[number % len(near)])
         assert sum(share.rows for share in shares) == size
         assert {share.block for share in shares} <= {number}
     assert allotment.finish() == []
@@ -60,6 +70,20 @@ def test_with_an_unknown_total_the_last_blocks_level_the_ranks_where_they_suffic
         assert max(allotment.rows) - min(allotment.rows) <= 1
     else:  # then nothing goes to the rank that has most already
         assert max(allotment.rows) == max(before)
+
+
+@settings(deadline=None)
+@given(order=st.lists(st.integers(0, 3), min_size=1, max_size=60), size=st.integers(1, 50))
+def test_a_rank_gets_the_blocks_of_its_own_node_unless_another_lags(order: list[int], size: int) -> None:
+    allotment = Allotment(4, 1000 * size)
+    for rank in order:
+        before = list(allotment.rows)
+        (share,) = allotment.add(size, {rank})
+        if before[rank] - min(before) < NEAR_AHEAD * size:
+            assert share.rank == rank
+        else:
+            assert before[share.rank] == min(before)
+    assert max(allotment.rows) - min(allotment.rows) <= NEAR_AHEAD * size
 
 
 @settings(deadline=None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,14 +38,15 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
     monkeypatch.setattr(pass_tasks, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
     monkeypatch.setattr(passes, "TAKE_TIMEOUT_S", 0.01)
 
-    def made(store_bytes: float = 1e9) -> Feed:
+    def made(store_bytes: float = 1e9, *, shuffle: bool = False, clock: Callable[[], float] = time.monotonic) -> Feed:
         table = list_torch_dataset([{"x": 0.0}] * SAMPLES).table
         recipe: Any = None
-        streams = {n: Stream(recipe=recipe, table=table) for n in ("train", "val")}
+        streams = {n: Stream(recipe=recipe, table=table, shuffle=shuffle) for n in ("train", "val")}
         return Feed(
             streams,
             Cores(nodes=("a", "b"), task_cpus=1.0, stores={"a": store_bytes / 2, "b": store_bytes / 2}),
             pool=HandPool,
+            clock=clock,
         )
 
     return made
@@ -190,3 +194,75 @@ def test_a_lost_block_is_made_again_for_the_rank_that_was_given_it(make: Callabl
     assert piece.ref is not gone.ref
     feed.again(key(), 1, piece)  # and once more
     assert feed.pool.next_task("node") is not None
+
+
+# --- near and far -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_near_blocks_overtake_far_ones_only_where_the_order_is_random(make: Callable[..., Feed], shuffle: bool) -> None:
+    feed = make(shuffle=shuffle)
+    feed.open(key(), request(), 0, "a")
+    far, near = start(feed, "b"), start(feed, "a")
+    near[1](block(near[0], "a"))
+    assert len(feed.take(key(), 0, 9, "near")[0]) == shuffle
+    far[1](block(far[0], "b"))
+    assert len(feed.take(key(), 0, 9, "near" if shuffle else "any")[0]) == (0 if shuffle else 2)
+    assert len(feed.take(key(), 0, 9, "far")[0]) == shuffle
+
+
+def test_with_all_cores_on_the_workers_own_nodes_every_run_has_the_same_order(make: Callable[..., Feed]) -> None:
+    feed = make(shuffle=True)
+    for rank, node in enumerate("ab"):
+        feed.open(key(), request(2), rank, node)
+    one, other = start(feed, "b"), start(feed, "a")
+    other[1](block(other[0], "a"))
+    assert [feed.take(key(), rank, 9) for rank in (0, 1)] == [([], False)] * 2
+    one[1](block(one[0], "b"))
+    assert [rows_of(feed.take(key(), rank, 9)[0]) for rank in (0, 1)] == [ROWS, ROWS]
+
+
+def test_ranks_get_blocks_of_their_own_nodes(make: Callable[..., Feed]) -> None:
+    feed = make(shuffle=True)
+    for rank, node in enumerate("ab"):
+        feed.open(key(), request(2), rank, node)
+    refs = {}
+    for node in "baab":
+        task, done = start(feed, node)
+        refs[node] = {*refs.get(node, set()), (made := block(task, node)).ref}
+        done(made)
+    for rank, node in enumerate("ab"):
+        assert {piece.ref for piece in feed.take(key(), rank, 9, "near")[0]} == refs[node]
+
+
+def test_a_far_node_with_more_than_its_link_carries_gets_no_more_tasks(make: Callable[..., Feed]) -> None:
+    now = [0.0]
+    feed = make(shuffle=True, clock=lambda: now[0])
+    feed.open(key(), request(), 0, "a")
+    for _ in range(5):  # the link carries a tenth of what a core makes: it takes 0.1 s for a block
+        for node, reach in (("a", "near"), ("b", "far")):
+            task, done = start(feed, node)
+            done(block(task, node))
+            assert len(feed.take(key(), 0, 9, reach)[0]) == 1
+        now[0] += 1.0
+    count = 0
+    while (found := feed.pool.next_task("b")) is not None:  # type: ignore[union-attr]
+        found[1](block(found[0], "b"))
+        count += 1
+    left = SAMPLES // ROWS - 10
+    assert 0 < count < left / 4
+    while (found := feed.pool.next_task("a")) is not None:  # type: ignore[union-attr]
+        found[1](block(found[0], "a"))
+        count += 1
+    assert count == left, "the workers' own nodes make the rest"
+
+
+def test_a_rank_that_leaves_stops_waiting_at_once(make: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = make()
+    monkeypatch.setattr(passes, "TAKE_TIMEOUT_S", 600.0)
+    for rank in (0, 1):
+        feed.open(key(), request(2), rank, "a")
+    answers: queue.Queue[Any] = queue.Queue()
+    threading.Thread(target=lambda: answers.put(feed.take(key(), 0, 1, "far")), daemon=True).start()
+    feed.leave(key(), 0)
+    assert answers.get(timeout=300) == ([], True)

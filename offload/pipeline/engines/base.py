@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, Protocol
 
 from offload.pipeline.meter import Meter
+from offload.pipeline.pace import Pace
 from offload.pipeline.passes import Pass, PassKey, Slice
 from offload.pipeline.streams import Cores, Stream
 
@@ -26,6 +27,10 @@ class Run(Protocol):
     streams: dict[str, Stream]
     meters: dict[str, Meter]
     cores: Cores
+    pace: Pace
+
+    def homes(self) -> frozenset[str]:
+        """The nodes of the workers, as far as known."""
 
     def held(self) -> Counter[str]:
         """The bytes of blocks that no worker has taken yet, by node."""

@@ -92,7 +92,7 @@ class PoolEngine:
                     continue
                 # Exceed the limit only if the pass starves and none of its tasks is running. Otherwise, workers may be waiting
                 # for the running task, and all other cores would fill the store behind one slow task.
-                if room or (current.starving() and not tasks.under_way()):
+                if (room and not self._late(node, current, tasks)) or (current.starving() and not tasks.under_way()):
                     found = tasks.next(node)
                     if tasks.exhausted():
                         self._feed.issued(current)
@@ -115,6 +115,27 @@ class PoolEngine:
         # A Ray Data pipeline in the same run needs cores of its own, which actors would never give back.
         mixed = not all(stream.pooled for stream in self._feed.streams.values())
         return self._feed.cores.nodes[:: 2 if mixed else 1]
+
+    def _late(self, node: str, current: Pass, tasks: PassTasks) -> bool:
+        """Whether the workers' own nodes could make the rest of a pass before this node's link has carried what the node has and makes."""
+        feed, homes = self._feed, self._feed.homes()
+        rates = feed.meters[current.key.name].rates()
+        near = sum(feed.cores.by_node[home] for home in homes)
+        if rates is None or node in homes or not near:
+            return False
+        size, held = rates.bytes_per_sample, feed.held()
+        others = feed.cores.by_node.keys() - homes
+        return feed.pace.would_be_late(
+            node,
+            held={other: held[other] for other in others},
+            made={other: tasks.rows_under_way(other) * size for other in others},
+            left_bytes=(
+                sum(held[home] + tasks.rows_under_way(home) * size for home in homes)
+                if current.ordered
+                else tasks.left() * size
+            ),
+            near_bytes_per_s=near * size / max(rates.core_seconds_per_sample, 1e-9),
+        )
 
     def _has_room(self, node: str) -> bool:
         """Whether the blocks that no worker has taken yet leave room for more, on this node and in total."""

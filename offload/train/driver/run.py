@@ -117,7 +117,7 @@ class Run:
         self._announce()
         if held := self.cluster.held_of_all():
             self.log.tell("others_hold", held=held)
-        threads = FEED_THREADS + 4 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
+        threads = FEED_THREADS + 6 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
         actor = on_this_node(
             ray.remote(Hub),
             max_concurrency=threads,
@@ -238,6 +238,7 @@ class Run:
             sized={name: s.samples for name, s in self.listed.items()},
             classes={name: s.classes for name, s in self.listed.items() if s.classes},
             resumable={name: s.resumable for name, s in self.listed.items()},
+            ordered={name: not s.shuffle for name, s in self.listed.items()},
             source=self.listed[TRAIN].identity,
             checkpoints=trainer.checkpoints,
             precision=trainer.precision,

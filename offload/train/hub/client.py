@@ -9,7 +9,7 @@ import ray
 
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.feed import Feed
-from offload.pipeline.passes import PassKey, PassRequest, Slice
+from offload.pipeline.passes import PassKey, PassRequest, Reach, Slice
 from offload.train.cluster.connection import answer
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
@@ -83,13 +83,13 @@ class HubClient:
         """See :meth:`Board.out_of_memory`."""
         return self._ask(Board.out_of_memory, rank, split)
 
-    def open(self, key: PassKey, request: PassRequest, rank: int) -> int | None:
+    def open(self, key: PassKey, request: PassRequest, rank: int, node: str) -> int | None:
         """See :meth:`Feed.open`."""
-        return self._ask(Feed.open, key, request, rank)
+        return self._ask(Feed.open, key, request, rank, node)
 
-    def take(self, key: PassKey, rank: int, want: int) -> Pending[tuple[list[Slice], bool]]:
+    def take(self, key: PassKey, rank: int, want: int, reach: Reach) -> Pending[tuple[list[Slice], bool]]:
         """See :meth:`Feed.take`."""
-        return self._start(Feed.take, key, rank, want)
+        return self._start(Feed.take, key, rank, want, reach)
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
         """See :meth:`Feed.again`."""

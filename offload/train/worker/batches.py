@@ -1,9 +1,9 @@
 """The worker's end of the data path: slices of blocks in, local batches on the device out, ahead of the training thread.
 
-One thread fetches blocks. A second thread cuts them into batches (in pinned memory for a GPU), agrees with the other ranks on the
-batch's rows, and moves the batch to the device on a stream of its own. The ranks' agreement is a gather of a few numbers on a process
-group of its own, ahead of training by the prefetch depth. The training thread never waits for it unless it waits for data. Other
-agreements of the ranks travel with it (:mod:`offload.train.worker.agreement`).
+Threads of their own fetch blocks (:mod:`offload.train.worker.fetching`). Another one cuts them into batches (in pinned memory for a
+GPU), agrees with the other ranks on the batch's rows, and moves the batch to the device on a stream of its own. The ranks' agreement is a
+gather of a few numbers on a process group of its own, ahead of training by the prefetch depth. The training thread never waits for it
+unless it waits for data. Other agreements of the ranks travel with it (:mod:`offload.train.worker.agreement`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ import numpy as np
 
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.passes import PassKey
-from offload.pipeline.wire import Columns
 from offload.train.worker.agreement import Agreement, Heard
 from offload.train.worker.cutting import Budget, Cut, Cutter, Skipped
 from offload.train.worker.delivery import Delivery
-from offload.train.worker.feed_client import BlockLostError, FeedClient
+from offload.train.worker.feed_client import FeedClient
+from offload.train.worker.fetching import Fetcher, Piece
 
 PREFETCH_BATCHES = 2
-PREFETCH_BLOCKS = 2
 CLOSE_S = 10.0
 BREAK_OFF_S = 1.0  # time that a rank waits for samples when training should end
 
@@ -95,14 +94,14 @@ class Cutting:
         least: the fewest rows of a batch, where that can be had.
         drop_last: leave out the last batches, which are not full.
         budget: a limit of batches beside their number of rows.
-        in_order: a lost block delays the blocks after it.
+        ordered: blocks come in the order of the pass. A slow link or a lost block then delays the blocks after it.
     """
 
     padded: bool
     least: int = 1
     drop_last: bool = False
     budget: Budget | None = None
-    in_order: bool = False
+    ordered: bool = False
 
 
 class Batches:
@@ -133,7 +132,7 @@ class Batches:
         self._delivery, self._cutting, self._agreement, self._template = delivery, cutting, agreement, template
         self._share = None if total is None else total / peers.world_size
         self._received = self._largest = 0
-        self._pieces: queue.Queue[tuple[Columns, int] | BaseException | None] = queue.Queue(maxsize=PREFETCH_BLOCKS)
+        self._pieces = Fetcher(feed, key, peers.rank, ordered=cutting.ordered)
         self._batches: queue.Queue[LocalBatch | BaseException | None] = queue.Queue(maxsize=PREFETCH_BATCHES)
         # Skipped samples and agreements after the last batch, complete once get() has returned None.
         self.leftover: list[Skipped] = []
@@ -143,12 +142,8 @@ class Batches:
         self._taken = 0
         self._closed = threading.Event()
         self._broken_off = False  # this rank stopped waiting for samples because training ends
-        self._threads = [
-            threading.Thread(target=work, name=f"{name}-{key.name}", daemon=True)
-            for name, work in (("fetch", self._fetch), ("batch", self._batch))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._cutter = threading.Thread(target=self._batch, name=f"batch-{key.name}", daemon=True)
+        self._cutter.start()
 
     def get(self) -> LocalBatch | None:
         """Return the next batch, None at the end of the pass. Raises the error of preprocessing."""
@@ -163,58 +158,33 @@ class Batches:
     def close(self) -> None:
         """End the threads and wait for them, but not forever: another rank may have died, or goes on alone (:attr:`went_on`)."""
         self._closed.set()
+        self._pieces.close()
         self._feed.leave(self._key, self._peers.rank)
         until = time.monotonic() + CLOSE_S
-        for thread in self._threads:
+        for thread in (*self._pieces.threads, self._cutter):
             while thread.is_alive() and time.monotonic() < until and not self.went_on:
-                for waiting in (self._pieces, self._batches):
-                    try:
-                        waiting.get_nowait()
-                    except queue.Empty:
-                        pass
+                with contextlib.suppress(queue.Empty):
+                    self._batches.get_nowait()
                 thread.join(timeout=0.05)
 
-    def _put(self, where: queue.Queue[Any], item: Any) -> bool:
+    def _put(self, item: LocalBatch | BaseException | None) -> None:
         while not self._closed.is_set():
             try:
-                where.put(item, timeout=0.2)
-                return not self._closed.is_set()  # close() makes room, so that a thread that waits here ends
+                self._batches.put(item, timeout=0.2)
+                return
             except queue.Full:
                 continue
-        return False
 
-    def _next_piece(self) -> tuple[Columns, int] | BaseException | None:
+    def _next_piece(self) -> Piece | None:
         waiting_since = time.monotonic()
         while not self._closed.is_set():
+            with contextlib.suppress(queue.Empty):
+                return self._pieces.get(timeout_s=0.2)
             # A sample may never come. A worker that should end does not wait for it; the sample is not trained yet.
-            if self._agreement.ending() and time.monotonic() - waiting_since > BREAK_OFF_S and self._pieces.empty():
+            if self._agreement.ending() and time.monotonic() - waiting_since > BREAK_OFF_S:
                 self._broken_off = True
                 return None
-            with contextlib.suppress(queue.Empty):
-                return self._pieces.get(timeout=0.2)
         return None
-
-    def _fetch(self) -> None:
-        try:
-            over = False
-            line = _Line(self._cutting.in_order)
-            while (not over or line.lost) and not self._closed.is_set():
-                slices, over = self._feed.take(self._key, self._peers.rank, 1)
-                self._feed.start_fetching(slices)
-                for piece in slices:
-                    place = piece.first, piece.start, piece.stop
-                    try:
-                        columns = self._feed.columns(piece)
-                    except BlockLostError:
-                        self._feed.again(self._key, self._peers.rank, piece)
-                        line.lose(place)
-                        continue
-                    for fetched in line.came(place, (columns, piece.stop - piece.start)):
-                        if not self._put(self._pieces, fetched):
-                            return
-            self._put(self._pieces, None)
-        except BaseException as error:
-            self._put(self._pieces, error)
 
     def _batch(self) -> None:
         try:
@@ -222,7 +192,7 @@ class Batches:
                 batch = self._agree(cut)
                 if batch is None:
                     break
-                self._put(self._batches, batch)
+                self._put(batch)
                 if batch.heard.end:
                     break
             else:
@@ -232,20 +202,18 @@ class Batches:
                     batch = self._agree(None)
                     if batch is None:
                         break
-                    self._put(self._batches, batch)
+                    self._put(batch)
                     if batch.heard.end:
                         break
-            self._put(self._batches, None)
+            self._put(None)
         except BaseException as error:
-            self._put(self._batches, error)
+            self._put(error)
 
     def _cut(self) -> Iterator[Cut]:
         """Yield batches of the local size, which may change meanwhile, from pieces as they come; the last batch holds the rest."""
         least = self._cutting.least if self._cutting.padded and not self._cutting.drop_last else 1
         cutter = Cutter(least=least, budget=self._cutting.budget)
         while (piece := self._next_piece()) is not None:
-            if isinstance(piece, BaseException):
-                raise piece
             columns, rows = piece
             self._received += rows
             self._largest = max(self._largest, rows)
@@ -327,31 +295,3 @@ class Batches:
         self._micro = 0 if last else self._micro + 1
         if last:
             self._split = self._next_split
-
-
-class _Line:
-    """The pieces on their way into batches. A lost piece comes again later; with ``in_order``, the others wait for it."""
-
-    def __init__(self, in_order: bool) -> None:
-        self.lost: set[tuple[int, int, int]] = set()
-        self._in_order = in_order
-        self._waiting: dict[tuple[int, int, int], tuple[Columns, int] | None] = {}
-
-    def lose(self, place: tuple[int, int, int]) -> None:
-        """Note that the piece at this place is lost, perhaps again."""
-        self.lost.add(place)
-        self._waiting.setdefault(place, None)
-
-    def came(self, place: tuple[int, int, int], piece: tuple[Columns, int]) -> list[tuple[Columns, int]]:
-        """Add a piece that arrived; return the pieces that may now go on."""
-        self.lost.discard(place)
-        if not self._in_order:
-            return [piece]
-        self._waiting[place] = piece
-        free: list[tuple[Columns, int]] = []
-        for first, waiting in list(self._waiting.items()):
-            if waiting is None:
-                break
-            free.append(waiting)
-            del self._waiting[first]
-        return free

@@ -9,7 +9,7 @@ import numpy as np
 import ray
 
 from offload.pipeline import wire
-from offload.pipeline.passes import PassKey, Slice
+from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.train.hub.client import HubClient, Pending
 
@@ -21,8 +21,10 @@ class BlockLostError(Exception):
 class FeedClient(Protocol):
     """The feed, for one pass of one rank."""
 
-    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
-        """See :meth:`offload.pipeline.feed.Feed.take`."""
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
+    ) -> tuple[list[Slice], bool]:
+        """See :meth:`offload.pipeline.feed.Feed.take`. Without ``wait``, the answer is empty if none is there yet."""
 
     def start_fetching(self, slices: Sequence[Slice]) -> None:
         """Start the transfers of these slices' blocks to this host, all at the same time."""
@@ -62,12 +64,18 @@ class HubFeed(BlockReader):
 
     def __init__(self, hub: HubClient) -> None:
         self._hub = hub
-        self._next: Pending[tuple[list[Slice], bool]] | None = None
+        self._asked: dict[Reach, Pending[tuple[list[Slice], bool]]] = {}
 
-    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
-        answer = self._next if self._next is not None else self._hub.take(key, rank, want)
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
+    ) -> tuple[list[Slice], bool]:
+        answer = self._asked.pop(reach, None) or self._hub.take(key, rank, want, reach)
+        if not wait and not answer.done():
+            self._asked[reach] = answer
+            return [], False
         slices, over = answer.result()
-        self._next = None if over else self._hub.take(key, rank, want)
+        if not over:
+            self._asked[reach] = self._hub.take(key, rank, want, reach)
         return slices, over
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:

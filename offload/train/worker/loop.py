@@ -335,7 +335,7 @@ class TrainingLoop:
         began = time.monotonic()
         if training:
             self.meter.restart()  # the user's work between two passes belongs to no step
-        total = self.setup.hub.open(key, request, self.rank)
+        total = self.setup.hub.open(key, request, self.rank, self.place.node)
         rows = self.rows
         if not training:
             self._share_buffers()
@@ -351,7 +351,7 @@ class TrainingLoop:
                 least=1 if self.setup.deterministic else least,
                 drop_last=drop_last,
                 budget=budget_of(self.setup.collate_fn.get(name)),
-                in_order=self.setup.deterministic,
+                ordered=self.setup.deterministic or self.setup.ordered[name],
             ),
             agreement=self._agreement() if training else NoAgreement(),
             template=self._template,

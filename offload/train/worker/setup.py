@@ -25,6 +25,7 @@ class WorkerSetup:
     sized: dict[str, int | None]
     classes: dict[str, tuple[str, ...]]
     resumable: dict[str, bool]
+    ordered: dict[str, bool]
     checkpoints: Checkpoints
     precision: Precision
     seed: int

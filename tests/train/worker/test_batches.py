@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from offload.model.batch_split import BatchSplit
-from offload.pipeline.passes import PassKey, Slice
+from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.testing.in_threads import Peer, Ranks
 from offload.train.worker import batches as batches_module
@@ -33,7 +33,11 @@ class Blocks:
             self.waiting[rank] = [Slice(None, first, min(first + BLOCK, count), 0) for first in starts]  # type: ignore[arg-type]
         self.left: set[int] = set()
 
-    def take(self, key: PassKey, rank: int, want: int) -> tuple[list[Slice], bool]:
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
+    ) -> tuple[list[Slice], bool]:
+        if reach == "far":
+            return [], True
         mine = self.waiting[rank]
         return [mine.pop(0)] if mine else [], not mine
 

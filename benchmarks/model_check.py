@@ -1,0 +1,147 @@
+"""How far the model is from a simulation of what it models.
+
+    python benchmarks/model_check.py network -o result.json
+
+``network``: the model's input rate beside the project's own feed on a simulated clock (:mod:`benchmarks.simulated`), for GPU nodes and CPU
+nodes on links of several speeds. Nothing of it depends on the machine.
+"""
+
+import itertools
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
+from benchmarks.simulated import Node, World, simulate
+from offload.model.catalog import NodeType, Shape
+from offload.model.input_rate import BYTES_PER_GIGABIT, NETWORK_EFFICIENCY, InputRate
+
+
+class Case(NamedTuple):
+    """GPU nodes and CPU nodes, the cores of each, their links in Gb/s, and a sample's core-seconds and bytes. ``workers``: on each GPU
+    node."""
+
+    gpu_nodes: int
+    gpu_cores: int
+    cpu_nodes: int
+    cpu_cores: int
+    gbps: float
+    core_seconds: float
+    size_bytes: float
+    workers: int = 1
+
+    @property
+    def label(self) -> str:
+        return (
+            f"{self.gpu_nodes} × {self.gpu_cores} + {self.cpu_nodes} × {self.cpu_cores} cores, {self.gbps:g} Gb/s, "
+            f"{1000 * self.core_seconds:g} ms, {self.size_bytes / 1000:g} kB"
+        )
+
+    def model(self) -> float:
+        """Samples/s by the model."""
+        parts: Any = {"memory_gib": 64.0, "network_gbps": self.gbps, "usd_per_hour": 1.0}
+        gpu = NodeType(name="gpu", vcpus=self.gpu_cores, gpus=self.workers, **parts)
+        cpu = NodeType(name="cpu", vcpus=self.cpu_cores, gpus=0, **parts)
+        rate = InputRate(
+            core_seconds_per_sample=self.core_seconds, wire_bytes_per_sample=self.size_bytes, host_cpus_per_worker=0.0
+        )
+        shape = Shape({gpu: self.gpu_nodes, cpu: self.cpu_nodes})
+        return float(rate.samples_per_s(shape, self.gpu_nodes * self.workers))
+
+    def world(self, seconds: float, *, ordered: bool) -> World:
+        """The same for the simulation: two epochs of about so many seconds each."""
+        speed = NETWORK_EFFICIENCY * BYTES_PER_GIGABIT * self.gbps
+        gpus = [
+            Node(name=f"gpu{i}", cores=self.gpu_cores, bytes_per_s=speed, workers=self.workers)
+            for i in range(self.gpu_nodes)
+        ]
+        cpus = [Node(name=f"cpu{i}", cores=self.cpu_cores, bytes_per_s=speed) for i in range(self.cpu_nodes)]
+        return World(
+            nodes=(*gpus, *cpus),
+            core_seconds_per_sample=self.core_seconds,
+            bytes_per_sample=self.size_bytes,
+            samples=int(self.model() * seconds),
+            ordered=ordered,
+        )
+
+
+ONE_HOST = [
+    Case(1, gpu_cores, cpu_nodes, 16, gbps, 0.010, size)
+    for gpu_cores, gbps, size in itertools.product((7, 47), (5.0, 10.0, 25.0), (150e3, 602e3))
+    for cpu_nodes in (0, 1, 2, 4, 8)
+]
+SEVERAL_HOSTS = [
+    Case(gpu_nodes, 31, cpu_nodes, 16, 10.0, core_seconds, 150e3, workers=4)
+    for gpu_nodes, core_seconds in itertools.product((2, 4), (0.0012, 0.010))
+    for cpu_nodes in (0, 2, 4)
+]
+
+
+@click.group()
+def main() -> None:
+    """Compare the model with simulations."""
+
+
+@main.command()
+@click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(min=1), help="Of a simulated epoch.")
+@click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
+def network(seconds: float, output: Path | None) -> None:
+    """Input rates: the model beside the feed on a simulated clock."""
+    rows = []
+    for case in (*ONE_HOST, *SEVERAL_HOSTS):
+        model = case.model()
+        measured = {
+            name: simulate(case.world(seconds, ordered=name == "deterministic")) for name in ("feed", "deterministic")
+        }
+        row = {
+            "case": case.label,
+            "cpu_nodes": case.cpu_nodes,
+            "model_samples_per_s": round(model, 1),
+            "feed_samples_per_s": round(measured["feed"].samples_per_s, 1),
+            "deterministic_samples_per_s": round(measured["deterministic"].samples_per_s, 1),
+            "near_share": round(measured["feed"].near_share, 3),
+        }
+        rows.append(row)
+        click.echo(
+            f"{case.label:62} model {model:9,.0f}  feed {_off(row, 'feed')}  deterministic {_off(row, 'deterministic')}"
+        )
+    summary = {name: _summary(rows, name) for name in ("feed", "deterministic")}
+    for name, each in summary.items():
+        click.echo(
+            f"{name}: off by {each['median_error']:.1%} in the median, {each['worst_error']:.1%} at worst. More CPU nodes change the "
+            f"rate by {each['worst_change_by_nodes']:+.1%} at worst."
+        )
+    if output is not None:
+        result = {"command": shlex.join(["python", *sys.argv]), "seconds": seconds, "summary": summary, "rows": rows}
+        output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _off(row: dict[str, Any], name: str) -> str:
+    rate = row[f"{name}_samples_per_s"]
+    return f"{rate:9,.0f} ({rate / row['model_samples_per_s'] - 1:+6.1%})"
+
+
+def _summary(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
+    """How far the model is off, and the worst change of the rate that more CPU nodes bring."""
+    errors = [abs(row["model_samples_per_s"] / row[f"{name}_samples_per_s"] - 1) for row in rows]
+    changes = [
+        after[f"{name}_samples_per_s"] / before[f"{name}_samples_per_s"] - 1
+        for before, after in itertools.pairwise(rows)
+        if after["cpu_nodes"] > before["cpu_nodes"]
+    ]
+    return {
+        "median_error": round(statistics.median(errors), 4),
+        "worst_error": round(max(errors), 4),
+        "worst_change_by_nodes": round(min(changes), 4),
+    }
+
+
+if __name__ == "__main__":
+    main()

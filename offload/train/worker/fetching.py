@@ -1,0 +1,143 @@
+"""Fetches the slices of a pass to this host, ahead of the thread that cuts them into batches.
+
+Blocks of this rank's own node are there at once. Those of other nodes come over a link: several are under way at a time, so that the link
+is never idle, and near ones overtake them. Only where the order of the pass counts, all come in one line.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+
+from offload.pipeline.passes import PassKey, Reach, Slice
+from offload.pipeline.wire import Columns
+from offload.train.worker.feed_client import BlockLostError, FeedClient
+
+PREFETCH_BLOCKS = 2
+"""The fetched slices that wait in a line for the cutting thread."""
+
+FAR_AT_ONCE = 4
+"""The slices of other nodes that are under way at a time."""
+
+Piece = tuple[Columns, int]
+"""The content of a slice, and its rows."""
+
+Place = tuple[int, int, int]
+
+
+class Fetcher:
+    """The pieces of one pass on one rank. ``ordered``: they come in the order of the pass, and those behind a lost one wait for it."""
+
+    def __init__(self, feed: FeedClient, key: PassKey, rank: int, *, ordered: bool) -> None:
+        self._feed, self._key, self._rank = feed, key, rank
+        self._closed = threading.Event()
+        self._arrivals = _Arrivals(ordered)
+        lines: list[tuple[Reach, int]] = [("any", FAR_AT_ONCE)] if ordered else [("near", 1), ("far", FAR_AT_ONCE)]
+        self._open = len(lines)
+        self._changed = threading.Condition()
+        self._ready: dict[Reach, deque[Piece]] = {reach: deque() for reach, _ in lines}
+        self._error: BaseException | None = None
+        self.threads = [
+            threading.Thread(target=self._run, args=line, name=f"fetch-{key.name}", daemon=True) for line in lines
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def get(self, timeout_s: float) -> Piece | None:
+        """The next piece, a near one if there is one; None at the end of the pass.
+
+        Raises queue.Empty if none comes in time, and the error of preprocessing.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: any(self._ready.values()) or self._error or not self._open, timeout_s)
+            for line in self._ready.values():
+                if line:
+                    self._changed.notify_all()
+                    return line.popleft()
+            if self._error is not None:
+                raise self._error
+            if self._open:
+                raise queue.Empty
+            return None
+
+    def close(self) -> None:
+        """End the threads, as soon as their present calls return."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self, reach: Reach, at_once: int) -> None:
+        try:
+            self._fetch(reach, at_once)
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
+
+    def _fetch(self, reach: Reach, at_once: int) -> None:
+        coming: deque[Slice] = deque()
+        over = False
+        while not self._closed.is_set():
+            if len(coming) < at_once and not (over and not self._arrivals.lost):
+                slices, over = self._feed.take(self._key, self._rank, at_once - len(coming), reach, wait=not coming)
+                self._feed.start_fetching(slices)
+                coming.extend(slices)
+            if coming:
+                piece = coming.popleft()
+                for fetched in self._fetched(piece):
+                    if not self._put(reach, fetched):
+                        return
+            elif over and not self._arrivals.lost:
+                return
+
+    def _fetched(self, piece: Slice) -> list[Piece]:
+        """The pieces that may go on now that this one has come, or is lost."""
+        place = piece.first, piece.start, piece.stop
+        try:
+            columns = self._feed.columns(piece)
+        except BlockLostError:
+            self._feed.again(self._key, self._rank, piece)
+            self._arrivals.lose(place)
+            return []
+        return self._arrivals.came(place, (columns, piece.stop - piece.start))
+
+    def _put(self, reach: Reach, piece: Piece) -> bool:
+        line = self._ready[reach]
+        with self._changed:
+            self._changed.wait_for(lambda: len(line) < PREFETCH_BLOCKS or self._closed.is_set())
+            if self._closed.is_set():
+                return False
+            line.append(piece)
+            self._changed.notify_all()
+            return True
+
+
+class _Arrivals:
+    """The pieces on their way into batches. A lost piece comes again later; in an ordered pass, the others wait for it."""
+
+    def __init__(self, ordered: bool) -> None:
+        self.lost: set[Place] = set()
+        self._ordered = ordered
+        self._waiting: dict[Place, Piece | None] = {}
+
+    def lose(self, place: Place) -> None:
+        """Note that the piece at this place is lost, perhaps again."""
+        self.lost.add(place)
+        self._waiting.setdefault(place, None)
+
+    def came(self, place: Place, piece: Piece) -> list[Piece]:
+        """Add a piece that arrived; return the pieces that may now go on."""
+        self.lost.discard(place)
+        if not self._ordered:
+            return [piece]
+        self._waiting[place] = piece
+        free: list[Piece] = []
+        for first, waiting in list(self._waiting.items()):
+            if waiting is None:
+                break
+            free.append(waiting)
+            del self._waiting[first]
+        return free
