@@ -155,13 +155,10 @@ class LocalClient(HubClient):
         super().__init__(hub)
         self._killed = killed
 
-    def take(self, key: PassKey, rank: int, want: int, reach: Reach) -> Pending[tuple[list[Slice], bool]]:
-        return _Later(lambda: self._call(Feed.take, key, rank, want, reach))
-
-    def take_at_once(self, key: PassKey, rank: int, want: int, reach: Reach) -> tuple[list[Slice], bool]:
-        """What :meth:`take` would answer without waiting."""
-        taken: tuple[list[Slice], bool] = self._call(Feed.take, key, rank, want, reach, timeout_s=0.0)
-        return taken
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach, timeout_s: float | None = None
+    ) -> Pending[tuple[list[Slice], bool]]:
+        return _Later(lambda: self._call(Feed.take, key, rank, want, reach, timeout_s))
 
     def leave(self, key: PassKey, rank: int) -> None:
         if not self._killed():
@@ -194,16 +191,14 @@ class LocalFeed(HubFeed):
     """A feed that reads blocks of :class:`Nodes`."""
 
     def __init__(self, hub: HubClient) -> None:
-        assert isinstance(hub, LocalClient)
         super().__init__(hub)
-        self._client = hub
         self._nodes: Nodes = hub.actor.nodes
 
     def take(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         if not wait:  # answers here are never under way
-            return self._client.take_at_once(key, rank, want, reach)
+            return self._hub.take(key, rank, want, reach, timeout_s=0.0).result()
         return super().take(key, rank, want, reach)
 
     def start_fetching(self, slices: Sequence[Slice]) -> None: ...

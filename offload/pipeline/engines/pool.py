@@ -15,6 +15,10 @@ from offload.pipeline.passes import Pass, PassKey, Slice
 from offload.pipeline.pool import Block, Pool
 from offload.pipeline.unit_tasks import UnitTasks
 
+ORDERED_WEIGHT = 0.7
+"""How much a task under way counts against its node in an ordered pass. By simulation (``benchmarks/model_check.py``), slow links hold up a
+third more with 0.5, and cores are idle behind fast ones with 1."""
+
 
 class PoolEngine:
     """Makes blocks in one process per core. ``pool`` makes the pool that runs the tasks."""
@@ -124,11 +128,13 @@ class PoolEngine:
         if rates is None or node in homes or not near:
             return False
         size, held = rates.bytes_per_sample, feed.held()
+        # In an ordered pass, a block is due once the workers have what comes before it, not at the end.
+        weight = ORDERED_WEIGHT if current.ordered else 1.0
         others = feed.cores.by_node.keys() - homes
         return feed.pace.would_be_late(
             node,
             held={other: held[other] for other in others},
-            made={other: tasks.rows_under_way(other) * size for other in others},
+            made={other: weight * tasks.rows_under_way(other) * size for other in others},
             left_bytes=(
                 sum(held[home] + tasks.rows_under_way(home) * size for home in homes)
                 if current.ordered

@@ -87,9 +87,11 @@ class HubClient:
         """See :meth:`Feed.open`."""
         return self._ask(Feed.open, key, request, rank, node)
 
-    def take(self, key: PassKey, rank: int, want: int, reach: Reach) -> Pending[tuple[list[Slice], bool]]:
+    def take(
+        self, key: PassKey, rank: int, want: int, reach: Reach, timeout_s: float | None = None
+    ) -> Pending[tuple[list[Slice], bool]]:
         """See :meth:`Feed.take`."""
-        return self._start(Feed.take, key, rank, want, reach)
+        return self._start(Feed.take, key, rank, want, reach, timeout_s)
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
         """See :meth:`Feed.again`."""
