@@ -139,6 +139,7 @@ def mix(
         shuffle=first.shuffle,
         notes=tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
         aside=all(part.aside for part in parts.values()),
+        caches=tuple(cache for part in parts.values() for cache in part.caches),
         drawn=shares is not None,
         parts=parts,
     )

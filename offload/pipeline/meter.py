@@ -42,6 +42,7 @@ class Meter:
         self._of_node: dict[str, deque[_Spent]] = {}
         self._pace: dict[str, float] = {}  # samples/s of one core, by node
         self._process_bytes = 0
+        self._cache_bytes = self._storage_bytes = 0
         self._rates: Rates | None = None
         self._since_rates = 0  # tasks
         self._lock = threading.Lock()
@@ -49,6 +50,9 @@ class Meter:
     def add(self, block: Block) -> None:
         """Count a finished block."""
         cost = block.cost
+        with self._lock:
+            self._cache_bytes += cost.cache_bytes
+            self._storage_bytes += cost.storage_bytes
         if not cost.rows or cost.cpu_s != cost.cpu_s:
             return
         # A task that mostly waits for storage is not short.
@@ -90,7 +94,8 @@ class Meter:
     def summary(self) -> dict[str, float]:
         """``core_seconds_per_sample``, its coefficient of ``variation`` over the tasks, ``wire_bytes_per_sample``,
         ``input_ceiling_samples_per_s``, ``input_pace_samples_per_s``, and ``blocked``, the share of the tasks' time in which they waited
-        for files or other programs, if the kernel tells; empty at first.
+        for files or other programs, if the kernel tells; empty at first. With a cache also the bytes so far that came from it and from
+        storage, ``cache_bytes`` and ``storage_bytes``.
 
         The pace, unlike the ceiling, includes the time that tasks wait (for storage, or for a core that other programs use).
         """
@@ -104,6 +109,7 @@ class Meter:
             blocked_s = _median([spent.blocked_s for spent in self._recent])
             pace = dict(self._pace)
             size = _median([spent.size_bytes for spent in self._recent])
+            read = {"cache_bytes": self._cache_bytes, "storage_bytes": self._storage_bytes}
         cores = self._cores()
         each = [(count, by_node.get(node, usual)) for node, count in cores.items()]
         usual_pace = 1 / wall_s if wall_s > 0 else math.inf
@@ -114,6 +120,7 @@ class Meter:
             "input_ceiling_samples_per_s": sum(count / cpu_s for count, cpu_s in each if cpu_s > 0),
             "input_pace_samples_per_s": sum(count * pace.get(node, usual_pace) for node, count in cores.items()),
             **({"blocked": min(max(blocked_s / wall_s, 0.0), 1.0)} if wall_s > 0 and blocked_s == blocked_s else {}),
+            **(read if any(read.values()) else {}),
         }
 
     @property

@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload import machine
 from offload.pipeline import recipe as recipes
+from offload.pipeline.cache import accounts
 from offload.pipeline.gather import Scratch
 from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.ordinal import Ordinal, begin, lowest_free
@@ -91,7 +92,8 @@ class Cost:
 
     ``cpu_s`` counts from the end of the previous task if this one followed at once. ``process_bytes`` is the private memory of the
     process after the task; 0: unknown. ``blocked_s``: the seconds of ``wall_s`` in which the task neither ran nor waited for a core: it
-    waited for files or other programs. NaN: unknown.
+    waited for files or other programs. NaN: unknown. ``cache_bytes`` and ``storage_bytes``: what came from the node's cache and from
+    storage, of data sets with a cache.
     """
 
     rows: int
@@ -100,6 +102,8 @@ class Cost:
     wall_s: float
     process_bytes: int = 0
     blocked_s: float = math.nan
+    cache_bytes: int = 0
+    storage_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +125,8 @@ class Task:
 
 
 class _Board:
-    """The watch's board: it reports slow calls of a preprocessing process to the hub. ``run``: the hub's handle, or None."""
+    """The watch's board: it reports slow calls of a preprocessing process, and its cache's end, to the hub. ``run``: the hub's handle, or
+    None."""
 
     def __init__(self, run: Any) -> None:
         self._run, self._node = run, ray.get_runtime_context().get_node_id()
@@ -135,6 +140,10 @@ class _Board:
             ray.get(self._run.given_up.remote(self._node, what, seconds), timeout=TOLD_S)
         os._exit(GIVEN_UP)
 
+    def cache_stopped(self, reason: str) -> None:
+        if self._run is not None:
+            self._run.cache_stopped.remote(self._node, reason)
+
 
 class Preprocessor:
     """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls. ``me``: its number in the pool."""
@@ -142,7 +151,8 @@ class Preprocessor:
     def __init__(self, run: Any = None, me: Ordinal | None = None) -> None:
         begin(me or Ordinal())
         keep_freed_memory()
-        self._watch = Watch(_Board(run))
+        self._board = _Board(run)
+        self._watch = Watch(self._board)
         self._watch.start()
         self._scratch = Scratch()  # safe to reuse: a returned block is in the object store before the next call begins
         self._ended: tuple[float, float] | None = None
@@ -171,9 +181,12 @@ class Preprocessor:
         self._done += 1
         process_bytes = 0 if self._done & (self._done - 1) else machine.process_bytes()
         self._ended = time.process_time(), time.perf_counter()
+        read = accounts.taken()
+        if read.problem is not None:
+            self._board.cache_stopped(read.problem)
         cost = Cost(
             rows=block.num_rows, size_bytes=block.nbytes, cpu_s=cpu_s, wall_s=wall_s, process_bytes=process_bytes,
-            blocked_s=blocked_s,
+            blocked_s=blocked_s, cache_bytes=read.cache_bytes, storage_bytes=read.storage_bytes,
         )  # fmt: skip
         return block, cost
 

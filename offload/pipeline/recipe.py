@@ -180,7 +180,7 @@ def process(
     if (begin_pass := getattr(recipe.reader, "begin_pass", None)) is not None:
         begin_pass(recipe.seed, epoch)
     if (begin := getattr(recipe.reader, "begin", None)) is not None:
-        begin(rows)
+        begin(rows, epoch)
     ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))
     calls, start = recipe.calls, 0
     while start < len(positions):

@@ -19,6 +19,7 @@ from offload.model.checks import (
     check_text,
     shown,
 )
+from offload.pipeline.cache.spec import CacheSpec, parse_cache
 from offload.pipeline.recipe import Kind, OnError, Recipe
 from offload.pipeline.region_decode import DECODE, Decode
 from offload.pipeline.sources.base import Index, Lister, silent
@@ -56,6 +57,8 @@ class Pipeline:
     notes: tuple[str, ...] = ()
     aside: bool = True
     """Whether ``list`` may run on another thread: the user's code may be bound to the thread that made it."""
+    caches: tuple[CacheSpec, ...] = ()
+    """The caches of its sources, on each node."""
     drawn: bool = False
     """Whether a pass draws samples by weight (:func:`offload.weighted`) instead of visiting each once."""
 
@@ -85,6 +88,7 @@ def image_folder(
     shuffle: bool | None = None,
     sample_timeout_s: float | None = None,
     decode: Decode = "auto",
+    cache: str | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
     """Images in class folders, ``PATH/<class>/<name>.jpg``.
@@ -112,15 +116,21 @@ def image_folder(
             Resize, timm's RandomResizedCropAndInterpolation), with equal results. It decodes regions of at least four times the size
             of the result at 1/2, 1/4 or 1/8, with close results (:mod:`offload.pipeline.region_first`). ``"exact"`` always decodes
             whole images.
+        cache: ``"ssd:/mnt/nvme/cache:200GB"``: a folder that each node has, and the most bytes there. What a node has read from
+            ``path`` comes from that folder in later epochs and runs, unless the file has changed. It pays for ``s3://`` and other
+            remote or mounted file systems.
         filesystem: a pyarrow or fsspec file system to use instead of the path's own.
 
     Raises:
         ConfigError: if options contradict each other; and, when the run starts, if the path is unusable.
     """
     check_path("image_folder: path", path, sane="a folder, or a URI such as s3://bucket/train")
+    cached = parse_cache("image_folder: cache", cache)
     return _pipeline(
         f"image_folder({path})",
-        lambda tell=silent, encoded=False: list_image_folder(path, encoded=encoded, filesystem=filesystem, tell=tell),
+        lambda tell=silent, encoded=False: list_image_folder(
+            path, encoded=encoded, filesystem=filesystem, cache=cached, tell=tell
+        ),
         transform,
         per_sample=per_sample,
         collate_fn=collate_fn,
@@ -129,6 +139,7 @@ def image_folder(
         shuffle=shuffle,
         sample_timeout_s=sample_timeout_s,
         decode=decode,
+        cache=cached,
     )
 
 
@@ -191,6 +202,7 @@ def parquet(
     shuffle: bool | None = None,
     sample_timeout_s: float | None = None,
     decode: Decode = "auto",
+    cache: str | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
     """Parquet files: one file, or all files below a folder.
@@ -202,10 +214,11 @@ def parquet(
     sane = "such as ('image', 'label')"
     names = None if columns is None else check_names("parquet: columns", columns, sane=sane)
     pictures = check_names("parquet: images", images, sane=sane)
+    cached = parse_cache("parquet: cache", cache)
     return _pipeline(
         f"parquet({path})",
         lambda tell=silent, encoded=False: list_parquet(
-            path, columns=names, images=pictures, encoded=encoded, filesystem=filesystem, tell=tell
+            path, columns=names, images=pictures, encoded=encoded, filesystem=filesystem, cache=cached, tell=tell
         ),
         transform,
         per_sample=per_sample,
@@ -215,6 +228,7 @@ def parquet(
         shuffle=shuffle,
         sample_timeout_s=sample_timeout_s,
         decode=decode,
+        cache=cached,
     )
 
 
@@ -229,6 +243,7 @@ def webdataset(
     shuffle: bool | None = None,
     sample_timeout_s: float | None = None,
     decode: Decode = "auto",
+    cache: str | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
     """WebDataset tar shards: a folder, a glob, ``name-{000..019}.tar``, or a list.
@@ -241,9 +256,12 @@ def webdataset(
         shards = [check_path(f"webdataset: shards[{i}]", each, sane=sane) for i, each in enumerate(shards)]
     else:
         check_path("webdataset: shards", shards, sane=sane)
+    cached = parse_cache("webdataset: cache", cache)
     return _pipeline(
         f"webdataset({shards})",
-        lambda tell=silent, encoded=False: list_webdataset(shards, encoded=encoded, filesystem=filesystem, tell=tell),
+        lambda tell=silent, encoded=False: list_webdataset(
+            shards, encoded=encoded, filesystem=filesystem, cache=cached, tell=tell
+        ),
         transform,
         per_sample=per_sample,
         collate_fn=collate_fn,
@@ -252,6 +270,7 @@ def webdataset(
         shuffle=shuffle,
         sample_timeout_s=sample_timeout_s,
         decode=decode,
+        cache=cached,
     )
 
 
@@ -379,6 +398,7 @@ def _pipeline(
     shuffle: bool | None,
     sample_timeout_s: float | None = None,
     decode: Decode = "exact",
+    cache: CacheSpec | None = None,
 ) -> Pipeline:
     check_choice("on_error", on_error, ("raise", "skip"))
     check_choice("decode", decode, DECODE)
@@ -423,4 +443,5 @@ def _pipeline(
         shuffle=shuffle,
         sample_timeout_s=sample_timeout_s,
         notes=notes,
+        caches=() if cache is None else (cache,),
     )

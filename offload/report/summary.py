@@ -46,6 +46,13 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
                     f"a sample; {cores}: at most {rates['input_ceiling_samples_per_s']:,.0f} samples/s",
                 )
             )
+            if read := rates.get("cache_bytes", 0) + rates.get("storage_bytes", 0):
+                rows.append(
+                    (
+                        f"reading of {name}",
+                        f"{rates['cache_bytes'] / read:.0%} of {read / 1e9:,.3g} GB came from the nodes' caches, and the rest from storage",
+                    )
+                )
     if document.get("first_batch_s") is not None:
         rows.append(("first batch after", f"{document['first_batch_s']:.1f} s"))
     if document.get("skipped"):

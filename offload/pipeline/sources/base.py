@@ -33,9 +33,9 @@ def nowhere(row: int) -> None:
 class Reader(Protocol):
     """A reader of a source's index rows. It travels to every preprocessing process once.
 
-    A reader with a method ``prepare`` has work to do in each process before its first read. One with a method ``begin(rows)`` learns
-    which index rows a task will read, in their order. One with a method ``begin_pass(seed, epoch)`` learns before each task what its
-    own random numbers may depend on.
+    A reader with a method ``prepare`` has work to do in each process before its first read. One with a method ``begin(rows, epoch)``
+    learns which index rows a task will read, in their order. One with a method ``begin_pass(seed, epoch)`` learns before each task what
+    its own random numbers may depend on.
     """
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -66,10 +66,15 @@ def requests_at_once(fs: pafs.FileSystem) -> int:
     return LOCAL_THREADS if isinstance(fs, pafs.LocalFileSystem) else REMOTE_THREADS
 
 
-def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple[pafs.FileSystem, str, list[str]]:
+def list_files(
+    path: Path,
+    filesystem: Any = None,
+    tell: Tell = silent,
+    note: Callable[[pafs.FileSystem, pafs.FileInfo], None] | None = None,
+) -> tuple[pafs.FileSystem, str, list[str]]:
     """All files below a folder, sorted by path: (file system, the folder on it, paths on it).
 
-    Raises ConfigError if the folder is missing, is a file, or is not readable.
+    ``note`` gets what remote storage tells of each file. Raises ConfigError if the folder is missing, is a file, or is not readable.
     """
     fs, root = open_filesystem(path, filesystem)
     root = root.rstrip("/")
@@ -79,7 +84,7 @@ def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple
         info = fs.get_file_info(root)
         if info.type == pafs.FileType.NotFound:
             raise ConfigError(f"{os.fspath(path)!r} does not exist. Check the path and the bucket's name.")
-        files = _list_remote(fs, root, tell)
+        files = _list_remote(fs, root, tell, note)
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(
             f"cannot list {os.fspath(path)!r}: {error}. Check the credentials, the region and the path."
@@ -87,25 +92,28 @@ def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple
     return fs, root, sorted(f for f in files if not _is_hidden(f[len(root) + 1 :]))
 
 
-def _list_remote(fs: pafs.FileSystem, root: str, tell: Tell) -> list[str]:
+def _list_remote(
+    fs: pafs.FileSystem, root: str, tell: Tell, note: Callable[[pafs.FileSystem, pafs.FileInfo], None] | None
+) -> list[str]:
     """All files below a folder. Storage lists a folder page by page, so this lists several folders at once."""
     files: list[str] = []
     folders = [root]
-    while 0 < len(folders) < SEVERAL:
-        for info in fs.get_file_info(pafs.FileSelector(folders.pop(0))):
-            if info.type == pafs.FileType.Directory:
-                folders.append(info.path)
-            elif info.type == pafs.FileType.File:
+
+    def add(found: list[pafs.FileInfo]) -> None:
+        for info in found:
+            if info.type == pafs.FileType.File:
                 files.append(info.path)
+                if note is not None:
+                    note(fs, info)
         tell(f"{len(files):,} files")
 
-    def below(folder: str) -> list[str]:
-        found = fs.get_file_info(pafs.FileSelector(folder, recursive=True))
-        return [info.path for info in found if info.type == pafs.FileType.File]
+    while 0 < len(folders) < SEVERAL:
+        found = fs.get_file_info(pafs.FileSelector(folders.pop(0)))
+        folders += [info.path for info in found if info.type == pafs.FileType.Directory]
+        add(found)
 
-    def add(found: list[str]) -> None:
-        files.extend(found)
-        tell(f"{len(files):,} files")
+    def below(folder: str) -> list[pafs.FileInfo]:
+        return fs.get_file_info(pafs.FileSelector(folder, recursive=True))  # type: ignore[no-any-return]
 
     folders = [folder for folder in folders if not _is_hidden(folder[len(root) + 1 :])]
     # fsspec's file systems hold locks of their own, and some do not support threads.

@@ -10,19 +10,33 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
+from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.images import EXTENSIONS, DecodeError
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
+from offload.pipeline.sources.cached_files import FILE, CachedFiles
 from offload.pipeline.sources.files import Path, list_files, read_file
 from offload.pipeline.sources.read_ahead import ReadAhead
+from offload.pipeline.sources.versions import Versions
 
 _BROKEN = "corrupt or truncated image"
 
 
-def list_image_folder(path: Path, *, encoded: bool = False, filesystem: Any = None, tell: Tell = silent) -> Index:
+def list_image_folder(
+    path: Path, *, encoded: bool = False, filesystem: Any = None, cache: CacheSpec | None = None, tell: Tell = silent
+) -> Index:
     """The index of a folder's images: their paths, and the numbers of their classes in sorted order. ``encoded``: the transform decodes
-    JPEG files itself."""
-    fs, root, files = list_files(path, filesystem, tell)
+    JPEG files itself. With ``cache``, remote files have a ``version``."""
+    versions: dict[str, int] = {}
+    looks: list[Versions] = []
+
+    def note(fs: pafs.FileSystem, info: pafs.FileInfo) -> None:
+        if not looks:
+            looks.append(Versions(fs))
+        if info.path.lower().endswith(EXTENSIONS):
+            versions[info.path] = looks[0].of(info)
+
+    fs, root, files = list_files(path, filesystem, tell, note if cache is not None else None)
     images = [f for f in files if f.lower().endswith(EXTENSIONS)]
     if not images:
         raise ConfigError(
@@ -39,37 +53,45 @@ def list_image_folder(path: Path, *, encoded: bool = False, filesystem: Any = No
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number[parts[0]] for parts in relative], dtype=np.int64)
     table = pa.table({"path": pa.array(images), "label": labels})
-    return Index(
-        name=f"image_folder({root})", table=table, reader=ImageFolderReader(fs, encoded=encoded), classes=classes
-    )
+    if versions:
+        table = table.append_column("version", pa.array([versions[f] for f in images], pa.int64()))
+    cached = None if cache is None else CachedFiles(fs, root, cache)
+    reader = ImageFolderReader(fs, encoded=encoded, cached=cached)
+    return Index(name=f"image_folder({root})", table=table, reader=reader, classes=classes)
+
+
+_Place = tuple[str, int | None]
+"""A file's path, and its version if the listing found one."""
 
 
 class ImageFolderReader:
-    """A reader that decodes images: ``image``, a list of HWC uint8 arrays, and ``label``, int64. It reads remote files ahead."""
+    """A reader that decodes images: ``image``, a list of HWC uint8 arrays, and ``label``, int64. It reads remote and cached files ahead."""
 
-    def __init__(self, fs: Any, *, encoded: bool = False) -> None:
-        self.fs, self.encoded = fs, encoded
-        self._ahead: ReadAhead[str, bytes] | None = None
+    def __init__(self, fs: Any, *, encoded: bool = False, cached: CachedFiles | None = None) -> None:
+        self.fs, self.encoded, self.cached = fs, encoded, cached
+        self._ahead: ReadAhead[_Place, bytes] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": None}
 
-    def begin(self, rows: pa.Table) -> None:
+    def begin(self, rows: pa.Table, epoch: int) -> None:
         """Begin a task over these index rows."""
-        if isinstance(self.fs, pafs.LocalFileSystem):
+        if self.cached is not None:
+            self.cached.begin(epoch)
+        elif isinstance(self.fs, pafs.LocalFileSystem):
             return
         if self._ahead is None:
-            self._ahead = ReadAhead(functools.partial(read_file, self.fs))
-        self._ahead.begin(rows.column("path").to_pylist())
+            self._ahead = ReadAhead(self._content)
+        self._ahead.begin(_places(rows))
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         errors: dict[int, str] = {}
         images: list[Any] = []
-        content_of = self._ahead.get if self._ahead is not None else functools.partial(read_file, self.fs)
-        for i, path in enumerate(rows.column("path").to_pylist()):
+        content_of = self._ahead.get if self._ahead is not None else self._content
+        for i, place in enumerate(_places(rows)):
             at(i)
             try:
-                images.append(read_image(content_of(path), _BROKEN, encoded=self.encoded))
+                images.append(read_image(content_of(place), _BROKEN, encoded=self.encoded))
             except DecodeError as error:
                 errors[i] = f"{_BROKEN}: {error}"
                 images.append(None)
@@ -80,3 +102,15 @@ class ImageFolderReader:
 
     def describe(self, rows: pa.Table, row: int) -> str:
         return str(rows.column("path")[row].as_py())
+
+    def _content(self, place: _Place) -> bytes:
+        path, version = place
+        if self.cached is None:
+            return read_file(self.fs, path)
+        return self.cached.read(path, FILE, version, functools.partial(read_file, self.fs, path))
+
+
+def _places(rows: pa.Table) -> list[_Place]:
+    paths = rows.column("path").to_pylist()
+    versions = rows.column("version").to_pylist() if "version" in rows.column_names else [None] * len(paths)
+    return list(zip(paths, versions, strict=True))

@@ -85,12 +85,12 @@ class MixedReader:
             if (begin_pass := getattr(reader, "begin_pass", None)) is not None:
                 begin_pass(mix(seed, number), epoch)
 
-    def begin(self, rows: pa.Table) -> None:
+    def begin(self, rows: pa.Table, epoch: int) -> None:
         """Begin a task over these index rows."""
         numbers = rows.column(PART).to_numpy()
         for number, reader in enumerate(self.readers):
             if (begin := getattr(reader, "begin", None)) is not None:
-                begin(_own(rows, np.flatnonzero(numbers == number), number))
+                begin(_own(rows, np.flatnonzero(numbers == number), number), epoch)
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         def part(reader: Reader, own: pa.Table) -> Done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,11 +16,14 @@ import pyarrow.parquet as pq
 
 from offload.errors import ConfigError
 from offload.pipeline.aside import each_aside
+from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.images import DecodeError
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
+from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
 from offload.pipeline.sources.files import Path, list_files, open_filesystem, requests_at_once
 from offload.pipeline.sources.read_ahead import ReadAhead
+from offload.pipeline.sources.versions import Seen, seen_files
 from offload.pipeline.wire import Column, decode, stack_lists
 
 _BROKEN = "corrupt or truncated image"
@@ -38,6 +41,7 @@ def list_parquet(
     images: Sequence[str] = (),
     encoded: bool = False,
     filesystem: Any = None,
+    cache: CacheSpec | None = None,
     tell: Tell = silent,
 ) -> Index:
     """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers. ``encoded``: the transform decodes
@@ -49,6 +53,7 @@ def list_parquet(
         files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet")]
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
+    seen = _seen(fs, files) if cache is not None else {}  # before their footers: these may be newer
     sizes = _row_group_sizes(fs, files, [*(columns or ()), *images], tell)
     parts = [
         {"file": file, "row_group": number, "rows": rows} for file in files for number, rows in enumerate(sizes[file])
@@ -69,8 +74,16 @@ def list_parquet(
     )
     groups = np.repeat(np.arange(len(parts), dtype=np.int64), counts)
     wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
-    reader = ParquetReader(fs, wanted, tuple(images), encoded=encoded)
+    cached = None if cache is None else CachedFiles(fs, inner, cache)
+    reader = ParquetReader(fs, wanted, tuple(images), encoded=encoded, cached=cached, seen=seen)
     return Index(name=f"parquet({inner})", table=table, reader=reader, groups=groups)
+
+
+def _seen(fs: Any, files: list[str]) -> dict[str, Seen]:
+    try:
+        return seen_files(fs, files, requests_at_once(fs))
+    except OSError as error:
+        raise ConfigError(f"cannot read {files[0]!r} as Parquet: {error}.") from None
 
 
 def _row_group_sizes(fs: Any, files: Sequence[str], wanted: Sequence[str], tell: Tell) -> dict[str, list[int]]:
@@ -136,24 +149,38 @@ class _Footers:
 
 
 class ParquetReader:
-    """A reader of rows. It keeps the last row group, since a task's rows come from few of them, and reads remote ones ahead. ``images``
-    are columns of encoded images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC uint8."""
+    """A reader of rows. It keeps the last row group, since a task's rows come from few of them, and reads remote and cached ones ahead.
+    ``images`` are columns of encoded images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC
+    uint8."""
 
-    def __init__(self, fs: Any, columns: list[str] | None, images: tuple[str, ...], *, encoded: bool = False) -> None:
+    def __init__(
+        self,
+        fs: Any,
+        columns: list[str] | None,
+        images: tuple[str, ...],
+        *,
+        encoded: bool = False,
+        cached: CachedFiles | None = None,
+        seen: Mapping[str, Seen] | None = None,
+    ) -> None:
         self.fs, self.columns, self.images, self.encoded = fs, columns, images, encoded
+        self.cached, self.seen = cached, seen or {}
         self._held: tuple[_Group, pa.Table] | None = None
         self._ahead: ReadAhead[_Group, pa.Table] | None = None
         self._footers = _Footers()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"fs": self.fs, "columns": self.columns, "images": self.images, "encoded": self.encoded}
+        names = ("fs", "columns", "images", "encoded", "cached", "seen")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def begin(self, rows: pa.Table) -> None:
+    def begin(self, rows: pa.Table, epoch: int) -> None:
         """Begin a task over these index rows."""
-        if isinstance(self.fs, pafs.LocalFileSystem):
+        if self.cached is not None:
+            self.cached.begin(epoch)
+        elif isinstance(self.fs, pafs.LocalFileSystem):
             return
         if self._ahead is None:
             self._ahead = ReadAhead(self._read_group, size=lambda table: int(table.nbytes), at_first=_AT_FIRST)
@@ -193,12 +220,18 @@ class ParquetReader:
 
     def _read_group(self, group: _Group) -> pa.Table:
         file, number = group
-        remote = not isinstance(self.fs, pafs.LocalFileSystem)
-        with self.fs.open_input_file(file) as stream:
+        remote = self.cached is not None or not isinstance(self.fs, pafs.LocalFileSystem)
+        with self._open(file) as stream:
             # Remote columns come in a few requests at once; local ones are read as they are decoded.
             footer = self._footers.of(file, lambda: pq.ParquetFile(stream).metadata) if remote else None
             opened = pq.ParquetFile(stream, pre_buffer=remote, metadata=footer)
             return opened.read_row_group(number, columns=self.columns)
+
+    def _open(self, file: str) -> Any:
+        if self.cached is not None and (seen := self.cached.seen(file, self.seen)) is not None:
+            version = self.seen[file].version if file in self.seen else None
+            return CachedFile(self.cached, file, seen.size, version, lambda: self.fs.open_input_file(file))
+        return self.fs.open_input_file(file)
 
     def _decode(self, value: Any, row: int, errors: dict[int, str], *, encoded: bool) -> Any:
         data = value.get("bytes") if isinstance(value, dict) else value

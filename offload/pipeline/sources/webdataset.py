@@ -5,13 +5,14 @@ The lister finds the offsets of the shards' members (:mod:`offload.pipeline.sour
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
 import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
+from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.images import EXTENSIONS, DecodeError
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
-from offload.pipeline.sources.files import Path, list_files, open_filesystem
+from offload.pipeline.sources.cached_files import CachedFiles
+from offload.pipeline.sources.files import Path, list_files, open_filesystem, requests_at_once
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.shards import list_shards
+from offload.pipeline.sources.versions import Seen, seen_files
 from offload.pipeline.wire import Column, stack, stack_lists
 
 MOST_SHARDS = 1_000_000
@@ -32,7 +36,12 @@ _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def list_webdataset(
-    shards: Path | Sequence[Path], *, encoded: bool = False, filesystem: Any = None, tell: Tell = silent
+    shards: Path | Sequence[Path],
+    *,
+    encoded: bool = False,
+    filesystem: Any = None,
+    cache: CacheSpec | None = None,
+    tell: Tell = silent,
 ) -> Index:
     """The index of shards: a path, a folder of ``*.tar``, a local glob, a pattern with ``{000..019}``, or a list. ``encoded``: the
     transform decodes JPEG members itself."""
@@ -41,6 +50,7 @@ def list_webdataset(
         raise ConfigError(f"no *.tar shards under {shards!r}.")
     fs = open_filesystem(paths[0], filesystem)[0]
     inner = [open_filesystem(path, filesystem)[1] for path in paths]
+    seen = _seen(fs, inner) if cache is not None else {}  # before their members: these may be newer
     tables = list_shards(fs, inner, tell)
     sizes = [table.num_rows for table in tables]
     if not any(sizes):
@@ -49,8 +59,16 @@ def list_webdataset(
     names = pa.array(inner, pa.large_string()).take(pa.array(groups))
     table = pa.concat_tables(tables).add_column(0, "shard", names).combine_chunks()
     name = f"webdataset({paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''})"
-    reader = WebDatasetReader(fs, encoded=encoded)
+    cached = None if cache is None else CachedFiles(fs, os.path.dirname(inner[0]), cache)
+    reader = WebDatasetReader(fs, encoded=encoded, cached=cached, seen=seen)
     return Index(name=name, table=table, reader=reader, groups=groups)
+
+
+def _seen(fs: pafs.FileSystem, paths: list[str]) -> dict[str, Seen]:
+    try:
+        return seen_files(fs, paths, requests_at_once(fs))
+    except OSError as error:
+        raise ConfigError(f"cannot read the shards of {os.path.dirname(paths[0])!r}: {error}.") from None
 
 
 def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[str]:
@@ -79,29 +97,38 @@ class WebDatasetReader:
     """A reader of samples. Images become ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns
     named by their extension: numbers and JSON parsed, text as text, anything else as bytes."""
 
-    def __init__(self, fs: Any, *, encoded: bool = False) -> None:
-        self.fs, self.encoded = fs, encoded
+    def __init__(
+        self,
+        fs: Any,
+        *,
+        encoded: bool = False,
+        cached: CachedFiles | None = None,
+        seen: Mapping[str, Seen] | None = None,
+    ) -> None:
+        self.fs, self.encoded, self.cached, self.seen = fs, encoded, cached, seen or {}
         self._shards = _OpenShards(fs)
         self._ahead: ReadAhead[_Place, bytes] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"fs": self.fs, "encoded": self.encoded}
+        return {"fs": self.fs, "encoded": self.encoded, "cached": self.cached, "seen": self.seen}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def begin(self, rows: pa.Table) -> None:
+    def begin(self, rows: pa.Table, epoch: int) -> None:
         """Begin a task over these index rows."""
-        if isinstance(self.fs, pafs.LocalFileSystem):
+        if self.cached is not None:
+            self.cached.begin(epoch)
+        elif isinstance(self.fs, pafs.LocalFileSystem):
             return
         if self._ahead is None:
-            self._ahead = ReadAhead(self._shards.read)
+            self._ahead = ReadAhead(self._content)
         self._ahead.begin(_places(rows))
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         errors: dict[int, str] = {}
         samples: list[dict[str, Any]] = []
-        content_of = self._ahead.get if self._ahead is not None else self._shards.read
+        content_of = self._ahead.get if self._ahead is not None else self._content
         for i, place in enumerate(_places(rows)):
             at(i)
             samples.append(_sample(place, content_of(place), i, errors, encoded=self.encoded))
@@ -114,6 +141,13 @@ class WebDatasetReader:
             else:
                 columns[name] = values if name == "image" else stack_lists(name, values)
         return Samples(columns, errors)
+
+    def _content(self, place: _Place) -> bytes:
+        if self.cached is None:
+            return self._shards.read(place)
+        shard, members = place
+        version = self.seen[shard].version if shard in self.seen else None
+        return self.cached.read(shard, members, version, functools.partial(self._shards.read, place))
 
     def describe(self, rows: pa.Table, row: int) -> str:
         return f"{rows.column('key')[row].as_py()} in {rows.column('shard')[row].as_py()}"

@@ -42,6 +42,7 @@ from offload.train.cluster.notices import Watchers
 from offload.train.cluster.ray_nodes import free_resources
 from offload.train.cluster.ray_processes import ControlWatch
 from offload.train.driver.arguments import Arguments
+from offload.train.driver.caches import check_caches
 from offload.train.driver.conductor import Conductor, wait_for_start
 from offload.train.driver.event_log import EventLog
 from offload.train.driver.failures import describe_failure, whole_story
@@ -95,6 +96,7 @@ class Run:
         give_back_idle()
         self.cluster, self.fleet, self._first_actions = wait_for_start(self._terms(), cluster, status=live.status)
         self._check_prices()
+        self._check_caches()
         self.placement = self.fleet.placement
         self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
         self.log = EventLog(directory, live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
@@ -298,6 +300,12 @@ class Run:
                         f"usd_per_hour={{{node.instance_type!r}: ...}} to offload.Cluster."
                     )
                 )
+
+    def _check_caches(self) -> None:
+        """Raise ConfigError if a node that preprocesses cannot hold the cache of a data set."""
+        specs = [spec for listed in self.listed.values() for spec in listed.pipeline.caches]
+        names = {node.node_id: node.name for node in self.cluster.nodes}
+        check_caches(specs, {node: names.get(node, node) for node in self.fleet.used})
 
     def _allowed(self, workers: int) -> bool:
         """Whether this many workers may train."""

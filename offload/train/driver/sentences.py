@@ -32,6 +32,8 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
             f"{event['what']} has taken {event['seconds']} s so far on {event['node']}, and training waits for it. Pass "
             "sample_timeout_s to give up samples that take too long"
         )
+    if kind == "cache_stopped":
+        return f"node {event['node']} stores nothing more in its cache ({event['reason']}): the run goes on and reads the rest from storage"
     if kind == "node_excluded":
         return f"the run stops using {', '.join(event['nodes'])}: {event['reason']}"
     if kind == "cluster_changed":

@@ -20,6 +20,7 @@ class Hub(Feed, Board):
 
     def __init__(self, streams: dict[str, Stream], cores: Cores, nodes: int) -> None:
         Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, nodes=nodes)
+        self._without_cache: set[str] = set()
         Feed.__init__(self, streams, cores, handle=ray.get_runtime_context().current_actor)
 
     def begin_group(self) -> GroupStart:
@@ -35,6 +36,12 @@ class Hub(Feed, Board):
     def slow(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process has worked on one sample for a long time."""
         self.note("preprocessing_slow", node=_address(node), what=what, seconds=round(seconds))
+
+    def cache_stopped(self, node: str, reason: str) -> None:
+        """Report that a preprocessing process stores nothing more in its node's cache. The first report of a node counts."""
+        if node not in self._without_cache:
+            self._without_cache.add(node)
+            self.note("cache_stopped", node=_address(node), reason=reason)
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process ends because nothing can interrupt its call."""

@@ -1,0 +1,1 @@
+"""A node's cache of files that its preprocessing processes have read."""

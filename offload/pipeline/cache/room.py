@@ -1,0 +1,161 @@
+"""Room in a cache: what killed processes have left, sources that nobody uses, and contents that their source no longer has.
+
+A lock on a file tells that its owner lives; the system releases it when a process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from offload.pipeline.cache.entry import disk_bytes
+from offload.pipeline.cache.ledger import Ledger
+
+NEW, BUSY, SOURCES = "new", "busy", "sources"
+"""Folders: of files that are being written, of locks for contents that are being read from storage, and of contents by source."""
+USERS, SWEEP, SEARCHED = "users", "sweep", "searched"
+"""Files: the lock that every user shares, the lock of the one that makes room, and the time of the last search in a source."""
+SEARCH_S = 600.0  # between two searches of a source: each looks at all its contents
+_BATCH = 128  # files removed at once, while nobody else can store
+
+
+def open_lock(path: str | Path) -> int:
+    """The descriptor of a file to lock. Raises OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def locked(fd: int) -> bool:
+    """Lock a file for this process alone, if nobody else has locked it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def tidy(folder: Path, ledger: Ledger, limit_bytes: int) -> None:
+    """Remove what killed processes have left, count anew, and keep to the limit. Only while nobody else uses the folder."""
+    for left in itertools.chain(_files(folder / NEW), _files(folder / BUSY)):
+        os.unlink(left)
+    sources = [source.path for source in _entries(folder / SOURCES)]
+    used = sum(disk_bytes(each.stat().st_size) for source in sources for each in _contents(source))
+    with ledger.held():
+        ledger.used = used
+    if used > limit_bytes:  # an earlier run had a larger one
+        oldest = sorted((each.stat().st_mtime, each.path) for source in sources for each in _contents(source))
+        remove(ledger, (path for _, path in oldest), wanted=used - limit_bytes, at_once=1)
+
+
+def make(folder: Path, ledger: Ledger, wanted: int, *, own: Path, own_unused_since: float | None) -> bool:
+    """Make room for ``wanted`` bytes. Return whether there is any more room than before.
+
+    Only one process does so at a time; others return at once. ``own``: the caller's source, whose contents stay, except those unused since
+    ``own_unused_since``, if given. Raises OSError.
+    """
+    fd = open_lock(folder / SWEEP)
+    try:
+        if not locked(fd):
+            return False
+        freed = _reclaim(folder, ledger)
+        others = [Path(each.path) for each in _entries(folder / SOURCES) if each.path != str(own)]
+        for source in sorted(others, key=_last_use):
+            if freed < wanted:
+                freed += _evict(source, ledger, wanted - freed)
+        if freed < wanted and own_unused_since is not None and _may_search(own):
+            paths = (each.path for each in _contents(own))
+            freed += remove(ledger, paths, unused_since=own_unused_since, wanted=wanted - freed)
+        return freed > 0
+    finally:
+        os.close(fd)
+
+
+def remove(
+    ledger: Ledger,
+    paths: Iterable[str],
+    *,
+    unused_since: float | None = None,
+    wanted: int | None = None,
+    at_once: int = _BATCH,
+) -> int:
+    """Remove contents, only those unused since a time if one is given, until ``wanted`` bytes are free. Return the bytes freed.
+
+    Raises OSError.
+    """
+    freed = 0
+    each = iter(paths)
+    while (wanted is None or freed < wanted) and (batch := list(itertools.islice(each, at_once))):
+        with ledger.held():
+            gone = 0
+            for path in batch:
+                with contextlib.suppress(FileNotFoundError):
+                    known = os.stat(path)
+                    if unused_since is None or known.st_mtime < unused_since:
+                        os.unlink(path)
+                        gone += disk_bytes(known.st_size)
+            ledger.used -= gone
+        freed += gone
+    return freed
+
+
+def _evict(source: Path, ledger: Ledger, wanted: int) -> int:
+    """Remove contents of a source, if nobody uses it."""
+    fd = open_lock(source / USERS)
+    try:
+        return remove(ledger, (each.path for each in _contents(source)), wanted=wanted) if locked(fd) else 0
+    finally:
+        os.close(fd)
+
+
+def _reclaim(folder: Path, ledger: Ledger) -> int:
+    """Remove files that a killed process was writing, and its locks."""
+    freed = 0
+    for path in itertools.chain(_files(folder / NEW), _files(folder / BUSY)):
+        with ledger.held(), contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if locked(fd):
+                    os.unlink(path)
+                    head, dash, _ = os.path.basename(path).partition("-")
+                    size = int(head) if dash else 0  # locks hold nothing
+                    ledger.used -= size
+                    freed += size
+            finally:
+                os.close(fd)
+    return freed
+
+
+def _may_search(source: Path) -> bool:
+    """Whether the last search of a source was long ago; if so, note this one."""
+    path = source / SEARCHED
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - path.stat().st_mtime < SEARCH_S:
+            return False
+    path.touch(mode=0o600)
+    return True
+
+
+def _last_use(source: Path) -> float:
+    with contextlib.suppress(FileNotFoundError):
+        return (source / USERS).stat().st_mtime
+    return 0.0
+
+
+def _contents(source: str | Path) -> Iterator[os.DirEntry[str]]:
+    for folder in _entries(source):
+        if folder.is_dir(follow_symlinks=False):
+            yield from _entries(folder.path)
+
+
+def _files(folder: Path) -> list[str]:
+    return [each.path for each in _entries(folder)]
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
+        return list(found)
+    return []
