@@ -315,6 +315,14 @@ def check_regions(library: str | None, error: str = "") -> Check:
     )
 
 
+def check_cache(path: str, obstacle: str | None) -> Check:
+    """Check a cache of this machine. ``obstacle``: the reason why it cannot hold it, with a remedy, in two sentences."""
+    if obstacle is None:
+        return Check(name="cache", status="ok", found=path)
+    found, _, remedy = obstacle.partition(". ")
+    return Check(name="cache", status="fail", found=found, remedy=remedy[:1].lower() + remedy[1:])
+
+
 def check_packages(version: Callable[[str], str | None]) -> list[Check]:
     """Check optional packages, and tell what is slower or missing without them."""
     wanted = {

@@ -23,6 +23,7 @@ from offload.cli.checks import (
     Check,
     TorchFacts,
     check_auth,
+    check_cache,
     check_cluster,
     check_cores,
     check_gpus,
@@ -35,6 +36,7 @@ from offload.cli.checks import (
     check_torch,
     resolve_address,
 )
+from offload.errors import argument
 from offload.machine import cpu_quota, memory_limit
 
 CONNECT_DEADLINE_S = 5.0
@@ -84,14 +86,17 @@ print("\\n" + json.dumps({"ray": ray.get(version.remote()), "nodes": alive,
 
 @click.command()
 @click.option("--address", metavar="HOST:PORT", help="A cluster to try as well; 'auto' reads RAY_ADDRESS.")
+@click.option("--cache", metavar="ssd:PATH:SIZE", help="The cache= of a data set, to try on this machine as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
-def doctor(context: click.Context, address: str | None, as_json: bool) -> None:
-    """Check Python, Ray, torch, GPUs, memory, cores and the cluster, and say what to do.
+def doctor(context: click.Context, address: str | None, cache: str | None, as_json: bool) -> None:
+    """Check Python, Ray, torch, GPUs, memory, cores, the cluster and a cache, and say what to do.
 
     Exit code 0 if nothing fails (warnings may remain), else 2.
     """
     checks = run_checks(address)
+    if cache is not None:
+        checks.append(cache_check(cache))
     ok = all(check.status != "fail" for check in checks)
     if as_json:
         click.echo(
@@ -144,6 +149,15 @@ def run_checks(address: str | None) -> list[Check]:
         regions(),
         *check_packages(_version),
     ]
+
+
+def cache_check(text: str) -> Check:
+    """Try whether this machine can hold a cache. Raises ConfigError for a text that describes none."""
+    from offload.pipeline.cache.spec import obstacle_here, parse_cache
+
+    spec = parse_cache(argument("cache"), text)
+    assert spec is not None
+    return check_cache(str(spec.path), obstacle_here(spec))
 
 
 def regions() -> Check:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import struct
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be written."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self._fd)
         self._lock = threading.Lock()  # a file lock belongs to the process, not to a thread
         with self.held():
             if os.fstat(self._fd).st_size != _NUMBER.size:
@@ -46,7 +48,3 @@ class Ledger:
     @used.setter
     def used(self, number: int) -> None:
         os.pwrite(self._fd, _NUMBER.pack(max(number, 0)), 0)
-
-    def close(self) -> None:
-        """Let the file go."""
-        os.close(self._fd)

@@ -112,7 +112,6 @@ def obstacle_here(spec: CacheSpec) -> str | None:
         ledger = Ledger(spec.folder / LEDGER)
         with ledger.held():
             used = ledger.used
-        ledger.close()
         free = shutil.disk_usage(spec.folder).free
     except FileNotFoundError:
         return f"{spec.path.parent} does not exist. Make it, mount its disk, or name another path"

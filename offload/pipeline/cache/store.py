@@ -18,6 +18,7 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class Store:
         self.stopped = self.full = False
         self.ledger = Ledger(self.folder / LEDGER)
         self._users = room.open_lock(self.folder / room.USERS)
+        weakref.finalize(self, os.close, self._users)
         self._joined = threading.Event()
         self._next_sweep = 0.0
         threading.Thread(target=self._join, daemon=True, name="cache").start()
@@ -136,8 +138,9 @@ class Source:
         self.passed = False
         """Whether this process has seen a whole pass over the source."""
         self._epochs: set[int] = set()
-        self._users = room.open_lock(folder / room.USERS)
-        fcntl.flock(self._users, fcntl.LOCK_SH)
+        users = room.open_lock(folder / room.USERS)
+        weakref.finalize(self, os.close, users)
+        fcntl.flock(users, fcntl.LOCK_SH)
         os.utime(folder / room.USERS)
 
     def begin(self, epoch: int) -> None:

@@ -1,0 +1,122 @@
+"""A real run against a real S3 server: each object is read over the network once, and never again from then on."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs as pafs
+import pytest
+from torchvision.transforms import v2
+
+import offload
+from offload.errors import ConfigError
+from offload.report.summary import format_summary
+from tests.helpers import moto_server, write_jpegs
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+IMAGES = 48
+
+
+class Requests(logging.Handler):
+    """The requests that a server has answered, as its log tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_objects: Counter[tuple[str, str]] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if found := re.search(r"(GET|HEAD) /bucket/([^? ]+\.jpg)", record.getMessage()):
+            self.of_objects[found[1], found[2]] += 1
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[pafs.FileSystem, Requests]]:
+    """A file system whose bucket holds images, and the requests of its server."""
+    folder = tmp_path_factory.mktemp("images")
+    write_jpegs(folder, IMAGES)
+    log, requests = logging.getLogger("werkzeug"), Requests()
+    level = log.level
+    log.addHandler(requests)
+    log.setLevel(logging.INFO)
+    try:
+        with moto_server() as (env, client):
+            client.create_bucket(Bucket="bucket")
+            for path in folder.rglob("*.jpg"):
+                client.put_object(Bucket="bucket", Key=str(path.relative_to(folder)), Body=path.read_bytes())
+            yield (
+                pafs.S3FileSystem(
+                    access_key=env["AWS_ACCESS_KEY_ID"],
+                    secret_key=env["AWS_SECRET_ACCESS_KEY"],
+                    region=env["AWS_REGION"],
+                    endpoint_override=env["AWS_ENDPOINT_URL"],
+                ),
+                requests,
+            )
+    finally:
+        log.removeHandler(requests)
+        log.setLevel(level)
+
+
+def count(ctx: Any) -> None:
+    for _ in ctx.epochs(ctx.config["epochs"]):
+        for _batch in ctx.batches("train"):
+            ctx.step()
+
+
+def fit(filesystem: pafs.FileSystem, run_dir: Path, cache: str, epochs: int) -> offload.Result:
+    transform = v2.Compose([v2.RandomResizedCrop(8, antialias=True), v2.ToTensor()])
+    data = offload.image_folder("s3://bucket", transform, cache=cache, filesystem=filesystem)
+    trainer = offload.Trainer(
+        count, datasets={"train": data}, batch_size=8, workers=1, train_loop_config={"epochs": epochs}
+    )
+    return trainer.fit(run_dir=run_dir, quiet=True)
+
+
+def test_later_epochs_and_later_runs_read_nothing_over_the_network(
+    tmp_path: Path, bucket: tuple[pafs.FileSystem, Requests]
+) -> None:
+    filesystem, requests = bucket
+    requests.of_objects.clear()
+    cache = f"ssd:{tmp_path / 'cache'}:50MB"
+    result = fit(filesystem, tmp_path / "a", cache, epochs=3)
+    gets = {key: number for (method, key), number in requests.of_objects.items() if method == "GET"}
+    assert len(gets) == IMAGES
+    assert set(gets.values()) == {1}
+    rates = result.document["input"]["train"]
+    assert rates["cache_bytes"] == 2 * rates["storage_bytes"] > 0
+    assert "reading of train" in format_summary(result.document)
+    assert "67% of" in format_summary(result.document)
+    assert "came from the nodes' caches, and the rest from storage" in format_summary(result.document)
+
+    requests.of_objects.clear()
+    rates = fit(filesystem, tmp_path / "b", cache, epochs=1).document["input"]["train"]
+    assert not requests.of_objects
+    assert rates["storage_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cache", "says"),
+    [
+        ("absent/cache:1MB", "absent does not exist. Make it, mount its disk, or name another path."),
+        ("file:1MB", "cannot be written (Not a directory). Name a folder that this user can write to."),
+        ("cache:900PB", "free for it. Free space, or name a size that every node has."),
+    ],
+)
+def test_a_cache_that_a_node_cannot_hold_is_refused_before_the_run_begins(
+    tmp_path: Path, bucket: tuple[pafs.FileSystem, Requests], cache: str, says: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    cache = f"ssd:{tmp_path}/{cache}"
+    with pytest.raises(ConfigError) as refused:
+        fit(bucket[0], tmp_path / "run", cache, epochs=1)
+    text = str(refused.value)
+    assert re.match(rf"cache='{re.escape(cache)}' cannot be used on node \S+: ", text)
+    assert text.endswith(says)
+    assert refused.value.exit_code == 2
+    assert not (tmp_path / "run").exists()
