@@ -37,8 +37,6 @@ from offload.pipeline.sources.versions import storage_name
 from offload.pipeline.sources.webdataset import list_webdataset
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
-REMOTE = pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())
-"""Files that look remote: their versions come from the listing."""
 YEAR_S = 365 * 24 * 3600
 
 
@@ -46,6 +44,15 @@ def spec_of(folder: Path | str, size: str = "10MB") -> CacheSpec:
     spec = parse_cache("cache", f"ssd:{folder}:{size}")
     assert spec is not None
     return spec
+
+
+def place(folder: Path, kind: str) -> tuple[str, Any]:
+    """The path of ``data`` in a folder, and its file system: mounted, remote (versions come from the listing), or fsspec's."""
+    if kind == "mounted":
+        return str(folder / "data"), None
+    if kind == "fsspec":
+        return str(folder / "data"), fsspec.filesystem("file")
+    return "data", pafs.SubTreeFileSystem(str(folder), pafs.LocalFileSystem())
 
 
 def settle(folder: Path, years: int = 20) -> None:
@@ -130,59 +137,62 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("write", "index_of"), KINDS)
-@pytest.mark.parametrize("filesystem", [None, REMOTE, fsspec.filesystem("file")], ids=["mounted", "remote", "fsspec"])
+@pytest.mark.parametrize("kind", ["mounted", "remote", "fsspec"])
 def test_a_source_reads_storage_once(
-    tmp_path: Path, write: Callable[[Path], None], index_of: Callable[..., Index], filesystem: Any
+    tmp_path: Path, write: Callable[[Path], None], index_of: Callable[..., Index], kind: str
 ) -> None:
     write(tmp_path / "data")
     settle(tmp_path / "data")
     direct, read = task(index_of(tmp_path / "data"))
     assert read == accounts.Account()
-    index = index_of(tmp_path / "data", filesystem=filesystem, cache=spec_of(tmp_path))
+    path, filesystem = place(tmp_path, kind)
+    index = index_of(path, filesystem=filesystem, cache=spec_of(tmp_path))
     first, read = task(index)
     assert equal(first, direct)
     assert read.storage_bytes > 0
-    second, again = task(index_of(tmp_path / "data", filesystem=filesystem, cache=spec_of(tmp_path)), epoch=1)
+    second, again = task(index_of(path, filesystem=filesystem, cache=spec_of(tmp_path)), epoch=1)
     assert equal(second, direct)
     assert again.storage_bytes == 0
     assert again.cache_bytes > 0
-    if filesystem is not None:  # not even the listing is needed again: nothing asks the storage
+    if kind != "mounted":  # not even the listing is needed again: nothing asks the storage
         shutil.rmtree(tmp_path / "data")
         assert equal(task(index, epoch=2)[0], direct)
 
 
 @pytest.mark.parametrize(("write", "index_of"), KINDS)
-@pytest.mark.parametrize("filesystem", [None, REMOTE], ids=["mounted", "remote"])
+@pytest.mark.parametrize("kind", ["mounted", "remote"])
 def test_a_changed_file_is_never_served_as_it_was(
-    tmp_path: Path, write: Callable[[Path], None], index_of: Callable[..., Index], filesystem: Any
+    tmp_path: Path, write: Callable[[Path], None], index_of: Callable[..., Index], kind: str
 ) -> None:
     """The names and sizes of the files stay the same; their contents change places."""
     write(tmp_path / "data")
     settle(tmp_path / "data")
-    task(index_of(tmp_path / "data", filesystem=filesystem, cache=spec_of(tmp_path)))
+    path, filesystem = place(tmp_path, kind)
+    task(index_of(path, filesystem=filesystem, cache=spec_of(tmp_path)))
     paths = sorted(path for path in (tmp_path / "data").rglob("*.*"))
     contents = [path.read_bytes() for path in paths]
-    for path, content in zip(paths, reversed(contents), strict=True):
-        path.write_bytes(content)
+    for file, content in zip(paths, reversed(contents), strict=True):
+        file.write_bytes(content)
     settle(tmp_path / "data", years=21)
-    changed, read = task(index_of(tmp_path / "data", filesystem=filesystem, cache=spec_of(tmp_path)))
+    changed, read = task(index_of(path, filesystem=filesystem, cache=spec_of(tmp_path)))
     assert equal(changed, task(index_of(tmp_path / "data"))[0])
     assert read.storage_bytes > 0
 
 
-@pytest.mark.parametrize("filesystem", [None, REMOTE], ids=["mounted", "remote"])
-def test_a_file_that_has_just_changed_may_change_again_within_its_time_stamp(tmp_path: Path, filesystem: Any) -> None:
+@pytest.mark.parametrize("kind", ["mounted", "remote"])
+def test_a_file_that_has_just_changed_may_change_again_within_its_time_stamp(tmp_path: Path, kind: str) -> None:
     """Storage tells times to a second, or coarser: a later run could not see the second change."""
     write_images(tmp_path / "data")
-    options = {"filesystem": filesystem, "cache": spec_of(tmp_path)}
-    task(list_image_folder(tmp_path / "data", **options))
-    again = task(list_image_folder(tmp_path / "data", **options))[1]
+    path, filesystem = place(tmp_path, kind)
+    task(list_image_folder(path, filesystem=filesystem, cache=spec_of(tmp_path)))
+    again = task(list_image_folder(path, filesystem=filesystem, cache=spec_of(tmp_path)))[1]
     assert again.cache_bytes == 0
 
 
 def test_a_run_reads_remote_files_as_it_listed_them_also_those_that_have_just_changed(tmp_path: Path) -> None:
     write_images(tmp_path / "data")
-    index = list_image_folder(tmp_path / "data", filesystem=REMOTE, cache=spec_of(tmp_path))
+    path, filesystem = place(tmp_path, "remote")
+    index = list_image_folder(path, filesystem=filesystem, cache=spec_of(tmp_path))
     first = task(index)[0]
     shutil.rmtree(tmp_path / "data")
     assert equal(task(index, epoch=1)[0], first)
@@ -190,11 +200,11 @@ def test_a_run_reads_remote_files_as_it_listed_them_also_those_that_have_just_ch
 
 def test_storage_that_tells_no_times_is_refused() -> None:
     memory = fsspec.filesystem("memory")
-    memory.pipe("/untimed/c/a.png", b"x")
+    memory.pipe({"/untimed/c/a.png": b"x", "/untimed/a.tar": b"x", "/untimed/a.parquet": b"x"})
     for index_of in (
         lambda **options: list_image_folder("memory://untimed", **options),
-        lambda **options: list_webdataset(["memory://untimed/c/a.png"], **options),
-        lambda **options: list_parquet("memory://untimed/c/a.png", **options),
+        lambda **options: list_webdataset(["memory://untimed/a.tar"], **options),
+        lambda **options: list_parquet("memory://untimed/a.parquet", **options),
     ):
         with pytest.raises(ConfigError) as refused:
             index_of(cache=spec_of("/tmp"))
@@ -234,9 +244,8 @@ def test_parts_of_a_mix_have_their_own_caches(tmp_path: Path) -> None:
         write_images(tmp_path / name)
         settle(tmp_path / name)
     caches = {name: f"ssd:{tmp_path / f'cache-{name}'}:1MB" for name in "ab"}
-    mixed = offload.mix(
-        {name: offload.image_folder(tmp_path / name, filesystem=REMOTE, cache=caches[name]) for name in "ab"}
-    )
+    remote = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    mixed = offload.mix({name: offload.image_folder(name, filesystem=remote, cache=caches[name]) for name in "ab"})
     assert [spec.text for spec in mixed.caches] == list(caches.values())
     assert mixed.list is not None
     index = mixed.list()
@@ -252,4 +261,5 @@ def test_parts_of_a_mix_have_their_own_caches(tmp_path: Path) -> None:
 
 def test_without_a_cache_the_index_of_images_holds_no_versions(tmp_path: Path) -> None:
     write_images(tmp_path / "data")
-    assert list_image_folder(tmp_path / "data", filesystem=REMOTE).table.column_names == ["path", "label"]
+    path, filesystem = place(tmp_path, "remote")
+    assert list_image_folder(path, filesystem=filesystem).table.column_names == ["path", "label"]

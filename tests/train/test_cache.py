@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.fs as pafs
 import pytest
-from torchvision.transforms import v2
+import torch
 
 import offload
 from offload.errors import ConfigError
+from offload.pipeline.sources.versions import SETTLED_S
 from offload.report.summary import format_summary
-from tests.helpers import moto_server, write_jpegs
+from tests.helpers import eventually, moto_server, write_jpegs
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -41,14 +44,17 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[pafs.File
     folder = tmp_path_factory.mktemp("images")
     write_jpegs(folder, IMAGES)
     log, requests = logging.getLogger("werkzeug"), Requests()
-    level = log.level
+    level, propagate = log.level, log.propagate
     log.addHandler(requests)
     log.setLevel(logging.INFO)
+    log.propagate = False
     try:
         with moto_server() as (env, client):
             client.create_bucket(Bucket="bucket")
             for path in folder.rglob("*.jpg"):
                 client.put_object(Bucket="bucket", Key=str(path.relative_to(folder)), Body=path.read_bytes())
+            put_at = time.time()
+            eventually(lambda: time.time() > put_at + SETTLED_S + 1)  # storage tells times to a second
             yield (
                 pafs.S3FileSystem(
                     access_key=env["AWS_ACCESS_KEY_ID"],
@@ -61,19 +67,26 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[pafs.File
     finally:
         log.removeHandler(requests)
         log.setLevel(level)
+        log.propagate = propagate
 
 
-def count(ctx: Any) -> None:
+def means(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.array([[image.mean()] for image in batch["image"]], np.float32) / 255}
+
+
+def train(ctx: Any) -> None:
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     for _ in ctx.epochs(ctx.config["epochs"]):
-        for _batch in ctx.batches("train"):
+        for batch in ctx.batches("train"):
+            ctx.backward(model(batch["x"]).square().mean())
             ctx.step()
 
 
 def fit(filesystem: pafs.FileSystem, run_dir: Path, cache: str, epochs: int) -> offload.Result:
-    transform = v2.Compose([v2.RandomResizedCrop(8, antialias=True), v2.ToTensor()])
-    data = offload.image_folder("s3://bucket", transform, cache=cache, filesystem=filesystem)
+    data = offload.image_folder("s3://bucket", means, cache=cache, filesystem=filesystem)
     trainer = offload.Trainer(
-        count, datasets={"train": data}, batch_size=8, workers=1, train_loop_config={"epochs": epochs}
+        train, datasets={"train": data}, batch_size=8, workers=1, train_loop_config={"epochs": epochs}
     )
     return trainer.fit(run_dir=run_dir, quiet=True)
 

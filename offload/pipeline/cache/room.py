@@ -40,8 +40,7 @@ def locked(fd: int) -> bool:
 
 def tidy(folder: Path, ledger: Ledger, limit_bytes: int) -> None:
     """Remove what killed processes have left, count anew, and keep to the limit. Only while nobody else uses the folder."""
-    for left in itertools.chain(_files(folder / NEW), _files(folder / BUSY)):
-        os.unlink(left)
+    _reclaim(folder, ledger)  # other threads of this process may already hold locks
     sources = [source.path for source in _entries(folder / SOURCES)]
     used = sum(disk_bytes(each.stat().st_size) for source in sources for each in _contents(source))
     with ledger.held():
