@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from offload import machine
 from offload.cli import checks, doctor
 from offload.cli.checks import GIB, Check, TorchFacts
+from offload.cli.main import main
 from offload.versions import TESTED_RAY, ray_version_warning
 
 GOOD_TORCH = TorchFacts(torch="2.15.0", torchvision="0.29.2", cuda="13.2")
@@ -52,6 +53,28 @@ def test_json_is_one_document() -> None:
     assert all(set(check) == {"name", "status", "found", "remedy"} for check in document["checks"])
     assert all(check["status"] == "ok" or check["remedy"] for check in document["checks"])
     assert by_name(document)["cluster"]["found"] == "no address given: a run starts a local Ray"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_cache_is_tried(tmp_path: Path) -> None:
+    def tried(cache: str) -> Any:
+        return CliRunner().invoke(doctor.doctor, ["--json", "--cache", cache])
+
+    found = by_name(json.loads(tried(f"ssd:{tmp_path / 'cache'}:1MB").stdout))["cache"]
+    assert found == {"name": "cache", "status": "ok", "found": str(tmp_path / "cache"), "remedy": ""}
+    result = tried(f"ssd:{tmp_path / 'absent' / 'cache'}:1MB")
+    assert result.exit_code == 2
+    found = by_name(json.loads(result.stdout))["cache"]
+    assert (found["status"], found["found"]) == ("fail", f"{tmp_path / 'absent'} does not exist")
+    assert found["remedy"] == "make it, mount its disk, or name another path"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_text_that_describes_no_cache_is_refused() -> None:
+    result = CliRunner().invoke(main, ["doctor", "--cache", "ssd:cache:1MB"])
+    assert result.exit_code == 2
+    assert "offload: --cache must name an absolute path" in result.stderr
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.usefixtures("quick")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,16 @@ def test_the_share_of_time_in_which_tasks_are_blocked() -> None:
     unknown = Meter(lambda: {"near": 1})
     unknown.add(block("near", 2.0))
     assert "blocked" not in unknown.summary()
+
+
+def test_bytes_from_caches_and_from_storage_add_up_over_all_tasks() -> None:
+    meter = Meter(lambda: {"near": 1})
+    made = block("near", 2.0)
+    meter.add(made)
+    assert "cache_bytes" not in meter.summary()
+    for _ in range(100):  # more than count as recent
+        meter.add(replace(made, cost=replace(made.cost, cache_bytes=3, storage_bytes=1)))
+    assert (meter.summary()["cache_bytes"], meter.summary()["storage_bytes"]) == (300, 100)
 
 
 def test_speeds_are_by_the_clock_and_relative_to_the_mean_core() -> None:

@@ -372,6 +372,14 @@ def test_the_summary_of_a_failed_run() -> None:
     assert text.endswith("Nothing was trained.")
 
 
+def test_the_summary_says_how_much_came_from_caches() -> None:
+    rates = summary()["input"]["train"]
+    read = {"train": {**rates, "cache_bytes": 75e9, "storage_bytes": 25e9}, "val": {}}
+    rows = dict(summary_rows(summary(input=read)))
+    assert rows["reading of train"] == "75% of 100 GB came from the nodes' caches, and the rest from storage"
+    assert "reading of train" not in dict(summary_rows(summary()))
+
+
 def test_the_verdict_names_what_bound_the_run() -> None:
     assert verdict(summary(stall=0.01)) == "The GPU was the bottleneck: more CPUs would not speed this up."
     text = verdict(summary(stall=0.75))

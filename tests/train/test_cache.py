@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,10 +20,12 @@ import torch
 import offload
 from offload.errors import ConfigError
 from offload.pipeline.sources.versions import SETTLED_S
-from offload.report.summary import format_summary
+from offload.report.run_dir import read_lines
+from offload.report.summary import summary_rows
+from offload.train.driver.sentences import sentence
 from tests.helpers import eventually, moto_server, write_jpegs
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 IMAGES = 48
 
@@ -61,6 +65,8 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[pafs.File
                     secret_key=env["AWS_SECRET_ACCESS_KEY"],
                     region=env["AWS_REGION"],
                     endpoint_override=env["AWS_ENDPOINT_URL"],
+                    connect_timeout=300,  # the server shares the machine with the run
+                    request_timeout=300,
                 ),
                 requests,
             )
@@ -76,7 +82,7 @@ def means(batch: dict[str, Any]) -> dict[str, Any]:
 
 def train(ctx: Any) -> None:
     model = torch.nn.Linear(1, 1)
-    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     for _ in ctx.epochs(ctx.config["epochs"]):
         for batch in ctx.batches("train"):
             ctx.backward(model(batch["x"]).square().mean())
@@ -103,14 +109,36 @@ def test_later_epochs_and_later_runs_read_nothing_over_the_network(
     assert set(gets.values()) == {1}
     rates = result.document["input"]["train"]
     assert rates["cache_bytes"] == 2 * rates["storage_bytes"] > 0
-    assert "reading of train" in format_summary(result.document)
-    assert "67% of" in format_summary(result.document)
-    assert "came from the nodes' caches, and the rest from storage" in format_summary(result.document)
+    said = dict(summary_rows(result.document))["reading of train"]
+    assert said.startswith("67% of ")
+    assert said.endswith(" came from the nodes' caches, and the rest from storage")
 
     requests.of_objects.clear()
     rates = fit(filesystem, tmp_path / "b", cache, epochs=1).document["input"]["train"]
     assert not requests.of_objects
     assert rates["storage_bytes"] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, bucket: tuple[pafs.FileSystem, Requests]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # It has room for bytes, so that the run begins, but for a few files only.
+    options = ["-t", "tmpfs", "-o", "size=2m,nr_inodes=16"]
+    mounted = subprocess.run(["mount", *options, "none", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode()}")
+    try:
+        result = fit(bucket[0], tmp_path / "run", f"ssd:{disk / 'cache'}:1MB", epochs=2)
+        assert result.document["samples"] == 2 * IMAGES
+        told = [line for line in read_lines(tmp_path / "run" / "events.jsonl") if line["event"] == "cache_stopped"]
+        assert [line["reason"] for line in told] == [f"{disk / 'cache'}: No space left on device"]
+        said = sentence("cache_stopped", told[0])
+        assert said is not None
+        assert "stores nothing more in its cache" in said
+        assert "No space left on device" in said
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.mark.parametrize(
@@ -132,4 +160,4 @@ def test_a_cache_that_a_node_cannot_hold_is_refused_before_the_run_begins(
     assert re.match(rf"cache='{re.escape(cache)}' cannot be used on node \S+: ", text)
     assert text.endswith(says)
     assert refused.value.exit_code == 2
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "events.jsonl").exists()
