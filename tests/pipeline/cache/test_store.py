@@ -139,7 +139,8 @@ def test_it_is_bounded_and_right_whatever_happens() -> None:
 def test_a_scan_over_more_than_the_cache_keeps_a_part_that_every_later_pass_finds(entries: int, seed: int) -> None:
     numbers = list(range(entries))
     with tempfile.TemporaryDirectory() as folder:
-        source = Store(spec_of(folder, "250kB")).source("a")
+        spec = spec_of(folder, "250kB")
+        source = Store(spec).source("a")
         hits = []
         for epoch in range(4):
             random.Random(seed + epoch).shuffle(numbers)
@@ -150,6 +151,7 @@ def test_a_scan_over_more_than_the_cache_keeps_a_part_that_every_later_pass_find
                     hits[-1] += 1
                 else:
                     source.put(key_of(number), 1, content_of(number))
+            assert on_disk(spec) <= 250_000
         assert hits[0] == 0
         assert hits[1] > 0
         assert hits[1] <= hits[2] <= hits[3]
