@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +71,20 @@ def _bytes(name: str, size: str) -> int:
             f"{name} must end with a size: a number and one of kB, MB, GB, TB, KiB, MiB, GiB, TiB, as in {SANE}, found "
             f"{shown(size)}."
         )
-    number = int(float(found[1]) * _UNITS[unit])
+    number = int(Decimal(found[1]) * _UNITS[unit])
     if not 0 < number <= _MOST:
         raise ConfigError(f"{name} must have a size above 0 and below an exbibyte, as in {SANE}, found {shown(size)}.")
     return number
 
 
-def in_units(size_bytes: float) -> str:
+def in_units(size_bytes: int) -> str:
     """A size as ``parse_cache`` reads it, rounded down: ``149.9GB``."""
     units = ("B", "kB", "MB", "GB", "TB", "PB")
     power = 0
-    while size_bytes >= 1000 and power < len(units) - 1:
-        size_bytes /= 1000
+    while size_bytes >= 1000 ** (power + 1) and power < len(units) - 1:
         power += 1
-    return f"{int(size_bytes * 10) / 10:g}{units[power]}"
+    tenths = size_bytes * 10 // 1000**power
+    return f"{tenths / 10:g}{units[power]}"
 
 
 def make_folder(spec: CacheSpec) -> None:
