@@ -6,11 +6,11 @@ JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CODE := offload launchers examples benchmarks tests
+CODE := offload launchers examples benchmarks tests docs/conf.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test soak gpu-check check format map lock clean
+.PHONY: help install demo test soak gpu-check check format map docs lock clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
@@ -39,8 +39,13 @@ format: $(INSTALLED) ## let ruff repair and format
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-map: $(INSTALLED) ## write docs/map.md anew: every module in a line
+map: $(INSTALLED) ## write docs/map.md (every module in a line) and docs/tutorial.md (the examples' diffs) anew
 	$(BIN)/python -m tests.programs.folder_map
+	$(BIN)/python -m tests.programs.tutorial_page
+
+docs: $(INSTALLED) ## build the documentation site in site/; warnings and broken links are errors
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
+	@echo site/index.html
 
 lock: $(BIN)/uv ## write requirements.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
@@ -48,8 +53,8 @@ lock: $(BIN)/uv ## write requirements.txt anew from pyproject.toml (ARGS=--upgra
 	@! grep -nE '://|^-' requirements.txt || { echo "requirements.txt must hold no addresses" >&2; exit 1; }
 
 clean: ## remove the environment, caches and builds; runs/ stays
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(CODE) docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip installs uv and uv the rest: much faster, and both torch and torchvision come from one place.
 # Bytecode is compiled here, once: where Python may not write it (PYTHONDONTWRITEBYTECODE, a read-only environment), each

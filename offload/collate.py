@@ -117,6 +117,8 @@ class pack(_Collate):
     Example::
 
         offload.from_torch(texts, collate_fn=collate.pack(max_tokens=4096))
+
+    Raises ConfigError for invalid arguments.
     """
 
     def __init__(self, *, max_tokens: int | None = None, length: Any = None) -> None:
@@ -137,7 +139,14 @@ class pack(_Collate):
 
 
 class nest(_Collate):
-    """Values that differ in shape become nested tensors (``torch.nested``, of the jagged layout); others are stacked."""
+    """Values that differ in shape become nested tensors (``torch.nested``, of the jagged layout); others are stacked.
+
+    Args:
+        max_tokens: the most tokens of a batch.
+        length: the column whose length counts as the number of tokens; None: the first.
+
+    Raises ConfigError for invalid arguments.
+    """
 
     def __init__(self, *, max_tokens: int | None = None, length: Any = None) -> None:
         super().__init__("nest", max_tokens, length)
@@ -153,7 +162,14 @@ class nest(_Collate):
 
 
 class lists(_Collate):
-    """Every column becomes a list with one entry per sample, as detection models take images and targets."""
+    """Every column becomes a list with one entry per sample, as detection models take images and targets.
+
+    Args:
+        max_tokens: the most tokens of a batch.
+        length: the column whose length counts as the number of tokens; None: the first.
+
+    Raises ConfigError for invalid arguments.
+    """
 
     def __init__(self, *, max_tokens: int | None = None, length: Any = None) -> None:
         super().__init__("lists", max_tokens, length)

@@ -20,8 +20,17 @@ class Normalize:
     """A conversion of uint8 images to normalised floats on the device: ``(x / 255 - mean) / std`` per channel.
 
     It takes ``batch[column]`` of shape NHWC or NCHW, uint8, and leaves NCHW of ``dtype`` (channels-last in memory if the input
-    was NHWC, the faster layout for convolutions). ``mean`` and ``std`` are in units of the 0..1 range, one per channel.
-    Raises ConfigError for invalid values.
+    was NHWC, the faster layout for convolutions).
+
+    Args:
+        mean, std: in units of the 0..1 range, one per channel or one for all.
+        column: the images' column.
+        dtype: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``.
+        scale: the factor that brings values to 0..1. Floats need ``scale=1``.
+
+    Raises:
+        ConfigError: for invalid values.
+        ValueError: from a call, for images of another shape, of another number of channels, or of floats with a scale.
 
     Example::
 

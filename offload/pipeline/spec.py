@@ -114,7 +114,7 @@ def image_folder(
             sample and treats it as ``on_error`` says. None: training waits for it, and the run names it after a minute.
         decode: ``"auto"`` decodes only the region that a transform's first step needs (torchvision's RandomResizedCrop, CenterCrop and
             Resize, timm's RandomResizedCropAndInterpolation), with equal results. It decodes regions of at least four times the size
-            of the result at 1/2, 1/4 or 1/8, with close results (:mod:`offload.pipeline.region_first`). ``"exact"`` always decodes
+            of the result at 1/2, 1/4 or 1/8, with close results. ``"exact"`` always decodes
             whole images.
         cache: ``"ssd:/mnt/nvme/cache:200GB"``: a folder that each node has, and the most bytes there. What a node has read from
             ``path`` comes from that folder in later epochs and runs, unless the file has changed. It pays for ``s3://`` and other
@@ -157,13 +157,17 @@ def from_torch(
 ) -> Pipeline:
     """Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` (or ``__getitems__``) runs on every CPU.
 
-    ``dataset`` may be a callable that constructs it: a class, a function, or ``lambda: MyData("train.h5")``. Every preprocessing
-    process then constructs its own, once, so that it may hold open files, connections and locks. The driver constructs one
-    too, for its length and classes.
+    Args:
+        dataset: the data set, or a callable that constructs it: a class, a function, or ``lambda: MyData("train.h5")``. Every
+            preprocessing process then constructs its own, once, so that it may hold open files, connections and locks. The driver
+            constructs one too, for its length and classes.
+        columns: names of the parts of the tuple that an item is. A dict keeps its keys, which must be the same for every item.
+        transform, per_sample, on_device, on_error, shuffle, sample_timeout_s: as in :func:`image_folder`.
+        collate_fn: as in :func:`image_folder`. Without a transform, samples reach it exactly as the data set returned them.
 
-    ``columns`` names the parts of the tuple that it returns. A dict keeps its keys, which must be the same for every item. With
-    ``collate_fn`` and without a transform, samples reach it exactly as the data set returned them. Other arguments are as in
-    :func:`image_folder`.
+    Raises:
+        ConfigError: for invalid options, or a callable that needs arguments; and, when the run starts, for a data set without a length
+            or one that cannot be sent.
     """
     names = check_names("from_torch: columns", columns, sane="such as ('image', 'label')")
     made_there = is_factory(dataset)
@@ -207,8 +211,17 @@ def parquet(
 ) -> Pipeline:
     """Parquet files: one file, or all files below a folder.
 
-    ``columns`` limits the columns to read; ``images`` are columns of encoded images to decode. Shuffling reorders row groups, and
-    rows within each. Other arguments are as in :func:`image_folder`.
+    A sample is a row: a dict with a value for each column. Shuffling reorders row groups, and rows within each.
+
+    Args:
+        path: a local file or folder, ``s3://...``, or any path that pyarrow or fsspec opens.
+        columns: the columns to read. None: all.
+        images: columns of encoded images to decode, to HWC uint8.
+        transform, per_sample, collate_fn, on_device, on_error, shuffle, sample_timeout_s, decode, filesystem: as in
+            :func:`image_folder`.
+
+    Raises:
+        ConfigError: for invalid options; and, when the run starts, if the path is unusable, holds no rows or lacks a column.
     """
     check_path("parquet: path", path, sane="a file or folder, or a URI such as s3://bucket/rows")
     sane = "such as ('image', 'label')"
@@ -248,8 +261,16 @@ def webdataset(
 ) -> Pipeline:
     """WebDataset tar shards: a folder, a glob, ``name-{000..019}.tar``, or a list.
 
-    Images become ``image``, ``.cls`` becomes ``label``. Shuffling reorders shards, and samples within each. Other arguments are as
-    in :func:`image_folder`.
+    A sample is the files of one key. Its image becomes ``image``, HWC uint8, and ``.cls`` becomes ``label``, int64. Shuffling reorders
+    shards, and samples within each.
+
+    Args:
+        shards: the shards, on local paths, ``s3://...``, or any path that pyarrow or fsspec opens.
+        transform, per_sample, collate_fn, on_device, on_error, shuffle, sample_timeout_s, decode, filesystem: as in
+            :func:`image_folder`.
+
+    Raises:
+        ConfigError: for invalid options; and, when the run starts, if a shard is missing or no tar file.
     """
     sane = "a folder, name-{000..019}.tar, a URI, or a list of these"
     if isinstance(shards, list | tuple):
@@ -291,9 +312,17 @@ def from_ray(
     ``flat_map``, projections, limits, unions, stored blocks). Shuffling reorders read tasks, and the rows of each. A resumed run trains
     each sample exactly once.
 
-    Ray Data executes Datasets with other steps (sorts, joins, shuffles, GPUs), in their own order; the run says so. Then ``id_column``, a
-    column of unique int64 ids that are equal in every epoch and run, lets a resumed run train each sample once. Without it, an interrupted
-    epoch starts again. Other arguments are as in :func:`image_folder`.
+    Ray Data executes Datasets with other steps (sorts, joins, shuffles, GPUs), in their own order; the run says so.
+
+    Args:
+        dataset: the Dataset. A sample is a row.
+        id_column: for Datasets that Ray Data executes: a column of unique int64 ids that are equal in every epoch and run. It lets a
+            resumed run train each sample once. Without it, an interrupted epoch starts again.
+        transform, per_sample, collate_fn, on_device, on_error, shuffle: as in :func:`image_folder`.
+
+    Raises:
+        ConfigError: for something else than a Dataset, and invalid options; and, when the run starts, for ``shuffle=True`` or
+            ``on_error="skip"`` with a Dataset that Ray Data has to execute.
     """
     if not all(hasattr(type(dataset), name) for name in ("map_batches", "iter_internal_ref_bundles")):
         raise ConfigError(f"from_ray takes a ray.data.Dataset, found {shown(dataset)}.")

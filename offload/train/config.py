@@ -34,6 +34,9 @@ class BatchSize:
         initial: the initial global batch M.
         max: the largest global batch that adaptation may choose.
         local: the smallest and largest local batch m of one worker. A worker accumulates a larger share.
+
+    Raises:
+        ConfigError: for sizes that are no whole numbers of at least 1, or contradict each other.
     """
 
     initial: int
@@ -89,6 +92,9 @@ class Checkpoints:
         keep: the number of checkpoints to keep: the newest; with ``best``, the best and the newest.
         best: the name of a reported metric.
         mode: whether the best metric is the largest or the smallest.
+
+    Raises:
+        ConfigError: for invalid values.
     """
 
     every_epochs: int = 1
@@ -123,6 +129,9 @@ class Adaptation:
             of the training (``{0.0: 2, 0.5: 4}``). Training waits there until the workers have changed.
         objective: ``"time"``: the most progress per second; ``"cost"``: the most per dollar. With ``"cost"``, idle worker nodes are
             not charged to the objective, since they can be released.
+
+    Raises:
+        ConfigError: for invalid values, or a schedule that mixes epochs and shares of the training.
     """
 
     learning_rate: Rule | Literal["auto"] = "auto"

@@ -196,6 +196,10 @@ class Context:
             drop_last: leave out the last batches of a training pass, which are not full. Their samples are not trained in this epoch.
             min_rows: the fewest rows of a training batch. The last batch takes rows from the one before where it would have fewer:
                 batch normalisation cannot train on a single row. A deterministic run cuts all batches full.
+
+        Raises:
+            RunError: if the Trainer has no data set of this name, or for a second pass over ``"train"`` in one epoch.
+            ConfigError: for invalid options.
         """
         self._check_dataset(name)
         check_flag("ctx.batches(drop_last=...)", drop_last)
@@ -217,6 +221,14 @@ class Context:
         It weights the gradient so that the optimizer sees the mean over all samples of the global batch, even if the workers' parts
         are unequal, and scales it for fp16. Workers exchange gradients with the last micro-batch of the global batch. Several losses of
         one batch add up.
+
+        Args:
+            loss: a tensor of one element.
+            retain_graph: as in ``torch.Tensor.backward``.
+
+        Raises:
+            RunError: outside a loop over ``ctx.batches("train")``, or for a second call after one forward pass of a model that
+                DistributedDataParallel joins.
         """
         self._loop.backward(loss, retain_graph=retain_graph)
 
@@ -226,6 +238,9 @@ class Context:
         do not step. The samples count as trained.
 
         ``ctx.step()`` may follow. If the loop goes on with the next batch, this worker repeats the steps of its last batch.
+
+        Raises:
+            RunError: outside a loop over ``ctx.batches("train")``, or after :meth:`backward` or :meth:`step` on the same batch.
         """
         self._loop.skip()
 
@@ -235,7 +250,12 @@ class Context:
         With ``optimizers``, step only these; the batch goes on, for a second loss. A loop with fixed batches that fit without accumulation
         may also call ``loss.backward()`` and ``optimizer.step()`` itself.
 
-        ``clip_norm`` clips the norm of the gradient of these optimizers first. Raises ConfigError if it is not above 0.
+        ``clip_norm`` clips the norm of the gradient of these optimizers first.
+
+        Raises:
+            ConfigError: if ``clip_norm`` is not above 0.
+            RunError: for a batch without :meth:`backward` or :meth:`skip` on some worker, or for optimizers that :meth:`prepare` did
+                not get.
         """
         if clip_norm is not None:
             clip_norm = check_number("ctx.step(clip_norm=...)", clip_norm, above=0.0, infinite=True, sane="such as 1.0")
@@ -263,8 +283,8 @@ class Context:
         return self._loop.gather(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
 
     def accumulate(self, **values: Any) -> None:
-        """Add numbers or tensors to this epoch's sums, for a batch of ``ctx.batches("train")``, after its ``ctx.step()``:
-        ``ctx.accumulate(loss=loss.detach() * ctx.rows, rows=ctx.rows)``."""
+        """Add numbers, or tensors of one element, to this epoch's sums, for a batch of ``ctx.batches("train")``, after its ``ctx.step()``:
+        ``ctx.accumulate(loss=loss.detach() * ctx.rows, rows=ctx.rows)``. Raises RunError for other ``values``."""
         numbers = {name: _number(f"ctx.accumulate({name}=...)", value) for name, value in values.items()}
         self._loop.state.accumulate(numbers)
 
