@@ -9,8 +9,7 @@ import pytest
 
 from tests.helpers import ROOT
 from tests.programs.folder_map import written
-
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"])
+from tests.programs.markdown import PAGES
 
 
 def test_the_map_is_current() -> None:

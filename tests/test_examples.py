@@ -107,6 +107,30 @@ def test_quickstart_unchanged_with_a_range_of_workers() -> None:
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("inside")
+def test_the_program_before_migration_from_ray_train(tmp_path: Path) -> None:
+    main = importlib.import_module("examples.migrate.ray_before").main
+    assert main(workers=1, storage_path=str(tmp_path)).metrics["loss"] < 2
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize(
+    ("name", "samples"), [("ray_after", 2 * 256), ("adaptdl", 3 * 1024), ("horovod_elastic", 2 * 256)]
+)
+def test_migrated_programs(name: str, samples: int) -> None:
+    """With a range of workers, and every sample once an epoch."""
+    summary = fit(f"migrate/{name}.py", workers=(1, 2))
+    assert (summary["samples"], summary["workers"]) == (samples, 2)
+
+
+@pytest.mark.usefixtures("inside")
+def test_images_as_from_a_tf_data_service() -> None:
+    summary = fit("migrate/tf_data_service.py", str(Path("runs") / "tutorial-data" / "train"))
+    assert (summary["epochs"], summary["samples"]) == (2, 2 * 800)
+    assert summary["input"]["train"]["wire_bytes_per_sample"] < 64 * 64 * 3 * 1.1  # uint8
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("inside")
 def test_vit_blur(monkeypatch: pytest.MonkeyPatch) -> None:
     """As its first lines say: 602 kB a sample as published, a quarter of it with --uint8."""
     monkeypatch.syspath_prepend(str(EXAMPLES))

@@ -264,8 +264,8 @@ class Context:
     # -- results ---------------------------------------------------------------------------------------------------
 
     def sum(self, value: Any) -> Any:
-        """Return the sum of a number over all workers, as a float; of a tensor or array with several elements, the tensor of their sums.
-        All workers must call it, with the same shape.
+        """Return the sum of ``value`` over all workers: of a number as a float, of a tensor or array with several elements as the tensor of
+        their sums, on the same device. All workers must call it, with the same shape.
 
         Raises RunError for anything else.
         """
@@ -278,7 +278,7 @@ class Context:
         return torch.stack(parts).sum(0).to(getattr(value, "device", "cpu"))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all workers, in the order of their ranks: numbers, tensors (on the CPU), or anything that can be pickled.
+        """Return each worker's ``value``, in the order of their ranks: numbers, tensors (on the CPU), or anything that can be pickled.
         All workers must call it. Shapes may differ."""
         return self._loop.gather(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
 
@@ -294,11 +294,11 @@ class Context:
         return self._loop.accumulated()
 
     def report(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Record metrics as means over the workers. All workers must call it equally often, with the same names.
+        """Record ``metrics`` as means over the workers. All workers must call it equally often, with the same names.
 
-        It takes what loggers take: keywords, or a dict whose names may be any text (``{"val/loss": 0.3}``) and whose values may be dicts
-        (``{"val": {"loss": 0.3}}`` is the same). Values are numbers, flags, or tensors of one element. The run records text, too, as rank 0
-        gives it. Raises RunError for other values.
+        It takes what loggers take: keywords (``more``), or a dict whose names may be any text (``{"val/loss": 0.3}``) and whose values
+        may be dicts (``{"val": {"loss": 0.3}}`` is the same). Values are numbers, flags, or tensors of one element. The run records
+        text, too, as rank 0 gives it. Raises RunError for other values.
         """
         numbers: dict[str, float] = {}
         texts: dict[str, str] = {}
