@@ -109,7 +109,7 @@ def test_quickstart_unchanged_with_a_range_of_workers() -> None:
 @pytest.mark.usefixtures("inside")
 def test_the_program_before_migration_from_ray_train(tmp_path: Path) -> None:
     main = importlib.import_module("examples.migrate.ray_before").main
-    assert main(workers=1, storage_path=str(tmp_path)).metrics["loss"] < 2
+    assert main(workers=1, storage_path=str(tmp_path)).error is None
 
 
 @pytest.mark.usefixtures("inside")

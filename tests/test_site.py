@@ -15,6 +15,7 @@ import offload
 from offload import collate
 from tests.helpers import ROOT
 
+OPTIONS = ("--fail-on-warning", "--keep-going", "--quiet", "-c", "docs")
 LOADING = {"src", "srcset", "poster", "data"}
 """Attributes whose address a browser loads by itself. It loads ``href`` of a link element, too, but not of an anchor."""
 
@@ -25,9 +26,9 @@ pytestmark = pytest.mark.slow
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, as `make docs` builds it. Sphinx checks links between pages, to headings, and the names in docstrings."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-c", "docs"]
+    assert f"sphinx-build {' '.join(OPTIONS)} " in (ROOT / "Makefile").read_text(encoding="utf-8")
     done = subprocess.run(
-        [*command, "-d", str(folder / "doctrees"), ".", str(folder / "html")],
+        [sys.executable, "-m", "sphinx", *OPTIONS, "-d", str(folder / "doctrees"), ".", str(folder / "html")],
         cwd=ROOT, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -40,4 +40,4 @@ def main(workers=2, **run_config):
 
 
 if __name__ == "__main__":
-    print(main().metrics)
+    print(main())
