@@ -45,8 +45,10 @@ LONGEST = (
     "cli/test_endings.py",
     "train/checkpoints/test_storage.py",
     "train/driver/test_shared_cluster.py",
+    "test_code_blocks.py",
+    "test_site.py",
 )
-SHARE_A_SETUP = ("launch/ray/test_cli.py", "test_examples.py")
+SHARE_A_SETUP = ("launch/ray/test_cli.py", "test_examples.py", "test_site.py")
 
 
 def _file_of(nodeid: str) -> str:
