@@ -71,6 +71,7 @@ WORDS = {
     "loader": "loader: offload.DataLoader[Any]",
     "train": "def train(ctx: offload.Context) -> None: ...",
     "model": "model: torch.nn.Module",
+    "transform": "transform: Any",
     "MyData": "MyData: Any",
     **{name: f"{name}: int" for name in ("RATE", "epochs")},
     **{name: f"{name}: Any" for name in ("augment", "clips", "coco", "dataset", "day", "features", "night", "path")},

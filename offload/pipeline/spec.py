@@ -217,7 +217,7 @@ def parquet(
         path: a local file or folder, ``s3://...``, or any path that pyarrow or fsspec opens.
         columns: the columns to read. None: all.
         images: columns of encoded images to decode, to HWC uint8.
-        transform, per_sample, collate_fn, on_device, on_error, shuffle, sample_timeout_s, decode, filesystem: as in
+        transform, per_sample, collate_fn, on_device, on_error, shuffle, sample_timeout_s, decode, cache, filesystem: as in
             :func:`image_folder`.
 
     Raises:
@@ -266,7 +266,7 @@ def webdataset(
 
     Args:
         shards: the shards, on local paths, ``s3://...``, or any path that pyarrow or fsspec opens.
-        transform, per_sample, collate_fn, on_device, on_error, shuffle, sample_timeout_s, decode, filesystem: as in
+        transform, per_sample, collate_fn, on_device, on_error, shuffle, sample_timeout_s, decode, cache, filesystem: as in
             :func:`image_folder`.
 
     Raises:
