@@ -20,7 +20,7 @@ from offload.cli.script import build_trainer, check_script
 from offload.errors import OffloadError
 from offload.interrupts import INTERRUPTED, SAID, Interrupts, LastResort, install
 
-COMMANDS = ("doctor", "launch", "plan", "probe")  # imported at first use: the handlers of signals come first
+COMMANDS = ("doctor", "launch", "plan", "probe", "report")  # imported at first use: the handlers of signals come first
 
 
 class OffloadGroup(click.Group):

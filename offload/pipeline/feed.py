@@ -174,6 +174,13 @@ class Feed:
         with self.lock:
             return self.cores.cores, sum(engine.starting() for engine in self._engines)
 
+    def spent(self) -> dict[str, tuple[int, float]]:
+        """The number of cores of each node that should preprocess, and the CPU seconds of its finished tasks, over all data sets."""
+        cores, cpu_s = Counter(self.cores.by_node), Counter[str]()
+        for meter in self.meters.values():
+            cpu_s.update(meter.cpu_s())  # a counter adds up seconds as well
+        return {node: (cores[node], float(cpu_s[node])) for node in {*cores, *cpu_s}}
+
     def costs(self, name: str) -> list[tuple[float, float]]:
         """The costs of a data set's newest tasks: core-seconds and bytes per sample."""
         return self.meters[name].costs()

@@ -43,6 +43,7 @@ class Meter:
         self._pace: dict[str, float] = {}  # samples/s of one core, by node
         self._process_bytes = 0
         self._cache_bytes = self._storage_bytes = 0
+        self._cpu_s: dict[str, float] = {}  # of all finished tasks, by node
         self._rates: Rates | None = None
         self._since_rates = 0  # tasks
         self._lock = threading.Lock()
@@ -65,6 +66,7 @@ class Meter:
             self._process_bytes = max(self._process_bytes, cost.process_bytes)
             self._since_rates += 1
             if block.node:
+                self._cpu_s[block.node] = self._cpu_s.get(block.node, 0.0) + cost.cpu_s
                 recent = self._of_node.setdefault(block.node, deque(maxlen=RECENT_OF_A_NODE))
                 recent.append(spent)
                 wall_s = _median([each.wall_s for each in recent])
@@ -127,6 +129,11 @@ class Meter:
     def process_bytes(self) -> int:
         """The largest private memory measured in a preprocessing process, in bytes; 0 before the first measurement."""
         return self._process_bytes
+
+    def cpu_s(self) -> dict[str, float]:
+        """The CPU seconds of all finished tasks whose node is known, by node."""
+        with self._lock:
+            return dict(self._cpu_s)
 
     def costs(self) -> list[tuple[float, float]]:
         """(core-seconds, bytes) per sample of each recent task."""

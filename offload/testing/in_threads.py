@@ -143,7 +143,9 @@ class LocalHub(Hub):
             made.append(Nodes(*arguments))
             return made[0]
 
-        Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, nodes=len(cores.by_node))
+        Board.__init__(
+            self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=len(cores.by_node)
+        )
         Feed.__init__(self, streams, cores, pool=pool)
         self.nodes = made[0]
 

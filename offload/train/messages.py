@@ -136,6 +136,7 @@ class News:
         worker_nodes: nodes that hold workers.
         speeds: the relative speed of each node's cores, by data set.
         process_bytes: the largest memory measured in a preprocessing process.
+        spent: by node, the number of its cores that should preprocess, and the CPU seconds of its finished tasks.
     """
 
     cursor: int
@@ -158,6 +159,7 @@ class News:
     worker_nodes: tuple[str, ...] = ()
     speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     process_bytes: int = 0
+    spent: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
 def sum_of(totals: Mapping[int, Totals]) -> Totals:

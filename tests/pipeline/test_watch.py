@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from offload.pipeline.watch import GRACE_S, SLOW_S, Watch
-from offload.train.driver.sentences import sentence
+from offload.report.sentences import sentence
 
 
 class Heard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 import json
 import math
 import os
@@ -18,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
-from offload.report.html import write_report
 from offload.report.live import LiveLine, format_line
 from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, SUMMARY, RunDirectory, read_lines, to_json
 from offload.report.summary import format_summary, summary_rows, verdict
@@ -452,90 +450,3 @@ def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
         live.update(interval(1))
         live.note("note")
     assert capsys.readouterr() == ("", "")
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-VOID = {"meta", "br", "link", "img", "hr"}
-
-
-class Page(html.parser.HTMLParser):
-    """The text by element, and whether elements close in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text: dict[str, list[str]] = {}
-        self.external: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-        self.external += [v for k, v in attrs if k in ("src", "href") and v and not v.startswith("#")]
-        assert tag != "script"
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_data(self, data: str) -> None:
-        if self.open and data.strip():
-            self.text.setdefault(self.open[-1], []).append(data.strip())
-
-
-def page_of(path: Path) -> Page:
-    return Page((path / "report.html").read_text(encoding="utf-8"))
-
-
-def test_the_page_shows_verdict_chart_events_and_skipped_samples(tmp_path: Path) -> None:
-    directory = finished(tmp_path / "vit")
-    for step in range(2, 12):
-        directory.metrics(interval(step))
-    directory.event("resized", reason="input ceiling <1,100>", sizes=[4, 2], nothing=None)
-    write_report(directory)
-    page = page_of(tmp_path / "vit")
-    assert page.text["h1"] == ["vit"]
-    assert verdict(summary()) in page.text["p"]
-    assert "svg" in page.text or "<svg" in (tmp_path / "vit" / "report.html").read_text()
-    assert {"Throughput, and where a step's time goes", "Skipped samples", "Events"} <= set(page.text["h2"])
-    cells = page.text["td"]
-    assert "12,800 samples in 100 steps, 2 epochs" in cells
-    assert "corrupt" in cells
-    assert "run_started" in cells
-    assert "reason=input ceiling <1,100>  sizes=[4, 2]" in cells
-    assert "ray 2.60" in " ".join(page.text["footer"])
-    assert page.external == []  # nothing to download
-
-
-@pytest.mark.parametrize("lines", [0, 1, 2])
-def test_the_page_of_a_short_run(tmp_path: Path, lines: int) -> None:
-    directory = RunDirectory(tmp_path)
-    for step in range(lines):
-        directory.metrics(interval(step))
-    directory.summary(summary(status="interrupted"))
-    write_report(directory)
-    assert ("<svg" in (tmp_path / "report.html").read_text()) == (lines >= 2)
-    assert "Skipped samples" not in page_of(tmp_path).text["h2"]
-
-
-def test_the_page_of_a_run_that_diverged(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    for step in range(3):
-        unknown: dict[str, Any] = {"samples_per_s": 0.0, "input_ceiling_samples_per_s": None, "step_time_s": 0.0}
-        directory.metrics(interval(step, metrics={"loss": math.nan}, **unknown))
-    directory.summary(summary(metrics={"loss": math.nan}))
-    write_report(directory)
-    assert "not finite" in page_of(tmp_path).text["td"]
-
-
-def test_names_are_escaped(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "<b>run")
-    directory.skipped({"sample_id": 1, "reason": "<script>alert(1)</script>.jpg"})
-    directory.summary(summary(error="<img src=x>", status="failed"))
-    write_report(directory)
-    assert "<script>alert(1)</script>.jpg" in page_of(tmp_path / "<b>run").text["td"]

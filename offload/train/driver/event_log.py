@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
-from offload.model.placement import Placement
+from offload.model.placement import NodeResources, Placement
 from offload.report.html import write_report
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
-from offload.train.driver.sentences import sentence
+from offload.report.sentences import sentence
 from offload.train.messages import TRAIN, News, sum_of
+
+_INPUT = ("core_seconds_per_sample", "variation", "wire_bytes_per_sample", "input_pace_samples_per_s", "blocked")
 
 
 class EventLog:
@@ -32,15 +34,26 @@ class EventLog:
         self._began = time.monotonic()
         self._skipped: set[tuple[str, int]] = set()
         self._first_batch_s: float | None = None
+        self._nodes: dict[str, NodeResources] = {}
+        self._read_at = time.monotonic()
+
+    def know(self, nodes: Sequence[NodeResources]) -> None:
+        """Take note of these nodes, which the log then calls by their names."""
+        self._nodes |= {node.node_id: node for node in nodes}
 
     def take(self, news: News) -> None:
         """Record the news."""
         before, self.news = self.news, news
+        read_at, self._read_at = self._read_at, time.monotonic()
         for event in news.events:
             self._take_event(dict(event))
+        if set(news.worker_nodes) != set(before.worker_nodes):
+            self.directory.event("training_nodes", nodes=sorted(news.worker_nodes))
         then = sum_of(before.totals) if before.attempts == news.attempts else Totals()
         if sum_of(news.totals).steps > then.steps:
             values = self._interval(sum_of(news.totals).minus(then))
+            values["seconds"] = self._read_at - read_at
+            values["preprocessing"] = self._preprocessing(before.spent)
             self.directory.metrics(values)
             self.live.update(values)
 
@@ -75,6 +88,8 @@ class EventLog:
 
     def tell(self, kind: str, **values: Any) -> None:
         """Write an event, and show it if it matters to users."""
+        if kind == "cluster_changed":
+            self.know([NodeResources(**node) for node in values["joined_nodes"]])
         self.directory.event(kind, **values)
         text = sentence(kind, values)
         if text is not None:
@@ -95,14 +110,28 @@ class EventLog:
             **rates_of([(workers, since)]),
             "stall": since.stall,
             "input_ceiling_samples_per_s": rates.get("input_ceiling_samples_per_s"),
+            **{name: rates[name] for name in _INPUT if name in rates},
             "device_ceiling_samples_per_s": since.samples / busy_s * workers if busy_s > 0 else None,
             "device": "GPU" if self._on_gpus else "worker",
             **{k: v for k, v in dataclasses.asdict(since).items() if k.endswith("_s")},
             "workers": workers,
             **self._batch(),
+            "preprocessing_cores": self.news.cores[0] - self.news.cores[1],
             "useful": self.news.group.useful,
+            "goal": self.news.group.goal,
             "metrics": self.news.metrics,
         }
+
+    def _preprocessing(self, before: Mapping[str, tuple[int, float]]) -> dict[str, dict[str, float]]:
+        """For each kind of node, its cores that should preprocess, and the CPU seconds of the tasks that finished since ``before``."""
+        groups: dict[str, dict[str, float]] = {}
+        for node_id, (cores, cpu_s) in self.news.spent.items():
+            node = self._nodes.get(node_id)
+            kind = "other nodes" if node is None else node.instance_type or ("GPU nodes" if node.gpus else "CPU nodes")
+            group = groups.setdefault(kind, {"cores": 0, "busy_s": 0.0})
+            group["cores"] += cores
+            group["busy_s"] += cpu_s - before.get(node_id, (0, 0.0))[1]
+        return groups
 
     def _batch(self) -> dict[str, int]:
         """The present split of global batches."""
@@ -147,7 +176,12 @@ class EventLog:
             "run_finished", status=status, error=error, samples=self.news.samples, steps=self.news.step
         )
         self.directory.summary(document)
-        write_report(self.directory)
+        try:
+            write_report(self.directory)
+        except Exception as error:  # a defect of the page must not cost the run its result
+            self.live.note(
+                f"report.html was not written ({type(error).__name__}: {error}): offload report {self.directory.path} writes it"
+            )
         return document
 
 

@@ -319,6 +319,9 @@ class Run:
 
     def _announce(self) -> None:
         verb = "run_resumed" if self.directory.resuming else "run_started"
+        prices = self._prices()
+        there = {node.instance_type for node in self.cluster.nodes} | set(self.trainer.cluster.usd_per_hour or ())
+        self.log.know(self.cluster.nodes)
         self.directory.event(
             verb,
             workers=self.placement.workers,
@@ -327,6 +330,7 @@ class Run:
             accum_steps=self.split.accum_steps,
             global_batch_size=self.split.global_batch_size,
             nodes=[dataclasses.asdict(n) for n in self.cluster.nodes],
+            usd_per_hour={name: usd for name, usd in prices.items() if name in there},
             datasets={n: {"source": s.pipeline.name, "samples": s.samples} for n, s in self.listed.items()},
         )
         if self.directory.resuming:

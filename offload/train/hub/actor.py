@@ -19,7 +19,7 @@ class Hub(Feed, Board):
     :class:`offload.train.hub.client.HubClient`."""
 
     def __init__(self, streams: dict[str, Stream], cores: Cores, nodes: int) -> None:
-        Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, nodes=nodes)
+        Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=nodes)
         self._without_cache: set[str] = set()
         Feed.__init__(self, streams, cores, handle=ray.get_runtime_context().current_actor)
 

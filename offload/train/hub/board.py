@@ -25,7 +25,7 @@ class Board:
     """The workers' reports and the driver's orders. Its methods run on several threads.
 
     Args:
-        rates, cores, speeds, process_bytes: functions that return the :class:`News` fields of these names.
+        rates, cores, speeds, process_bytes, spent: functions that return the :class:`News` fields of these names.
         nodes: the number of nodes of the cluster, for the expected rate of failures.
     """
 
@@ -35,11 +35,12 @@ class Board:
         cores: Callable[[], tuple[int, int]] = lambda: (0, 0),
         speeds: Callable[[], dict[str, dict[str, float]]] = dict,
         process_bytes: Callable[[], int] = int,
+        spent: Callable[[], dict[str, tuple[int, float]]] = dict,
         *,
         nodes: int = 1,
     ) -> None:
         self._rates_now, self._cores_now, self._speeds_now = rates, cores, speeds
-        self._process_bytes_now = process_bytes
+        self._process_bytes_now, self._spent_now = process_bytes, spent
         self._board = threading.Lock()
         self._changed = threading.Condition(self._board)
         self._totals: dict[int, Totals] = {}
@@ -92,6 +93,7 @@ class Board:
                 worker_nodes=tuple(set(self._node_of.values())),
                 speeds=self._speeds_now(),
                 process_bytes=self._process_bytes_now(),
+                spent=self._spent_now(),
             )
 
     def note(self, kind: str, /, **values: Any) -> None:

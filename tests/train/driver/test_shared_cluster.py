@@ -16,7 +16,7 @@ from offload.report.live import LiveLine
 from offload.report.run_dir import read_lines
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.ray_nodes import free_resources
-from offload.train.driver.sentences import sentence
+from offload.report.sentences import sentence
 from tests.conftest import LOGICAL_CPUS
 from tests.helpers import eventually
 

@@ -321,6 +321,7 @@ class _Turn:
         self._tell(
             "cluster_changed",
             **dataclasses.asdict(change),
+            joined_nodes=[dataclasses.asdict(n) for n in fleet.nodes.usable if n.name in change.joined],
             workers=placement.workers if placement is not None else 0,
             preprocessing_cores=sum(fleet.cores_by_node(placement)) if placement is not None else 0,
         )

@@ -36,7 +36,7 @@ from offload.train.driver.fleet.messages import (
 )
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Committing, Fleet, MakingRoom, Starting, Steady, Stranded, orders_of
-from offload.train.driver.sentences import sentence
+from offload.report.sentences import sentence
 from offload.train.messages import News, Orders
 from tests.train.driver.fleet.made_up import NOTHING, ONE_MORE, WORKER, Run, cpu_node, gpu_node, group, split_of
 

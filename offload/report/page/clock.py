@@ -1,0 +1,92 @@
+"""The sessions of a run, and its clock, which stands still between them.
+
+A run that was interrupted and resumed has several sessions. Nobody trains and (as far as the directory tells) nobody pays in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from offload.report.page.records import Floats, Records, number
+
+STARTS = ("run_started", "run_resumed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One call of ``fit()``: from ``began`` to ``ended``, in seconds since 1970. ``status``: its end, None if it left no word."""
+
+    began: float
+    ended: float
+    status: str | None
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The seconds of a run. ``sessions`` are in their order."""
+
+    sessions: tuple[Session, ...]
+
+    @staticmethod
+    def of(records: Records) -> Clock:
+        """The clock of a run; without sessions if the directory holds no time at all."""
+        times = [event["at"] for event in records.events] + list(records.intervals["at"])
+        if not times:
+            return Clock(())
+        starts = sorted(event["at"] for event in records.events if event["event"] in STARTS) or [min(times)]
+        starts[0] = min(starts[0], min(times))
+        ends = np.sort(np.asarray(times, dtype=np.float64))
+        sessions = []
+        for began, following in zip(starts, [*starts[1:], np.inf], strict=True):
+            within = ends[(ends >= began) & (ends < following)]
+            sessions.append(
+                Session(
+                    began=began,
+                    ended=float(within[-1]) if len(within) else began,
+                    status=_status(records, began, following),
+                )
+            )
+        return Clock(tuple(sessions))
+
+    @property
+    def length_s(self) -> float:
+        """The length of all sessions."""
+        return sum(each.ended - each.began for each in self.sessions)
+
+    def seconds(self, at: ArrayLike) -> Floats:
+        """Seconds of the run at these times (seconds since 1970). A time between two sessions is the end of the first."""
+        times = np.asarray(at, dtype=np.float64)
+        if not self.sessions:
+            return np.zeros_like(times)
+        began = np.array([each.began for each in self.sessions])
+        length = np.array([each.ended - each.began for each in self.sessions])
+        before = np.concatenate([[0.0], np.cumsum(length)[:-1]])
+        which = np.clip(np.searchsorted(began, times, side="right") - 1, 0, None)
+        within: Floats = before[which] + np.clip(times - began[which], 0.0, length[which])
+        return within
+
+    def session_of(self, at: ArrayLike) -> Floats:
+        """The number of the session of each time, from 0."""
+        began = np.array([each.began for each in self.sessions])
+        found: Floats = np.clip(np.searchsorted(began, np.asarray(at, dtype=np.float64), side="right") - 1, 0, None)
+        return found
+
+    @property
+    def resumed_at_s(self) -> list[tuple[float, float]]:
+        """For each later session, the second of the run at which it began, and the seconds that had passed in between."""
+        found = []
+        for before, after in zip(self.sessions, self.sessions[1:], strict=False):
+            found.append((float(self.seconds(before.ended)), max(after.began - before.ended, 0.0)))
+        return found
+
+
+def _status(records: Records, began: float, until: float) -> str | None:
+    said: Any = None
+    for event in records.events:
+        if event["event"] == "run_finished" and began <= number(event["at"]) < until:
+            said = event.get("status")
+    return said if isinstance(said, str) else None

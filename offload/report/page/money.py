@@ -1,0 +1,88 @@
+"""The cost of a run: the price of every node, and the dollars spent up to each second."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from offload.model.catalog import Catalog
+from offload.report.page.nodes import Node
+from offload.report.page.records import Floats, Records, number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """Dollars per hour.
+
+    Args:
+        catalog: node types with their prices.
+        given: prices that the user gives, by instance type or by the name of a node. They count before all others.
+        recorded: prices that the run wrote down, by instance type.
+    """
+
+    catalog: Catalog
+    given: Mapping[str, float]
+    recorded: Mapping[str, float]
+
+    @staticmethod
+    def of(records: Records, catalog: Catalog, given: Mapping[str, float]) -> Prices:
+        """The prices that hold for a run."""
+        recorded: dict[str, float] = {}
+        for event in records.events:
+            found = event.get("usd_per_hour")
+            for name, usd in found.items() if isinstance(found, dict) else ():
+                if number(usd) > 0:
+                    recorded[str(name)] = number(usd)
+        return Prices(catalog=catalog, given=given, recorded=recorded)
+
+    def of_node(self, node: Node) -> float | None:
+        """The price of a node; None if it is unknown. Spot nodes cost the catalog's spot price where it has one."""
+        kind = node.instance_type or ""
+        for given in (self.given.get(node.name), self.given.get(kind)):
+            if given is not None:
+                return given
+        sold = self.catalog.nodes.get(kind)
+        if node.spot and sold is not None and sold.spot_usd_per_hour is not None:
+            return sold.spot_usd_per_hour
+        if kind in self.recorded:
+            return self.recorded[kind]
+        return None if sold is None else sold.usd_per_hour
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The dollars of a run over its seconds. ``spans``: (from, to, dollars per second) of each node's presence."""
+
+    spans: tuple[tuple[float, float, float], ...]
+
+    @staticmethod
+    def of(nodes: Sequence[Node], prices: Prices) -> Spending | None:
+        """The spending on these nodes; None if there are none, or the price of one is unknown."""
+        spans = []
+        for node in nodes:
+            usd = prices.of_node(node)
+            if usd is None:
+                return None
+            spans += [(began, ended, usd / 3600) for began, ended in node.there]
+        return Spending(tuple(spans)) if spans else None
+
+    def up_to(self, seconds: ArrayLike) -> Floats:
+        """Dollars spent up to these seconds of the run."""
+        at = np.asarray(seconds, dtype=np.float64)
+        spent = np.zeros_like(at)
+        for began, ended, usd in self.spans:
+            spent = spent + np.clip(at - began, 0.0, ended - began) * usd
+        return spent
+
+    def usd_per_hour(self, at_s: float) -> float:
+        """Dollars per hour of the nodes that were there then."""
+        return 3600 * math.fsum(usd for began, ended, usd in self.spans if began <= at_s <= ended)
+
+
+def unpriced(nodes: Sequence[Node], prices: Prices) -> list[str]:
+    """The nodes without a known price, by instance type where they have one."""
+    return list(dict.fromkeys(node.instance_type or node.name for node in nodes if prices.of_node(node) is None))

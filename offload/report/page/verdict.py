@@ -1,0 +1,116 @@
+"""The verdict of a run in sentences: its bottleneck, what to do next and what that would bring, and the same accelerators alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from offload.report.page.money import unpriced
+from offload.report.page.numbers import count, figure, rate, share, times, usd
+from offload.report.page.story import Story
+from offload.report.page.what_if import INPUT_BOUND, Predicted, alone, best_step, more_cores
+from offload.report.summary import READING_BINDS, verdict
+
+
+def bottleneck(story: Story) -> str:
+    """The bottleneck over the whole run."""
+    whole = story.whole
+    if whole is None:
+        return "Nothing was trained."
+    last = story.last
+    if last is not None and (last.stall < INPUT_BOUND) != (whole.stall < INPUT_BOUND):
+        if last.stall < INPUT_BOUND:
+            return (
+                f"At its last size, the {story.device} was the bottleneck. Over the whole run, preprocessing was for {share(whole.stall)} "
+                "of the time."
+            )
+        return (
+            f"At its last size, preprocessing was the bottleneck for {share(last.stall)} of the time; over the whole run, for "
+            f"{share(whole.stall)}."
+        )
+    inputs = story.records.summary.get("input")
+    blocked = (
+        {"train": {"blocked": whole.blocked}}
+        if whole.blocked is not None
+        else inputs
+        if isinstance(inputs, dict)
+        else {}
+    )
+    device = "GPU" if story.device == "GPU" else "CPU worker"
+    return verdict({"steps": 1, "stall": whole.stall, "device": device, "input": blocked})
+
+
+def what_next(story: Story) -> str:
+    """The next step and its effect according to the model, or why there is none."""
+    model = story.model
+    if isinstance(model, str):
+        return f"The model cannot say what other nodes would bring: {model}."
+    last = model.measured
+    if last.stall >= INPUT_BOUND and last.blocked is not None and last.blocked >= READING_BINDS:
+        return "Next: faster storage, or data nearer to the nodes. The model counts cores alone, so it predicts nothing here."
+    found = best_step(model)
+    if found is not None:
+        kind, more, predicted = found
+        verb = "more" if more > 0 else "fewer"
+        return (
+            f"Next: {count(abs(more), f'{verb} {_node(kind)}', f'{verb} {_node(kind)}s')}: {_effect(story, predicted)}."
+        )
+    if last.stall < INPUT_BOUND:
+        return f"Next: a faster {story.device}, or more of them. Compare them with offload plan; more CPU nodes would change nothing."
+    if model.bottleneck(model.now) == "network":
+        return (
+            "Next: nodes with a faster network, or smaller samples: more cores would not help, as the network is full."
+        )
+    doubled = more_cores(model)
+    if doubled is not None and doubled[1].samples_per_s > 1.03 * last.samples_per_s:
+        cores, predicted = doubled
+        return f"Next: {count(cores, 'more preprocessing core')}: {_effect(story, predicted)}."
+    return "Next: nothing that the model knows would raise the rate by more than 3%."
+
+
+def against_alone(story: Story) -> str:
+    """This run against the same accelerators without the other nodes, predicted from the run's measurements."""
+    model = story.model
+    if isinstance(model, str):
+        return f"Against the same {story.device} alone: not known, since {model}."
+    predicted = alone(model)
+    if predicted is None:
+        return f"This run used the nodes of its {story.device}s alone, so there is nothing to compare it with."
+    last = model.measured
+    if predicted.samples_per_s <= 0:
+        return f"The same {story.device}s alone could not train like this: their workers leave no core to preprocess."
+    price = ""
+    if predicted.usd_per_million is not None and story.usd_per_million is not None:
+        price = f", {usd(story.usd_per_million)} against {usd(predicted.usd_per_million)} per million samples"
+    faster = times(last.samples_per_s / predicted.samples_per_s)
+    return (
+        f"{_nodes(predicted.nodes)} alone would train {figure(predicted.samples_per_s)} samples/s, as the model predicts from this run's "
+        f"measurements. With all its nodes the run trained {figure(last.samples_per_s)}, {faster} as fast: stall {share(last.stall)} "
+        f"against {share(predicted.stall)}{price}."
+    )
+
+
+def money_missing(story: Story) -> str | None:
+    """Why the run has no cost, with the remedy; None if it has one."""
+    if story.spending is not None:
+        return None
+    if not story.nodes:
+        return "The run directory names no nodes, so the cost is unknown."
+    names = unpriced(story.nodes, story.prices)
+    return f"The cost is unknown: no price of {', '.join(names[:3])}. Pass --usd-per-hour {names[0]}=1.40 to offload report."
+
+
+def _effect(story: Story, predicted: Predicted) -> str:
+    last = story.last
+    assert last is not None
+    effect = f"{figure(last.samples_per_s)} → {rate(predicted.samples_per_s)} predicted"
+    if predicted.usd_per_million is not None and story.usd_per_million is not None:
+        effect += f", {usd(story.usd_per_million)} → {usd(predicted.usd_per_million)} per million samples"
+    return effect
+
+
+def _node(kind: str) -> str:
+    return kind.removesuffix("s") if kind in ("CPU nodes", "GPU nodes") else f"{kind} node"
+
+
+def _nodes(nodes: Mapping[str, int]) -> str:
+    return " + ".join(f"{number} × {_node(kind)}" for kind, number in nodes.items())
