@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,11 @@ def _draw(chart: Chart, path: Path) -> None:
             ncols=4,
             loc="outside lower left",
         )
-    figure.savefig(path, dpi=DPI)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from font"
+        )  # a metric's name: a box stands for the letter
+        figure.savefig(path, dpi=DPI)
 
 
 def _handle(line: Line) -> Any:

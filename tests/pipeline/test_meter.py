@@ -114,3 +114,16 @@ def test_a_task_for_a_slow_core_is_smaller_and_never_empty(size: int, speed: flo
         assert rows == size
     if rows >= local and rows < size:
         assert rows % local == 0
+
+
+def test_the_cpu_time_of_each_node_adds_up_and_outlives_the_node() -> None:
+    cores = {"a": 1, "b": 2}
+    meter = Meter(lambda: cores)
+    for _ in range(20):
+        meter.add(block("a", 1.0, cpu_s=0.5))
+        meter.add(block("b", 1.0, cpu_s=0.25))
+    meter.add(block("", 1.0))  # by an engine that does not tell the node
+    assert meter.cpu_s() == {"a": pytest.approx(10.0), "b": pytest.approx(5.0)}
+    del cores["b"]
+    meter.reshaped()
+    assert meter.cpu_s()["b"] == pytest.approx(5.0)

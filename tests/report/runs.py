@@ -46,6 +46,7 @@ class Writer:
         core_seconds: the cost of a sample.
         device_samples_per_s: what one GPU could train.
         batch: the global batch.
+        samples, epochs: the samples of an epoch, and how many epochs the user wants.
         noise: the relative standard deviation of an interval's rate.
         metrics: names of metrics besides the loss.
     """
@@ -58,6 +59,7 @@ class Writer:
     noise: float = 0.04
     seed: int = 0
     samples: int = 36_000
+    epochs: int = 4
     at: float = START
     step: int = 0
     epoch: int = 0
@@ -163,7 +165,7 @@ class Writer:
             "global_batch_size": self.batch,
             "preprocessing_cores": self.cores,
             "useful": self.trained,
-            "goal": 4.0 * self.samples,
+            "goal": float(self.epochs * self.samples),
             "metrics": {},
             "seconds": EVERY_S,
             "preprocessing": groups,
@@ -203,7 +205,7 @@ class Writer:
                 "spot_notice", node=node.name, node_id=node.node_id, action="terminate", deadline_at=self.at + 120
             )
             self._changed(leaving=[node])
-            self.at += 30
+            self.train(15)
         self._changed(left=[node])
 
     def _changed(self, **changes: list[NodeResources]) -> None:
@@ -308,9 +310,9 @@ def plain(path: Path, *, cpu_nodes: int = 1, intervals: int = 120, seed: int = 0
     return path
 
 
-def eventful(path: Path, *, ends: bool = True) -> Path:
+def eventful(path: Path, *, ends: bool = True, core_seconds: float = 0.029) -> Path:
     """A run with everything: nodes that join and leave, decisions, a lost worker, skipped samples, and a resumption."""
-    run = Writer(path, cpu_nodes=1, samples=52_000)
+    run = Writer(path, cpu_nodes=1, samples=52_000, epochs=15, core_seconds=core_seconds)
     run.begin()
     run.train(70)
     run.join(1)

@@ -84,8 +84,9 @@ class Axis:
         elif self.log:
             values = _decades(self.low, self.high, most)
         else:
-            step = _round_step(self.high - self.low, most)
-            values = _multiples(self.low, self.high, max(step, 1.0) if self.unit == "count" else step)
+            span = self.high - self.low
+            step = max(_round_step(span, most, (1, 2, 5, 10)), 1.0) if self.unit == "count" else _round_step(span, most)
+            values = _multiples(self.low, self.high, step)
         return [(value, self.text(value)) for value in values]
 
     def text(self, value: float | None) -> str:
@@ -162,7 +163,12 @@ def value_axis(
     if log is None:
         above = [middle for middle in middles if middle > 0]
         log = len(above) > 1 and max(above) > APART * min(above)
-    if log and len(positive) == len(known) and max(positive) <= MOST_RATIO * min(positive) and min(positive) > 1 / LARGEST:
+    if (
+        log
+        and len(positive) == len(known)
+        and max(positive) <= MOST_RATIO * min(positive)
+        and min(positive) > 1 / LARGEST
+    ):
         return Axis(label=label, low=_below(min(positive)), high=_above(max(positive)), unit=unit, log=True)
     low, high = min(known), max(max(known), least_high)
     if zero and low >= 0:
@@ -250,12 +256,12 @@ def merged(marks: Sequence[Mark], axis: Axis, closest: float = 0.065) -> tuple[M
     return tuple(found)
 
 
-def _round_step(span: float, most: int) -> float:
+def _round_step(span: float, most: int, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> float:
     rough = span / max(most - 1, 1)
     if not rough > 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    return next(power * factor for factor in factors if power * factor >= rough * (1 - 1e-9))
 
 
 def _second_step(span: float, most: int) -> float:

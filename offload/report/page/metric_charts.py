@@ -92,7 +92,7 @@ def _axis(what: str, lines: list[Line], length_s: float) -> Axis:
     if what == "time":
         return time_axis(length_s)
     high = max((x for line in lines for x in line.x if x is not None), default=1.0)
-    unit = "usd" if what == "dollars" else ""
+    unit = "usd" if what == "dollars" else "count"
     return Axis(label=what, low=0.0, high=high if high > 0 else 1.0, unit=unit)
 
 

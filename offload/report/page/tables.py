@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from offload.report.page.nodes import Span
@@ -168,13 +168,11 @@ def checkpoints(story: Story) -> Table | None:
 def faults(story: Story) -> Table | None:
     """Faults with the time without steps, the steps that were made again, and their cost; None if there are none."""
     rows = []
-    events = list(zip(story.told, story.records.events, strict=True))
-    intervals = story.records.intervals
-    for place, (told, event) in enumerate(events):
-        if told.group != "fault" and event["event"] != "run_resumed":
+    for place, told in enumerate(story.told):
+        stopped = told.kind in ("worker_lost", "run_resumed")  # all other faults leave training going on
+        if told.group != "fault" and not stopped:
             continue
-        before = intervals["step"][intervals["at"] <= event["at"]]
-        lost_s, again = _aftermath(events[place:], int(before[-1]) if len(before) and before[-1] >= 0 else None)
+        lost_s, again = _aftermath(story, place) if stopped else (None, None)
         rows.append(
             (
                 moment(told.at_s),
@@ -194,20 +192,20 @@ def faults(story: Story) -> Table | None:
     )
 
 
-def _aftermath(following: Sequence[tuple[Any, dict[str, Any]]], step: int | None) -> tuple[float | None, int | None]:
-    """The seconds until the next first step, and the steps between the checkpoint and the fault. Only the end of a worker, or of the whole
-    run, stops training."""
-    told, event = following[0]
-    if event["event"] not in ("worker_lost", "run_resumed"):
-        return None, None
+def _aftermath(story: Story, place: int) -> tuple[float | None, int | None]:
+    """The seconds from this event to the next first step, and the steps that are made again from the checkpoint on."""
+    intervals, at = story.records.intervals, story.records.events[place]["at"]
+    steps = intervals["step"][intervals["at"] <= at]
     again = None
-    for later, what in following[1:]:
-        if what["event"] in ("worker_lost", "run_resumed"):
-            return None, None  # the next row has it
-        if what["event"] == "resumed" and step is not None and number(what.get("step")) >= 0:
-            again = max(step - int(number(what["step"])), 0)
-        if what["event"] == "first_step":
-            return later.at_s - told.at_s, again
+    for later, event in zip(
+        islice(story.told, place + 1, None), islice(story.records.events, place + 1, None), strict=True
+    ):
+        if later.kind in ("worker_lost", "run_resumed"):
+            return None, None  # the row of this event has it
+        if later.kind == "resumed" and len(steps) and number(event.get("step")) >= 0 and steps[-1] >= 0:
+            again = max(int(steps[-1]) - int(number(event["step"])), 0)
+        if later.kind == "first_step":
+            return later.at_s - story.told[place].at_s, again
     return None, again
 
 

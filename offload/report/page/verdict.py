@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from offload.report.page.money import unpriced
@@ -9,6 +10,8 @@ from offload.report.page.numbers import count, figure, rate, share, times, usd
 from offload.report.page.story import Story
 from offload.report.page.what_if import INPUT_BOUND, Predicted, alone, best_step, more_cores
 from offload.report.summary import READING_BINDS, verdict
+
+DEARER = 1.02  # relative price of a sample from which on an advice says that it costs more
 
 
 def bottleneck(story: Story) -> str:
@@ -51,9 +54,11 @@ def what_next(story: Story) -> str:
     if found is not None:
         kind, more, predicted = found
         verb = "more" if more > 0 else "fewer"
-        return (
-            f"Next: {count(abs(more), f'{verb} {_node(kind)}', f'{verb} {_node(kind)}s')}: {_effect(story, predicted)}."
-        )
+        # The least dollars per sample may still be more than now: the advice then buys time.
+        dearer = (predicted.usd_per_million or 0.0) > DEARER * (story.usd_per_million or math.inf)
+        when = ", if time matters more than money" if dearer else ""
+        nodes = count(abs(more), f"{verb} {_node(kind)}")
+        return f"Next{when}: {nodes}: {_effect(story, predicted)}."
     if last.stall < INPUT_BOUND:
         return f"Next: a faster {story.device}, or more of them. Compare them with offload plan; more CPU nodes would change nothing."
     if model.bottleneck(model.now) == "network":

@@ -68,7 +68,9 @@ def test_an_axis_is_logarithmic_where_the_lines_are_far_apart() -> None:
 
 @given(st.floats(0, 1e7), st.floats(1e-6, 1e7), st.sampled_from(["", "s", "share", "usd", "count"]), st.booleans())
 def test_ticks_are_few_and_within_the_axis(low: float, span: float, unit: str, log: bool) -> None:
-    axis = Axis(label="y", low=low if not log else low + 1e-6, high=low + span + 2e-6, unit=unit, log=log and unit == "")
+    axis = Axis(
+        label="y", low=low if not log else low + 1e-6, high=low + span + 2e-6, unit=unit, log=log and unit == ""
+    )
     ticks = axis.ticks()
     assert len(ticks) <= 22
     for value, label in ticks:

@@ -38,9 +38,20 @@ def test_damaged_lines_in_the_middle_are_counted(tmp_path: Path) -> None:
     path = plain(tmp_path / "run", intervals=5)
     lines = (path / "metrics.jsonl").read_text().splitlines()
     deep = "[" * 100_000
-    bad = ["\x00\x00", "null", "[1]", '{"at": "now"}', '{"at": NaN}', '{"at": 1e400}', deep, '{"at": ' + "9" * 500 + "}"]
+    bad = [
+        "\x00\x00",
+        "null",
+        "[1]",
+        '{"at": "now"}',
+        '{"at": NaN}',
+        '{"at": 1e400}',
+        deep,
+        '{"at": ' + "9" * 500 + "}",
+    ]
     (path / "metrics.jsonl").write_text("\n".join([*lines[:2], *bad, *lines[2:]]) + "\n")
-    (path / "events.jsonl").write_bytes((path / "events.jsonl").read_bytes() + b"\xff\xfe\n" + b'{"event": 3, "at": 1}\n')
+    (path / "events.jsonl").write_bytes(
+        (path / "events.jsonl").read_bytes() + b"\xff\xfe\n" + b'{"event": 3, "at": 1}\n'
+    )
     run = read_run(path)
     assert len(run.intervals) == 5
     assert run.notes[1] == f"metrics.jsonl: {len(bad)} damaged lines (3, 4, 5, 6, 7, …). This report omits them."
@@ -65,9 +76,11 @@ def test_fields_of_another_kind_are_unknown(tmp_path: Path, field: str, value: o
 
 
 def test_no_run_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file or directory. Name the folder of a run"):
+    with pytest.raises(ConfigError, match=r"cannot be read: No such file or directory. Name the folder of a run"):
         read_run(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"is no run directory: it holds none of events.jsonl, metrics.jsonl, summary.json"):
+    with pytest.raises(
+        ConfigError, match=r"is no run directory: it holds none of events.jsonl, metrics.jsonl, summary.json"
+    ):
         read_run(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is no run directory but a file"):

@@ -60,7 +60,8 @@ def test_a_resumed_run_has_two_sessions_and_does_not_count_the_pause(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("finished", "finished"), ("failed", "failed"), ("interrupted", "interrupted"), (None, "unfinished")]
+    ("end", "status"),
+    [("finished", "finished"), ("failed", "failed"), ("interrupted", "interrupted"), (None, "unfinished")],
 )
 def test_the_status_is_that_of_the_last_session(tmp_path: Path, end: str | None, status: str) -> None:
     run = Writer(tmp_path)

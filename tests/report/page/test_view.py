@@ -45,10 +45,21 @@ def test_every_event_of_a_run_is_a_sentence(tmp_path: Path) -> None:
 
 
 @given(
-    st.sampled_from(["run_started", "decided", "checkpoint", "report", "resumed", "training_nodes", "cluster_changed", "new_kind"]),
+    st.sampled_from(
+        ["run_started", "decided", "checkpoint", "report", "resumed", "training_nodes", "cluster_changed", "new_kind"]
+    ),
     st.dictionaries(
-        st.sampled_from(["workers", "nodes", "step", "metrics", "decision", "epoch", "seconds", "reason", "left", "joined_nodes"]),
-        st.one_of(st.none(), st.text(max_size=5), st.integers(), st.floats(), st.lists(st.integers(), max_size=2), st.just({"a": 1})),
+        st.sampled_from(
+            ["workers", "nodes", "step", "metrics", "decision", "epoch", "seconds", "reason", "left", "joined_nodes"]
+        ),
+        st.one_of(
+            st.none(),
+            st.text(max_size=5),
+            st.integers(),
+            st.floats(),
+            st.lists(st.integers(), max_size=2),
+            st.just({"a": 1}),
+        ),
     ),
 )
 def test_an_event_with_any_values_has_words(kind: str, values: dict[str, Any]) -> None:
@@ -137,7 +148,11 @@ def test_metrics_run_against_epochs_time_and_dollars(tmp_path: Path) -> None:
     view = view_of(plain(tmp_path / "run", intervals=200, samples=20_000))
     (accuracy, loss) = view.metrics
     assert (accuracy.name, loss.name) == ("accuracy", "loss")
-    assert [chart.title for chart in loss.charts] == ["loss against epochs", "loss against time", "loss against dollars"]
+    assert [chart.title for chart in loss.charts] == [
+        "loss against epochs",
+        "loss against time",
+        "loss against dollars",
+    ]
     epochs = loss.charts[0].lines[0]
     assert epochs.x[:3] == (1.0, 2.0, 3.0)
     values = [value for value in epochs.y if value is not None]
@@ -283,7 +298,19 @@ def backwards(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [empty, only_a_summary, before_the_first_step, one_interval, only_metrics, crashed, failed, idle, backwards, eventful]
+    "make",
+    [
+        empty,
+        only_a_summary,
+        before_the_first_step,
+        one_interval,
+        only_metrics,
+        crashed,
+        failed,
+        idle,
+        backwards,
+        eventful,
+    ],
 )
 def test_every_kind_of_run_has_a_page(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "run")
@@ -309,7 +336,9 @@ def test_a_crashed_run_shows_what_it_spent_and_will_spend(tmp_path: Path) -> Non
     assert {"cost so far", "run time"} <= {tile.name for tile in view.tiles}
 
 
-values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), st.lists(st.integers(), max_size=2))
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), st.lists(st.integers(), max_size=2)
+)
 
 
 @settings(max_examples=60, deadline=None)

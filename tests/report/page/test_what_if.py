@@ -45,7 +45,9 @@ def test_the_prediction_for_the_gpu_alone_is_what_the_gpu_alone_does(tmp_path: P
 
 def test_more_nodes_never_slow_the_run_down(tmp_path: Path) -> None:
     model = model_of(plain(tmp_path / "run", cpu_nodes=1))
-    rates = [found.samples_per_s for n in range(20) if (found := model.at({**model.now, "ml.c5.4xlarge": n})) is not None]
+    rates = [
+        found.samples_per_s for n in range(20) if (found := model.at({**model.now, "ml.c5.4xlarge": n})) is not None
+    ]
     assert len(rates) == 20
     assert rates == sorted(rates)
     assert rates[-1] <= 1.01 * model.measured.global_batch_size / model.measured.working_s
@@ -64,6 +66,13 @@ def test_an_input_bound_run_gets_more_nodes_of_its_own_kind(tmp_path: Path) -> N
     assert predicted.usd_per_million is not None
     assert now.usd_per_million is not None
     assert predicted.usd_per_million < now.usd_per_million
+
+
+def test_an_advice_that_costs_more_says_so(tmp_path: Path) -> None:
+    path = plain(tmp_path / "run", cpu_nodes=1)
+    assert what_next(story_of(path)).startswith("Next, if time matters more than money: 1 more ml.c5.4xlarge node: ")
+    free = story_of(path, **{"ml.c5.4xlarge": 0.01})
+    assert what_next(free).startswith("Next: ")
 
 
 def test_a_gpu_alone_gets_the_cheapest_cpu_nodes_of_the_catalog(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from offload.model.bundle import bundle_of
 from offload.model.placement import NodeResources, beside
 from offload.report.live import LiveLine
 from offload.report.run_dir import read_lines
+from offload.report.sentences import sentence
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.ray_nodes import free_resources
-from offload.report.sentences import sentence
 from tests.conftest import LOGICAL_CPUS
 from tests.helpers import eventually
 

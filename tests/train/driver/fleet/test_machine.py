@@ -14,6 +14,7 @@ from offload.errors import ConfigError
 from offload.model.batch_split import BatchSplit
 from offload.model.bundle import bundle_of
 from offload.model.placement import NodeResources, WorkerResources
+from offload.report.sentences import sentence
 from offload.train.driver.fleet.machine import GRANT_S, OVERDUE_S, REFUSED_S, step
 from offload.train.driver.fleet.messages import (
     Action,
@@ -36,7 +37,6 @@ from offload.train.driver.fleet.messages import (
 )
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Committing, Fleet, MakingRoom, Starting, Steady, Stranded, orders_of
-from offload.report.sentences import sentence
 from offload.train.messages import News, Orders
 from tests.train.driver.fleet.made_up import NOTHING, ONE_MORE, WORKER, Run, cpu_node, gpu_node, group, split_of
 
