@@ -79,7 +79,7 @@ def main() -> None:
 
     A first look: `offload doctor` checks this machine, `offload demo` trains on real images in a few minutes,
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
-    `offload probe SCRIPT` measures it, and `offload plan` recommends machines.
+    `offload probe SCRIPT` measures it, and `offload plan` recommends machines. `offload report RUN_DIR` shows what a run did.
     """
 
 
