@@ -24,6 +24,10 @@ import offload as offload_package
 from offload.cli.main import main
 from offload.errors import ConfigError
 from offload.interrupts import INTERRUPTED
+from offload.prices import built_in
+from offload.report.page.records import read_run
+from offload.report.page.story import Story
+from offload.report.page.what_if import Model
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
 from offload.train.cluster import connection as cluster
 from offload.train.cluster.connection import check_reachable
@@ -193,6 +197,11 @@ def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated
     # At a fixed batch samples are worth the same, whatever else a run counts.
     assert finished["goodput"] == finished["samples_per_s"] > 0
     assert "<html" in (run_dir / REPORT).read_text()
+    story = Story(read_run(run_dir), built_in(), {})
+    assert isinstance(story.model, Model), story.model  # the run wrote down all that the report's model needs
+    assert all(node.training and node.preprocessing for node in story.nodes)
+    assert story.progress is not None
+    assert story.records.intervals.busy_s
     events = [e["event"] for e in read_lines(run_dir / EVENTS)]
     assert events[0] == "run_started"
     assert events[-1] == "run_finished"
@@ -449,6 +458,7 @@ OPTIONS: dict[str, list[str]] = {
         "--output", "--plan", "--profile", "--refresh-prices", "--region", "--samples", "--spot", "--step",
     ],
     "probe": ["--address", "--core-speed", "--json", "--loader", "--output", "--quiet", "args", "script"],
+    "report": ["--catalog", "--json", "--output", "--png", "--usd-per-hour", "run_dirs"],
     "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "args", "script"],
     "launch ray": [
         "--address", "--cpus-per-worker", "--dry-run", "--env", "--gpus-per-worker", "--json", "--max-workers", "--name", "--no-wait",

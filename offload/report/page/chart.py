@@ -18,6 +18,7 @@ from offload.report.page.records import LARGEST, Floats
 POINTS = 240  # of a line: more than a phone has pixels, and half of what a laptop shows
 MOST_RATIO = 1e8  # of a logarithmic axis: beyond it, a value next to 0 squeezes all others
 APART = 8.0  # ratio of the largest to the smallest line from which on an axis is logarithmic
+SPIKE = 30.0  # ratio of the largest value to the smallest line that has the same effect
 ROLES = ("measured", "input", "device", "stall", "other", "a", "b", "c", "d", "e", "f")
 """The colours of lines by their role, as the style sheet and the pictures name them."""
 
@@ -162,7 +163,7 @@ def value_axis(
     positive = [v for v in known if v > 0]
     if log is None:
         above = [middle for middle in middles if middle > 0]
-        log = len(above) > 1 and max(above) > APART * min(above)
+        log = len(above) > 1 and (max(above) > APART * min(above) or max(positive) > SPIKE * min(above))
     if (
         log
         and len(positive) == len(known)

@@ -62,6 +62,7 @@ def test_every_value_is_inside_the_frame(columns: list[list[float]]) -> None:
 def test_an_axis_is_logarithmic_where_the_lines_are_far_apart() -> None:
     assert not value_axis("y", [line(90, 100), line(300, 310)]).log
     assert value_axis("y", [line(90, 100), line(187_000, 190_000)]).log
+    assert value_axis("y", [line(90, 100, 95), line(300, 310, 150_000)]).log  # a spike would flatten both
     assert not value_axis("y", [line(0, 100), line(187_000, 190_000)]).log  # nothing is at 0 on a logarithmic axis
     assert value_axis("y", [line(0.0, 0.0)]).high > 0
 
