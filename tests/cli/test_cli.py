@@ -451,7 +451,7 @@ def test_it_runs_as_a_module_too() -> None:
 RUN_OPTIONS = ["--storage-path", "--address", "--json", "--overwrite", "--quiet", "--run-dir"]
 OPTIONS: dict[str, list[str]] = {
     "demo": [*RUN_OPTIONS, "--data", "--epochs", "--images"],
-    "doctor": ["--address", "--json"],
+    "doctor": ["--address", "--cache", "--json"],
     "plan": [
         "--ami", "--batch-size", "--budget", "--catalog", "--chart", "--cluster-name", "--cpu-nodes", "--cpu-type", "--deadline",
         "--emit", "--gpu-nodes", "--gpu-speed", "--gpu-type", "--hosts", "--image", "--job", "--json", "--max-batch-size", "--objective",
