@@ -1,9 +1,12 @@
 """How far the model is from a simulation of what it models.
 
     python benchmarks/model_check.py network -o result.json
+    python benchmarks/model_check.py links -o result.json
 
 ``network``: the model's input rate beside the project's own feed on a simulated clock (:mod:`benchmarks.simulated`), for GPU nodes and CPU
 nodes on links of several speeds. Nothing of it depends on the machine.
+
+``links``: the model's input rate beside runs of real processes on emulated hosts (:mod:`benchmarks.slow_links`), each predicted first.
 """
 
 import itertools
@@ -19,7 +22,9 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
+from benchmarks import side_by_side
 from benchmarks.simulated import Node, World, simulate
+from benchmarks.slow_links import PAYLOAD, Link, core_seconds, measure
 from offload.model.catalog import NodeType, Shape
 from offload.model.input_rate import BYTES_PER_GIGABIT, NETWORK_EFFICIENCY, InputRate
 
@@ -121,6 +126,63 @@ def network(seconds: float, output: Path | None) -> None:
     if output is not None:
         result = {"command": shlex.join(["python", *sys.argv]), "seconds": seconds, "summary": summary, "rows": rows}
         output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+CASES = [
+    Link(near, 8, mbit_per_s, 0.02, size_bytes)
+    for near, mbit_per_s, size_bytes in itertools.product((3, 9), (40.0, 160.0, 640.0), (50_000, 100_000, 200_000))
+]
+
+
+@main.command()
+@click.option("--seconds", default=25.0, show_default=True, type=click.FloatRange(min=5), help="Of a run, about.")
+@click.option("--deterministic", is_flag=True, help="Let all runs have deterministic=True.")
+@click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
+def links(seconds: float, deterministic: bool, output: Path | None) -> None:
+    """Input rates: the model beside real processes behind slow links."""
+    w = core_seconds(CASES[0].seconds)
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        alone, together = (
+            Case(1, case.near_cores, nodes, case.far_cores, _gbps(case), w, case.size_bytes).model() for nodes in (0, 1)
+        )
+        samples = int(together * seconds)
+        row: dict[str, Any] = {**case._asdict(), "model_samples_per_s": round(together, 1)}
+        row["without_cpu_host_samples_per_s"] = round(alone, 1)
+        row["measured_samples_per_s"] = round(measure(case, samples, deterministic=deterministic), 1)
+        rows.append(row)
+        error = row["model_samples_per_s"] / row["measured_samples_per_s"] - 1
+        click.echo(
+            f"{case.near_cores} + {case.far_cores} cores, {case.mbit_per_s:3.0f} Mbit/s, {case.size_bytes / 1000:3.0f} kB: "
+            f"model {together:6.1f} ({alone:5.1f} without the CPU host), measured {row['measured_samples_per_s']:6.1f}: off by {error:+.1%}"
+        )
+    errors = [abs(row["model_samples_per_s"] / row["measured_samples_per_s"] - 1) for row in rows]
+    slower = [row["measured_samples_per_s"] / row["without_cpu_host_samples_per_s"] - 1 for row in rows]
+    summary = {
+        "median_error": round(statistics.median(errors), 4),
+        "worst_error": round(max(errors), 4),
+        "least_gain_by_the_cpu_host": round(min(slower), 4),
+    }
+    click.echo(
+        f"off by {summary['median_error']:.1%} in the median, {summary['worst_error']:.1%} at worst; with the CPU host the rate is "
+        f"at least {1 + summary['least_gain_by_the_cpu_host']:.2f} times that of the model without it"
+    )
+    if output is not None:
+        result = {
+            "command": shlex.join(["python", *sys.argv]),
+            "machine": side_by_side.machine(),
+            "versions": side_by_side.versions(),
+            "seconds": seconds,
+            "core_seconds_per_sample": round(w, 5),
+            "summary": summary,
+            "rows": rows,
+        }
+        output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _gbps(case: Link) -> float:
+    """The link as the model counts it: it takes only a part of a card's nominal bandwidth for payload."""
+    return case.mbit_per_s / 1000 * PAYLOAD / NETWORK_EFFICIENCY
 
 
 def _off(row: dict[str, Any], name: str) -> str:

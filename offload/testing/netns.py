@@ -68,6 +68,8 @@ class HostSpec:
     """The CPU quota in cores, for more hosts than cores; None: no limit. It needs a writable cgroup."""
     shm_bytes: int = 2 << 30
     """The size of the host's own /dev/shm, in bytes. It takes memory only as it fills."""
+    mbit_per_s: float | None = None
+    """What the host's link carries in each direction, in megabits per second, headers included; None: no limit. It needs `tc`."""
 
     def __post_init__(self) -> None:
         known = os.sched_getaffinity(0)
@@ -78,6 +80,8 @@ class HostSpec:
             raise ValueError(f"cpus must be ≥ 0.01, found {self.cpus}; pass cpus=None for no quota")
         if self.shm_bytes < 1 << 20:
             raise ValueError(f"shm_bytes must be ≥ 1 MiB, found {self.shm_bytes}")
+        if self.mbit_per_s is not None and self.mbit_per_s < 1:
+            raise ValueError(f"mbit_per_s must be ≥ 1, found {self.mbit_per_s}; pass mbit_per_s=None for no limit")
 
     @property
     def cores(self) -> tuple[int, ...]:
@@ -373,7 +377,8 @@ class Switch:
 
     def connect(self, host: Host) -> None:
         """Give a host its network device and its address."""
-        self._inside(f"link add name {self._port()} type veth peer name eth0 netns {host.init_pid}")
+        port = self._port()
+        self._inside(f"link add name {port} type veth peer name eth0 netns {host.init_pid}")
         self._plug()
         _ip(
             "link set lo up",
@@ -381,6 +386,9 @@ class Switch:
             "link set eth0 up",
             namespace_of=host.init_pid,
         )
+        if host.spec.mbit_per_s is not None:
+            _limit("eth0", host.spec.mbit_per_s, namespace_of=host.init_pid)
+            _limit(port, host.spec.mbit_per_s, namespace_of=self._process.pid)
 
     def close(self) -> None:
         """Remove the network. The kernel would remove its devices with the namespace, but only after a while."""
@@ -407,6 +415,18 @@ def _ip(*commands: str, namespace_of: int | None = None) -> None:
     result = subprocess.run([*enter, "ip", "-batch", "-"], input="\n".join(commands), capture_output=True, text=True)
     if result.returncode != 0:
         raise HostsError(f"ip {'; '.join(commands)}: {result.stderr.strip()}")
+
+
+def _limit(device: str, mbit_per_s: float, *, namespace_of: int) -> None:
+    """Limit what leaves a device."""
+    burst = max(
+        int(mbit_per_s * 1e6 / 8 / 100), 1 << 18
+    )  # a hundredth of a second, and no less than a few large packets
+    limit = ["tbf", "rate", f"{mbit_per_s}mbit", "burst", f"{burst}", "latency", "50ms"]
+    command = ["nsenter", "--target", str(namespace_of), "--net", "tc", "qdisc", "add", "dev", device, "root", *limit]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise HostsError(f"tc cannot limit {device} to {mbit_per_s:g} Mbit/s: {result.stderr.strip()}")
 
 
 def hosts_file(addresses: Mapping[str, str]) -> str:

@@ -32,6 +32,9 @@ class HandPool:
 
     def look(self) -> None: ...
 
+    def reshape(self, nodes: Any) -> threading.Event:
+        return threading.Event()
+
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
@@ -255,6 +258,16 @@ def test_a_far_node_with_more_than_its_link_carries_gets_no_more_tasks(make: Cal
         found[1](block(found[0], "a"))
         count += 1
     assert count == left, "the workers' own nodes make the rest"
+
+
+def test_a_core_of_a_node_that_has_left_may_still_ask(make: Callable[..., Feed]) -> None:
+    feed = make(shuffle=True)
+    feed.open(key(), request(), 0, "a")
+    task, done = start(feed, "a")
+    done(block(task, "a"))
+    feed.reshape(("a",), {"a": 1e9}, timeout_s=0.0)
+    feed.pool.next_task("b")  # type: ignore[union-attr]
+    assert feed.pool.next_task("a") is not None  # type: ignore[union-attr]
 
 
 def test_a_rank_that_leaves_stops_waiting_at_once(make: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,24 @@ def test_a_quota_slows_a_host_down_or_says_why_it_cannot() -> None:
         assert hosts["slow"].spec.num_cpus == 1
 
 
+def test_a_link_carries_no_more_than_it_should_in_either_direction() -> None:
+    with Hosts({"slow": HostSpec(mbit_per_s=25.0), "fast": HostSpec()}) as hosts:
+        limited, free = (
+            hosts[name].run(["tc", "qdisc", "show", "dev", "eth0"], timeout=60).stdout for name in ("slow", "fast")
+        )
+        switch = subprocess.run(
+            ["nsenter", "--target", str(hosts._switch._process.pid), "--net", "tc", "qdisc"],
+            capture_output=True,
+            text=True,
+        ).stdout
+    assert "tbf" in limited
+    assert "rate 25Mbit" in limited
+    assert "tbf" not in free
+    assert switch.count("rate 25Mbit") == 1
+    with pytest.raises(ValueError, match=r"mbit_per_s must be ≥ 1, found 0\.5"):
+        HostSpec(mbit_per_s=0.5)
+
+
 def test_two_runs_at_a_time_do_not_clash() -> None:
     with Hosts({"same": HostSpec()}) as one, Hosts({"same": HostSpec()}) as other:
         assert one["same"].address != other["same"].address

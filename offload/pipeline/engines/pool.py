@@ -130,7 +130,7 @@ class PoolEngine:
         size, held = rates.bytes_per_sample, feed.held()
         # In an ordered pass, a block is due once the workers have what comes before it, not at the end.
         weight = ORDERED_WEIGHT if current.ordered else 1.0
-        others = feed.cores.by_node.keys() - homes
+        others = (feed.cores.by_node.keys() | {node}) - homes  # a core that is leaving may ask once more
         return feed.pace.would_be_late(
             node,
             held={other: held[other] for other in others},
