@@ -13,7 +13,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from offload.errors import RunError
@@ -45,6 +45,7 @@ class Feed:
         self.lock = threading.RLock()
         self.pace = Pace(clock)
         self._homes: dict[int, str] = {}  # the node of each rank
+        self._expected = frozenset[str]()
         self._passes: dict[PassKey, Pass] = {}
         self._failure: BaseException | None = None
         self._attempt = 0
@@ -62,9 +63,10 @@ class Feed:
                 self._drop(key)
             self._look()
 
-    def start_ahead(self, request: PassRequest, name: str) -> None:
-        """Start the first pass of the first attempt while its workers are still starting."""
+    def start_ahead(self, request: PassRequest, name: str, homes: Collection[str] = ()) -> None:
+        """Start the first pass of the first attempt while its workers are still starting, on the nodes ``homes``."""
         with self.lock:
+            self._expected = frozenset(homes)
             self._start(PassKey(attempt=self._attempt + 1, name=name, number=request.epoch), request)
 
     def open(self, key: PassKey, request: PassRequest, rank: int, node: str = "") -> int | None:
@@ -186,8 +188,8 @@ class Feed:
         return self.meters[name].costs()
 
     def homes(self) -> frozenset[str]:
-        """The nodes of the workers, as far as known."""
-        return frozenset(self._homes.values())
+        """The nodes of the workers, or those on which they are starting; empty if unknown."""
+        return frozenset(self._homes.values()) or self._expected
 
     def held(self) -> Counter[str]:
         """The bytes of blocks that no worker has taken yet, by node."""

@@ -260,6 +260,21 @@ def test_a_far_node_with_more_than_its_link_carries_gets_no_more_tasks(make: Cal
     assert count == left, "the workers' own nodes make the rest"
 
 
+def test_while_workers_start_a_far_node_makes_no_more_than_its_first_blocks(make: Callable[..., Feed]) -> None:
+    """Nobody knows its link: the rest of the epoch might wait for it."""
+    feed = make(shuffle=True)
+    feed.start_ahead(request(), "train", ["a"])
+    for node in "ba":
+        task, done = start(feed, node)
+        done(block(task, node))
+    assert feed.pool.next_task("b") is None  # type: ignore[union-attr]
+    assert feed.pool.next_task("a") is not None  # type: ignore[union-attr]
+    feed.open(key(), request(), 0, "a")
+    assert len(feed.take(key(), 0, 9, "far")[0]) == 0, "made before the rank was known: it may be near"
+    assert len(feed.take(key(), 0, 9, "near")[0]) == 2
+    assert feed.pool.next_task("b") is not None  # type: ignore[union-attr]
+
+
 def test_a_core_of_a_node_that_has_left_may_still_ask(make: Callable[..., Feed]) -> None:
     feed = make(shuffle=True)
     feed.open(key(), request(), 0, "a")

@@ -30,7 +30,7 @@ class Run(Protocol):
     pace: Pace
 
     def homes(self) -> frozenset[str]:
-        """The nodes of the workers, as far as known."""
+        """The nodes of the workers, or those on which they are starting; empty if unknown."""
 
     def held(self) -> Counter[str]:
         """The bytes of blocks that no worker has taken yet, by node."""

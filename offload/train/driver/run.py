@@ -131,7 +131,8 @@ class Run:
             self.fleet, self._first_actions, hub=hub, requests=NodeRequests(), tell=self.log.tell, free=free_resources
         )
         if not self.directory.resuming:
-            hub.start_ahead(first_pass(self.split, deterministic=self.trainer.deterministic), TRAIN)
+            request = first_pass(self.split, deterministic=self.trainer.deterministic)
+            hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
         marker = Marker.of(storage, name)
         torch_trainer = self._torch_trainer(hub, name, storage, marker)
         watchers = Watchers(hub, self.log.tell)

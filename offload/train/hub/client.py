@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
@@ -53,9 +53,9 @@ class HubClient:
         """See :meth:`Feed.reshape`."""
         return self._start(Feed.reshape, nodes, stores, timeout_s)
 
-    def start_ahead(self, request: PassRequest, name: str) -> None:
+    def start_ahead(self, request: PassRequest, name: str, homes: Collection[str]) -> None:
         """See :meth:`Feed.start_ahead`. Does not wait."""
-        self._start(Feed.start_ahead, request, name)
+        self._start(Feed.start_ahead, request, name, homes)
 
     def costs(self, name: str) -> list[tuple[float, float]]:
         """See :meth:`Feed.costs`."""
