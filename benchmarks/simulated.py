@@ -236,7 +236,7 @@ class Rank:
             if want <= 0:
                 self.over = False
                 continue
-            slices, over = self.run.feed.take(self.run.key, self.number, want, reach, timeout_s=0.0)
+            slices, over = self.run.feed.take(self.run.key, self.number, want, reach, self.coming[reach], timeout_s=0.0)
             self.over = self.over and over and not slices
             for piece in slices:
                 self._fetch(reach, piece)

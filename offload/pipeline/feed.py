@@ -95,9 +95,16 @@ class Feed:
         return None if samples is None else samples - len(Ranges(request.done))
 
     def take(
-        self, key: PassKey, rank: int, want: int = 1, reach: Reach = "any", timeout_s: float | None = None
+        self,
+        key: PassKey,
+        rank: int,
+        want: int = 1,
+        reach: Reach = "any",
+        under_way: int = 0,
+        timeout_s: float | None = None,
     ) -> tuple[list[Slice], bool]:
-        """Return up to ``want`` slices for this rank, and whether the pass is over for it. ``reach``: which slices.
+        """Return up to ``want`` slices for this rank, and whether the pass is over for it. ``reach``: which slices. ``under_way``: how many
+        of those that the rank took before have not arrived.
 
         Waits ``timeout_s``, by default a few seconds, for the first slice. After an empty answer before the end, the rank asks again.
         Raises the error of preprocessing, if it failed.
@@ -105,8 +112,8 @@ class Feed:
         current = self._passes.get(key)
         if current is None:
             return [], True
-        slices, over, sizes = current.take(rank, want, reach, timeout_s)
-        self.pace.took(sizes)
+        self.pace.carried(current.arrived(rank, reach, under_way))
+        slices, over = current.take(rank, want, reach, timeout_s)
         self._look()
         return slices, over
 

@@ -13,14 +13,11 @@ TAU_S = 10.0
 """The time in which a measurement loses all but 1/e of its weight."""
 
 PAUSE_S = 2.0
-"""Time without any take, behind which the workers do something else: it says nothing about links."""
+"""Time without any arrival, behind which the workers do something else: it says nothing about links."""
 
-
-FIRST_S = 1.0
-"""Time in which workers fill their hands: what they take then is not carried yet."""
 
 LEAST_S = 2.0
-"""The least time over which takes are averaged: a few blocks at the beginning say little about a link."""
+"""The least time over which arrivals are averaged: a few blocks at the beginning say little about a link."""
 
 
 OWN_SLACK = 1.5
@@ -28,18 +25,18 @@ OWN_SLACK = 1.5
 
 
 class Pace:
-    """The bytes per second that workers take from each node while they take any, in an exponential average. ``clock`` tells the time in
+    """The bytes per second that arrive at workers from each node while any arrive, in an exponential average. ``clock`` tells the time in
     seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._taken: dict[str, float] = {}
+        self._arrived: dict[str, float] = {}
         self._first: float | None = None
         self._at = 0.0
         self._seconds = 0.0  # the weight of all measurements
 
-    def took(self, sizes: Mapping[str, int]) -> None:
-        """Note the bytes of each node that a worker has just taken."""
+    def carried(self, sizes: Mapping[str, int]) -> None:
+        """Note the bytes of each node that have just arrived at a worker."""
         if not sizes:
             return
         with self._lock:
@@ -47,13 +44,11 @@ class Pace:
             if self._first is None:
                 self._first = now
             passed, self._at = min(now - max(self._at, self._first), PAUSE_S), now
-            if now - self._first < FIRST_S:
-                return
             fade = math.exp(-passed / TAU_S)
             self._seconds = self._seconds * fade + TAU_S * (1 - fade)
-            self._taken = {node: size * fade for node, size in self._taken.items()}
+            self._arrived = {node: size * fade for node, size in self._arrived.items()}
             for node, size in sizes.items():
-                self._taken[node] = self._taken.get(node, 0.0) + size
+                self._arrived[node] = self._arrived.get(node, 0.0) + size
 
     def would_be_late(
         self,
@@ -66,19 +61,19 @@ class Pace:
     ) -> bool:
         """Whether the workers' own nodes could make ``left_bytes`` before links have carried what other nodes hold and make.
 
-        ``held``, ``made``: the bytes on each of these other nodes, and of their tasks under way. A node of which nothing was taken is late
-        once it holds something.
+        ``held``, ``made``: the bytes on each of these other nodes, and of their tasks under way. A node of which nothing has arrived is
+        late once it holds something.
         """
         with self._lock:
-            if node not in self._taken:
+            if node not in self._arrived:
                 return held[node] > 0
             seconds = max(self._seconds, LEAST_S)
-            all_taken = sum(self._taken.get(each, 0.0) for each in held)
+            all_arrived = sum(self._arrived.get(each, 0.0) for each in held)
             # Of one node, a few blocks tell little. What all links carry together is known sooner.
-            for here, taken in (
-                (held[node] + made[node], OWN_SLACK * self._taken[node]),
-                (sum(held.values()) + sum(made.values()), all_taken),
+            for here, arrived in (
+                (held[node] + made[node], OWN_SLACK * self._arrived[node]),
+                (sum(held.values()) + sum(made.values()), all_arrived),
             ):
-                if here * near_bytes_per_s * seconds > left_bytes * taken:
+                if here * near_bytes_per_s * seconds > left_bytes * arrived:
                     return True
             return False

@@ -9,7 +9,7 @@ tasks make the blocks, and when.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -126,6 +126,9 @@ class Pass:
         self._overtook: set[int] = set()  # the numbers behind it whose blocks were
         self._delivered = self._first_row = 0
         self._firsts: dict[int, tuple[Block, int]] = {}
+        self._under_way: defaultdict[tuple[int, Reach], deque[_Held]] = defaultdict(
+            deque
+        )  # taken, and perhaps not arrived
         self._owed = [0] * request.world_size  # lost slices that tasks are making again
         self._joined: set[int] = set()
         self._left: set[int] = set()
@@ -209,8 +212,8 @@ class Pass:
 
     def take(
         self, rank: int, want: int, reach: Reach = "any", timeout_s: float | None = None
-    ) -> tuple[list[Slice], bool, Counter[str]]:
-        """See :meth:`Feed.take`. Return the taken bytes of each node, too."""
+    ) -> tuple[list[Slice], bool]:
+        """See :meth:`Feed.take`."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self._lines[rank].holds(reach) or self._over(rank) or self.error,
@@ -219,13 +222,22 @@ class Pass:
             if self.error is not None:
                 raise self.error
             mine, taken = self._lines[rank], list[Slice]()
-            sizes: Counter[str] = Counter()
             while len(taken) < want and (each := mine.pop(reach)) is not None:
                 self.held_bytes[each.node] -= each.size_bytes
-                sizes[each.node] += each.size_bytes
+                self._under_way[rank, reach].append(each)
                 taken.append(each.piece)
             self.changed.notify_all()
-            return taken, not mine.holds(reach) and self._over(rank), sizes
+            return taken, not mine.holds(reach) and self._over(rank)
+
+    def arrived(self, rank: int, reach: Reach, under_way: int) -> Counter[str]:
+        """The bytes of each node that have arrived at a rank since its last request: all but the last ``under_way`` slices."""
+        sizes: Counter[str] = Counter()
+        with self.changed:
+            line = self._under_way[rank, reach]
+            while len(line) > under_way:
+                each = line.popleft()
+                sizes[each.node] += each.size_bytes
+        return sizes
 
     def owe(self, rank: int) -> None:
         """Note that a slice of this rank is lost."""

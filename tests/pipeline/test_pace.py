@@ -19,10 +19,10 @@ def paced(taken: dict[str, int], *, seconds: int = 30) -> tuple[Pace, Clock]:
     """The pace after so many seconds, in each of which workers took this."""
     clock = Clock()
     pace = Pace(clock)
-    pace.took(dict.fromkeys(taken, 10**9))  # they fill their hands: the links have carried none of it
+    pace.carried(dict.fromkeys(taken, 0))
     for _ in range(seconds):
         clock.now += 1.0
-        pace.took(taken)
+        pace.carried(taken)
     return pace, clock
 
 
@@ -64,12 +64,12 @@ def test_what_other_nodes_hold_delays_a_node_too() -> None:
 def test_a_pause_of_the_workers_does_not_make_a_node_late() -> None:
     pace, clock = paced({"far": 100})
     clock.now += 1000
-    pace.took({"far": 100})
+    pace.carried({"far": 100})
     assert not late(pace, 80, 100, near=100)
     assert late(pace, 130, 100, near=100)
 
 
-def test_a_node_of_which_nothing_was_taken_is_late_once_it_holds_something() -> None:
+def test_a_node_of_which_nothing_has_arrived_is_late_once_it_holds_something() -> None:
     pace, _ = paced({"near": 5})
     assert not late(pace, 1e9, 1.0, near=5, node="new", made=1e9)
     assert late(pace, 1.0, 1e9, near=5, node="new")
@@ -84,5 +84,5 @@ def test_old_measurements_fade() -> None:
     pace, clock = paced({"far": 100})
     for _ in range(60):
         clock.now += 1
-        pace.took({"far": 1})
+        pace.carried({"far": 1})
     assert late(pace, 5, 100, near=100)

@@ -20,7 +20,7 @@ def test_more_cpu_nodes_never_make_training_slower(gbps: float, size_bytes: floa
     for cpu_nodes in (0, 1, 2, 4):
         now = case(cpu_nodes, gbps=gbps, size_bytes=size_bytes)
         found = simulate(now.world(SECONDS, ordered=False)).samples_per_s
-        assert found > 0.97 * fastest
+        assert found > 0.95 * fastest
         assert found == pytest.approx(now.model(), rel=0.05)
         fastest = max(fastest, found)
 

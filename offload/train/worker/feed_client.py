@@ -22,7 +22,7 @@ class FeedClient(Protocol):
     """The feed, for one pass of one rank."""
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         """See :meth:`offload.pipeline.feed.Feed.take`. Without ``wait``, the answer is empty if none is there yet."""
 
@@ -67,15 +67,15 @@ class HubFeed(BlockReader):
         self._asked: dict[Reach, Pending[tuple[list[Slice], bool]]] = {}
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
-        answer = self._asked.pop(reach, None) or self._hub.take(key, rank, want, reach)
+        answer = self._asked.pop(reach, None) or self._hub.take(key, rank, want, reach, under_way)
         if not wait and not answer.done():
             self._asked[reach] = answer
             return [], False
         slices, over = answer.result()
         if not over:
-            self._asked[reach] = self._hub.take(key, rank, want, reach)
+            self._asked[reach] = self._hub.take(key, rank, want, reach, under_way + len(slices))
         return slices, over
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:

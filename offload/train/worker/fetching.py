@@ -82,7 +82,10 @@ class Fetcher:
         over = False
         while not self._closed.is_set():
             if len(coming) < at_once and not (over and not self._arrivals.lost):
-                slices, over = self._feed.take(self._key, self._rank, at_once - len(coming), reach, wait=not coming)
+                want = at_once - len(coming)
+                slices, over = self._feed.take(
+                    self._key, self._rank, want, reach, under_way=len(coming), wait=not coming
+                )
                 self._feed.start_fetching(slices)
                 coming.extend(slices)
             if coming:

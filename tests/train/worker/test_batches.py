@@ -34,7 +34,7 @@ class Blocks:
         self.left: set[int] = set()
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, wait: bool = True
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         if reach == "far":
             return [], True
