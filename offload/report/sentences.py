@@ -58,6 +58,11 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
             f"node {', '.join(event['nodes'])} is leaving, and this run cannot go on without it: workers commit a checkpoint, and the "
             "same command resumes the run on another node"
         )
+    if kind == "cores_wanted" and "capped_samples_per_s" in event:
+        return (
+            f"the run wants {event['cores']} preprocessing cores instead of {event['before']}: more cores did not raise the input's "
+            f"{event['capped_samples_per_s']:,.0f} samples/s"
+        )
     if kind == "cores_wanted":
         return (
             f"the run wants {event['cores']} preprocessing cores instead of {event['before']}: the workers could train "

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from offload.adapt.core_count import wanted_cores
+from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
 from offload.adapt.decide import Decision, Keep, Option, Resize, Rules, Situation, State, decide
-from offload.adapt.observe import Interval, Seen
+from offload.adapt.observe import INPUT_BOUND, Interval, Seen
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.noise import GradientNoise
@@ -33,7 +32,6 @@ from offload.train.driver.fleet.state import Fleet
 from offload.train.messages import TRAIN, News, sum_of
 from offload.train.worker.fetching import PREFETCH_BLOCKS
 
-LOOKED_BACK = 2  # intervals that must agree before the run releases cores
 LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
 
 
@@ -54,14 +52,13 @@ class Tuner:
         self._state = State()
         self._looked: tuple[float, News] | None = None
         self._expected: tuple[BatchSplit, float] | None = None
-        self._device: deque[float] = deque(maxlen=LOOKED_BACK)  # samples/s that the workers could have trained
+        self._cores = CoresLearned()
 
     def look(self, news: News, fleet: Fleet, now_s: float) -> list[Event | Tell]:
         """The events that follow from the news, with a decision if an interval has passed since the last one."""
         split = news.group.split
         if not news.running or fleet.busy or split is None:
             self._looked = None
-            self._device.clear()
             return []
         if self._looked is None or _restarted(self._looked[1], news):
             self._looked = now_s, news
@@ -136,18 +133,29 @@ class Tuner:
         """
         bounds, each = self._core_bounds, self.seen.input_samples_per_s(1.0)
         pace, cores = news.rates.get(TRAIN, {}).get("input_pace_samples_per_s"), news.cores[0]
-        if pace and cores:
-            # Tasks that wait for storage deliver less than their CPU time suggests. The clock shows it while the input does not bind.
-            each = min(each, pace / cores)
-        if interval.device_samples_per_s is not None:
-            self._device.append(interval.device_samples_per_s)
+        paced = pace / cores if pace and cores else math.inf
+        # Tasks that wait for storage deliver less than their CPU time suggests. The clock shows it while the input does not bind.
+        each = min(each, paced)
+        device = interval.device_samples_per_s
         # New cores may not preprocess yet, and would seem slow.
         settled = self.seen.recent is not None and self.seen.recent.settled
-        if bounds is None or not self._device or math.isinf(each) or not settled:
+        if bounds is None or device is None or math.isinf(each) or not settled:
             return []
-        fastest = max(self._device)
-        wanted = wanted_cores(fastest, each, bounds=bounds, before=fleet.cores_goal)
-        return [CoresWanted(cores=wanted, because={"device_samples_per_s": fastest, "core_samples_per_s": each})]
+        seen = InputSeen(
+            cores=cores,
+            complete=interval.busy_ceiling_samples_per_s is not None,
+            samples_per_s=interval.samples_per_s,
+            bound=interval.stall >= INPUT_BOUND,
+            device_samples_per_s=device,
+            core_samples_per_s=each,
+            core_pace_samples_per_s=paced,
+            conditions=(interval.nodes, interval.split),
+        )
+        self._cores, wanted = count_cores(self._cores, seen, bounds=bounds, before=fleet.cores_goal)
+        because = {"device_samples_per_s": device, "core_samples_per_s": each}
+        if self._cores.enough is not None and wanted < (fleet.cores_goal or 0):
+            because["capped_samples_per_s"] = interval.samples_per_s
+        return [CoresWanted(cores=wanted, because=because)]
 
     def _situation(self, news: News, split: BatchSplit, options: Sequence[Option], fleet: Fleet) -> Situation:
         noise, goal = news.group.noise, news.group.goal

@@ -1,0 +1,94 @@
+"""The wanted number of cores, on simulated inputs whose cores, links and noise are known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
+
+DEVICE, EACH, FIRST = 500.0, 20.0, 4
+BOUNDS = (1, 512)
+
+
+@dataclass
+class Run:
+    """The counts that a run asked for, one an interval."""
+
+    asked: list[int]
+
+    def changes(self, since: int = 0) -> int:
+        counts = [FIRST, *self.asked]
+        return sum(one != other for one, other in zip(counts[since:], counts[since + 1 :], strict=False))
+
+
+def simulate(
+    cap: Callable[[int], float], *, noise: float, seed: int, intervals: int = 120, device: float = DEVICE
+) -> Run:
+    """Cores deliver ``EACH`` samples/s each, and together no more than the cap."""
+    rng, learned, cores, asked = random.Random(seed), CoresLearned(), FIRST, []
+    for number in range(intervals):
+        made = min(cores * EACH, cap(number)) * math.exp(rng.gauss(0, noise))
+        trained = device * math.exp(rng.gauss(0, noise))
+        rate, bound = min(made, trained), made < 0.95 * trained
+        seen = InputSeen(
+            cores=cores,
+            complete=True,
+            samples_per_s=rate,
+            bound=bound,
+            device_samples_per_s=trained,
+            core_samples_per_s=rate / cores if bound else EACH,
+            core_pace_samples_per_s=EACH,
+        )
+        learned, cores = count_cores(learned, seen, bounds=BOUNDS, before=cores)
+        asked.append(cores)
+    return Run(asked)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+@pytest.mark.parametrize("cap", [60.0, 80.0, 200.0, 400.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_cores_that_deliver_nothing_more_are_given_back_and_not_asked_for_again(
+    cap: float, noise: float, seed: int
+) -> None:
+    run = simulate(lambda _: cap, noise=noise, seed=seed)
+    assert run.asked[-1] <= max(math.ceil(1.2 * cap / EACH), FIRST)
+    assert run.asked[-1] * EACH >= min(0.98 * cap, FIRST * EACH)
+    assert max(run.asked) <= 2 * DEVICE / EACH
+    assert run.changes() <= 3
+    assert run.changes(since=30) == 0
+
+
+@pytest.mark.parametrize("cap", [400.0, math.inf])
+def test_noise_of_a_tenth_changes_the_count_seldom(cap: float) -> None:
+    """Over an hour of intervals of 30 s, an hour after which the count has settled."""
+    runs = [simulate(lambda _: cap, noise=0.1, seed=seed, intervals=240) for seed in range(20)]
+    assert all(run.changes(since=120) <= 3 for run in runs)
+    assert sum(run.changes() for run in runs) <= 4 * len(runs)
+
+
+def test_a_cap_that_lifts_is_forgotten() -> None:
+    run = simulate(lambda number: 200.0 if number < 60 else math.inf, noise=0.01, seed=0, intervals=180)
+    assert run.asked[59] <= 12
+    assert run.asked[-1] * EACH >= DEVICE
+
+
+def test_under_other_conditions_the_cap_is_forgotten() -> None:
+    learned = CoresLearned(enough=4, conditions="a batch")
+    seen = InputSeen(
+        cores=4, complete=True, samples_per_s=80.0, bound=True, device_samples_per_s=500.0, core_samples_per_s=20.0,
+        core_pace_samples_per_s=20.0, conditions="another batch",
+    )  # fmt: skip
+    again, cores = count_cores(learned, seen, bounds=BOUNDS, before=4)
+    assert again.enough is None
+    assert cores == 28
+
+
+def test_without_a_cap_the_first_interval_is_enough_to_ask() -> None:
+    run = simulate(lambda _: math.inf, noise=0.01, seed=1)
+    assert DEVICE / EACH <= run.asked[0] <= 1.25 * DEVICE / EACH
+    assert run.changes() == 1
