@@ -7,54 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from offload.adapt.observe import Seen
+from offload.adapt.situation import Option, Rules, Situation
+from offload.adapt.worth import EXPLORED, Choice, Model
 from offload.model.batch_split import BatchSplit
-from offload.model.goodput import JointGoodput
-from offload.model.noise import GradientNoise
-
-Objective = Literal["time", "cost"]
-EXPLORED = 2  # times the largest batch seen: beyond it the model would guess
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """A worker count that fits, with the workers' nodes, the cores that then preprocess, and the dollars per hour of all nodes
-    in use (None: unknown)."""
-
-    workers: int
-    nodes: int
-    cores: float
-    usd_per_hour: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """The bounds of the decisions, and the rules that keep them steady.
-
-    Args:
-        initial_batch_size: M0.
-        max_batch_size: the largest global batch; the initial one where batches are fixed.
-        local_batch_size: the smallest and the largest batch of one worker.
-        objective: ``time``: the most goodput; ``cost``: the most goodput per dollar.
-        least_gain: the least relative gain that justifies another batch.
-        least_resize_gain: the same for another worker count, which stops training for a while.
-        indifferent: the share of the best goodput that fewer workers may lose: the run releases surplus workers.
-        agreeing: consecutive intervals that must ask for the same worker count.
-        overlap: delta of the joint model.
-    """
-
-    initial_batch_size: int
-    max_batch_size: int
-    local_batch_size: tuple[int, int]
-    objective: Objective = "time"
-    least_gain: float = 0.05
-    least_resize_gain: float = 0.1
-    indifferent: float = 0.03
-    agreeing: int = 2
-    overlap: float = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,99 +54,16 @@ class State:
     asked: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """The input of a decision.
-
-    Args:
-        split: how the global batches are split now.
-        seen: what the run has learned.
-        noise: gradient noise; None if it is unknown, or the batch is fixed.
-        options: worker counts that fit, including that of ``split`` if it still fits.
-        work_left: initial-batch-equivalent samples still to train.
-        restart_s: the cost of a change of the worker count, in seconds.
-    """
-
-    split: BatchSplit
-    seen: Seen
-    noise: GradientNoise | None
-    options: Sequence[Option]
-    work_left: float = math.inf
-    restart_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Choice:
-    option: Option
-    split: BatchSplit
-    samples_per_s: float
-    goodput: float
-
-    def worth(self, objective: Objective) -> float:
-        usd = self.option.usd_per_hour
-        return self.goodput / usd if objective == "cost" and usd else self.goodput
-
-
-@dataclass(frozen=True)
-class _Model:
-    """The joint model of each option. ``hopeful``: assume that larger local batches take no more time than those seen, so that
-    the run tries them and learns their time."""
-
-    situation: Situation
-    rules: Rules
-    hopeful: bool = False
-    models: dict[int, JointGoodput] = field(default_factory=dict)
-
-    def of(self, option: Option) -> JointGoodput:
-        if option.workers not in self.models:
-            fit = self.situation.seen.fit
-            assert fit is not None
-            step_time = fit.step_time
-            if self.hopeful:
-                alpha_s = float(step_time.compute_time_s(self.situation.split.local_batch_size))
-                step_time = replace(step_time, alpha_compute=alpha_s, beta_compute=0.0)
-            rate = self.situation.seen.input_samples_per_s(option.cores)
-            self.models[option.workers] = JointGoodput(
-                step_time, self.situation.noise, None if math.isinf(rate) else rate, overlap=self.rules.overlap
-            )
-        return self.models[option.workers]
-
-    def at(self, option: Option, split: BatchSplit) -> _Choice:
-        joint, where = self.of(option), (option.nodes, split.workers, split.local_batch_size, split.accum_steps)
-        # Rounding to whole local batches may give a few samples fewer than the initial batch.
-        noise = self.situation.noise
-        efficiency = 1.0 if noise is None else float(noise.efficiency(max(split.global_batch_size, noise.batch_size)))
-        rate = float(joint.throughput(*where))
-        return _Choice(option=option, split=split, samples_per_s=rate, goodput=rate * efficiency)
-
-    def best(self, option: Option, within: float = math.inf) -> _Choice | None:
-        """The best batch for an option, among global batches up to ``within``; None if none fits."""
-        rules, least, most = self.rules, *self.rules.local_batch_size
-        largest = max(min(rules.max_batch_size, within), rules.initial_batch_size)
-        if self.situation.noise is None or largest <= rules.initial_batch_size:
-            return self.at(option, BatchSplit.of(rules.initial_batch_size, option.workers, rules.local_batch_size[1]))
-        explored = EXPLORED * max(m for _, _, m in self.situation.seen.steps)
-        most = max(min(most, explored), least)
-        if math.ceil(rules.initial_batch_size / option.workers) < least:
-            return None
-        goodput, local, accum = self.of(option).optimize(
-            option.nodes, option.workers, largest, (least, most), accumulate=True
-        )
-        if goodput <= 0:
-            return self.at(option, BatchSplit.of(rules.initial_batch_size, option.workers, most))
-        return self.at(option, BatchSplit(workers=option.workers, local_batch_size=int(local), accum_steps=int(accum)))
-
-
 def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Decision]:
     """The next size, or why the present one stays, with the memory for the next decision."""
     if situation.seen.fit is None:
         return State(), Keep(reason="no step was measured yet")
-    model = _Model(situation, rules)
+    model = Model(situation, rules)
     here = next((o for o in situation.options if o.workers == situation.split.workers), None)
     if here is None:
         return State(), _forced(situation, rules, model)
-    now = model.at(here, situation.split)
-    choices = [c for o in situation.options if (c := model.best(o)) is not None]
+    (now,) = model.at([here], [situation.split])
+    choices = model.best(situation.options)
     best = _pick(choices, rules)
     if best is None or best.option.workers == here.workers:
         return State(), _rebatch(now, _at_home(here, now, situation, rules), rules)
@@ -211,7 +85,7 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
     )
 
 
-def _at_home(here: Option, now: _Choice, situation: Situation, rules: Rules) -> _Choice:
+def _at_home(here: Option, now: Choice, situation: Situation, rules: Rules) -> Choice:
     """The best batch for the present worker count, accumulated or not; ``now`` if none fits.
 
     The gradient noise changes while batches grow, so the batch is at most ``EXPLORED`` times the largest one seen. Steps of one
@@ -221,13 +95,12 @@ def _at_home(here: Option, now: _Choice, situation: Situation, rules: Rules) -> 
     sizes = {local for _, _, local in situation.seen.steps}
     micro_batches = 2 if here.workers == 1 else 1  # one worker accumulates to grow its batch
     within = EXPLORED * max(situation.split.global_batch_size, micro_batches * here.workers * max(sizes))
-    return _Model(situation, rules, hopeful=len(sizes) == 1).best(here, within) or now
+    return next(iter(Model(situation, rules, hopeful=len(sizes) == 1).best([here], within)), now)
 
 
-def _forced(situation: Situation, rules: Rules, model: _Model) -> Decision:
+def _forced(situation: Situation, rules: Rules, model: Model) -> Decision:
     """The best possible option, where the present worker count no longer fits."""
-    choices = [c for o in situation.options if (c := model.best(o)) is not None]
-    best = _pick(choices, rules)
+    best = _pick(model.best(situation.options), rules)
     if best is None:
         return Keep(reason="no number of workers fits the cluster now")
     return Resize(
@@ -239,7 +112,7 @@ def _forced(situation: Situation, rules: Rules, model: _Model) -> Decision:
     )
 
 
-def _pick(choices: Sequence[_Choice], rules: Rules) -> _Choice | None:
+def _pick(choices: Sequence[Choice], rules: Rules) -> Choice | None:
     """The best option, or one of fewer workers that is about as good: nobody should pay for idle workers."""
     if not choices:
         return None
@@ -248,7 +121,7 @@ def _pick(choices: Sequence[_Choice], rules: Rules) -> _Choice | None:
     return min(good, key=lambda choice: choice.option.workers)
 
 
-def _not_worth(now: _Choice, best: _Choice, situation: Situation, rules: Rules) -> str | None:
+def _not_worth(now: Choice, best: Choice, situation: Situation, rules: Rules) -> str | None:
     """The reason why a change of the worker count does not pay; None if it pays."""
     fewer = best.option.workers < now.option.workers
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
@@ -268,7 +141,7 @@ def _not_worth(now: _Choice, best: _Choice, situation: Situation, rules: Rules) 
     return None
 
 
-def _rebatch(now: _Choice, best: _Choice, rules: Rules, instead: str | None = None) -> Decision:
+def _rebatch(now: Choice, best: Choice, rules: Rules, instead: str | None = None) -> Decision:
     gain = best.goodput / now.goodput - 1 if now.goodput > 0 else math.inf
     if best.split == now.split or gain < rules.least_gain:
         return Keep(reason=instead or f"no other size gains {rules.least_gain:.0%}")
@@ -282,7 +155,7 @@ def _rebatch(now: _Choice, best: _Choice, rules: Rules, instead: str | None = No
     )
 
 
-def _why(now: _Choice, best: _Choice, situation: Situation) -> str:
+def _why(now: Choice, best: Choice, situation: Situation) -> str:
     rate = situation.seen.input_samples_per_s(now.option.cores)
     if best.option.workers < now.option.workers:
         binds = f": the input delivers {rate:,.0f} samples/s" if rate < 1.2 * now.samples_per_s else ""

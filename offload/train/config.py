@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from offload.adapt.decide import Objective
 from offload.adapt.rules import RULES, Rule
+from offload.adapt.situation import Objective
 from offload.errors import ConfigError, argument
 from offload.model.batch_split import BatchSplit
 from offload.model.checks import (

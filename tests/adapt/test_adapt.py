@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import offload
-from offload.adapt.decide import Keep, Option, Rebatch, Resize, Rules, Situation, State, decide
+from offload.adapt.decide import Keep, Rebatch, Resize, State, decide
 from offload.adapt.observe import Interval, Seen
 from offload.adapt.rules import RULES, learning_rate_factor
+from offload.adapt.situation import Option, Rules, Situation
 from offload.errors import ConfigError
 from offload.measure.steps import Totals
 from offload.model import GradientNoise, JointGoodput, StepTime

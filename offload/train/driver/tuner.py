@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
-from offload.adapt.decide import Decision, Keep, Option, Resize, Rules, Situation, State, decide
+from offload.adapt.decide import Decision, Keep, Resize, State, decide
 from offload.adapt.observe import INPUT_BOUND, Interval, Seen
+from offload.adapt.situation import Option, Rules, Situation
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.noise import GradientNoise

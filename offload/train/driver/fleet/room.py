@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offload.adapt.core_speed import core_speeds
-from offload.adapt.decide import Option
+from offload.adapt.situation import Option
 from offload.errors import ConfigError
 from offload.model.bundle import GPU_TYPE, Bundle, bundle_of
 from offload.model.placement import NodeResources, Placement, WorkerResources, on_fewest_nodes, place_workers

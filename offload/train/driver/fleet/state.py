@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from offload.adapt.decide import Option
+from offload.adapt.situation import Option
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import Placement
 from offload.train.driver.fleet.nodes import Nodes

@@ -1,0 +1,105 @@
+"""The best batch and the goodput of each option: the joint model, for all options at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from offload.adapt.situation import Objective, Option, Rules, Situation
+from offload.model.batch_split import BatchSplit
+from offload.model.goodput import JointGoodput
+from offload.model.step_time import StepTime
+
+EXPLORED = 2  # times the largest batch seen: beyond it the model would guess
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """An option with its batch, throughput and goodput in samples/s."""
+
+    option: Option
+    split: BatchSplit
+    samples_per_s: float
+    goodput: float
+
+    def worth(self, objective: Objective) -> float:
+        """Goodput, or goodput per dollar an hour."""
+        usd = self.option.usd_per_hour
+        return self.goodput / usd if objective == "cost" and usd else self.goodput
+
+
+@dataclass(frozen=True)
+class Model:
+    """The joint model of each option. ``hopeful``: assume that larger local batches take no more time than those seen, so that
+    the run tries them and learns their time."""
+
+    situation: Situation
+    rules: Rules
+    hopeful: bool = False
+
+    @cached_property
+    def _step_time(self) -> StepTime:
+        fit = self.situation.seen.fit
+        assert fit is not None
+        if not self.hopeful:
+            return fit.step_time
+        alpha_s = float(fit.step_time.compute_time_s(self.situation.split.local_batch_size))
+        return replace(fit.step_time, alpha_compute=alpha_s, beta_compute=0.0)
+
+    def _joint(self, options: Sequence[Option]) -> JointGoodput:
+        """The model of these options, whose worker counts differ."""
+        rates = {option.workers: self.situation.seen.input_samples_per_s(option.cores) for option in options}
+        return JointGoodput(self._step_time, self.situation.noise, rates.__getitem__, overlap=self.rules.overlap)
+
+    def at(self, options: Sequence[Option], splits: Sequence[BatchSplit]) -> list[Choice]:
+        """The options with these batches."""
+        if not options:
+            return []
+        noise = self.situation.noise
+        columns = [
+            (o.nodes, s.workers, s.local_batch_size, s.accum_steps) for o, s in zip(options, splits, strict=True)
+        ]
+        rates = np.asarray(self._joint(options).throughput(*np.array(columns).T))
+        batches = np.array([split.global_batch_size for split in splits])
+        # Rounding to whole local batches may give a few samples fewer than the initial batch.
+        goodput = rates if noise is None else rates * noise.efficiency(np.maximum(batches, noise.batch_size))
+        return [
+            Choice(option=option, split=split, samples_per_s=float(rate), goodput=float(good))
+            for option, split, rate, good in zip(options, splits, rates, goodput, strict=True)
+        ]
+
+    def best(self, options: Sequence[Option], within: float = math.inf) -> list[Choice]:
+        """The best batch for each option, among global batches up to ``within``; without the options that none fits."""
+        rules, (least, most) = self.rules, self.rules.local_batch_size
+        initial = rules.initial_batch_size
+        if self.situation.noise is None or max(rules.max_batch_size, initial) <= initial:
+            return self.at(options, [BatchSplit.of(initial, o.workers, most) for o in options])
+        explored = EXPLORED * max(m for _, _, m in self.situation.seen.steps)
+        most = max(min(most, explored), least)
+        # Many workers need a larger batch than the initial one: of each worker's least.
+        fitting = [o for o in options if least * o.workers <= max(rules.max_batch_size, initial)]
+        choices = []
+        for largest, group in _by_largest(fitting, initial, least, min(rules.max_batch_size, within)):
+            nodes, workers = np.array([(o.nodes, o.workers) for o in group]).T
+            found: Any = self._joint(group).optimize(nodes, workers, largest, (least, most), accumulate=True)
+            splits = [
+                BatchSplit(workers=o.workers, local_batch_size=int(local), accum_steps=int(accum))
+                if goodput > 0
+                else BatchSplit.of(initial, o.workers, most)
+                for o, goodput, local, accum in zip(group, *found, strict=True)
+            ]
+            choices += self.at(group, splits)
+        return choices
+
+
+def _by_largest(options: Sequence[Option], initial: int, least: int, most: float) -> list[tuple[float, list[Option]]]:
+    """Options by the largest global batch to try: ``most``, or what the workers need at least."""
+    groups: dict[float, list[Option]] = {}
+    for option in options:
+        groups.setdefault(max(most, initial, least * option.workers), []).append(option)
+    return list(groups.items())
