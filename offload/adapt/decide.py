@@ -43,40 +43,79 @@ class Resize:
     predicted_goodput: float
 
 
+MOST_TURNS = 3  # changes back and forth that lengthen the wait for the next
+CERTAIN = 2.0  # standard deviations of the step times, below which a gain may be noise
+
 Decision = Keep | Rebatch | Resize
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Memory between decisions: the worker count that the last one asked for, and how often in a row."""
+    """Memory between decisions.
+
+    Args:
+        wanted_workers: the worker count that the last decision asked for.
+        asked: how often in a row.
+        grew: whether the last change added workers; None before the first.
+        turns: how often a change undid the direction of the one before it.
+        released_s: seconds that restarts to release surplus workers have cost.
+    """
 
     wanted_workers: int | None = None
     asked: int = 0
+    grew: bool | None = None
+    turns: int = 0
+    released_s: float = 0.0
+
+    def agreeing(self, rules: Rules, *, grows: bool) -> int:
+        """The intervals in a row that must ask for a change: twice as many after each change back and forth, since noise caused it."""
+        turns = self.turns + (self.grew is not None and self.grew != grows)
+        return rules.agreeing << min(turns, MOST_TURNS)
+
+    def at_rest(self) -> State:
+        """The memory while no other count is wanted."""
+        return replace(self, wanted_workers=None, asked=0)
+
+    def after(self, *, grows: bool, released_s: float) -> State:
+        """The memory after a change of the worker count."""
+        turned = self.grew is not None and self.grew != grows
+        return State(grew=grows, turns=self.turns + turned, released_s=self.released_s + released_s)
 
 
 def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Decision]:
-    """The next size, or why the present one stays, with the memory for the next decision."""
+    """The next size, or why the present one stays, with the memory for the next decision.
+
+    Objective ``cost`` needs the price of every option. If one is unknown, goodput alone decides, and the reason says so.
+    """
+    if rules.objective == "cost" and any(option.usd_per_hour is None for option in situation.options):
+        unknown = sum(option.usd_per_hour is None for option in situation.options)
+        state, decision = decide(state, situation, replace(rules, objective="time"))
+        reason = f"{decision.reason}; prices of {unknown} of {len(situation.options)} options are unknown, so goodput decides"
+        return state, replace(decision, reason=reason)
     if situation.seen.fit is None:
-        return State(), Keep(reason="no step was measured yet")
+        return state.at_rest(), Keep(reason="no step was measured yet")
     model = Model(situation, rules)
     here = next((o for o in situation.options if o.workers == situation.split.workers), None)
     if here is None:
-        return State(), _forced(situation, rules, model)
+        return state.at_rest(), _forced(situation, rules, model)
     (now,) = model.at([here], [situation.split])
-    choices = model.best(situation.options)
-    best = _pick(choices, rules)
-    if best is None or best.option.workers == here.workers:
-        return State(), _rebatch(now, _at_home(here, now, situation, rules), rules)
-    asked = state.asked + 1 if state.wanted_workers == best.option.workers else 1
-    waiting = replace(state, wanted_workers=best.option.workers, asked=asked)
-    why_not = _not_worth(now, best, situation, rules)
+    best = _pick(model.best(situation.options), rules)
     at_home = _at_home(here, now, situation, rules)
+    if best is None or best.option.workers == here.workers:
+        return state.at_rest(), _rebatch(now, at_home, rules)
+    why_not = _not_worth(state, now, best, situation, rules)
     if why_not is not None:
-        return State(), _rebatch(now, at_home, rules, instead=why_not)
-    if asked < rules.agreeing:
-        reason = f"{best.option.workers} workers look better; one more interval must confirm it"
+        return state.at_rest(), _rebatch(now, at_home, rules, instead=why_not)
+    grows = best.option.workers > here.workers
+    asked = state.asked + 1 if state.wanted_workers == best.option.workers else 1
+    missing = state.agreeing(rules, grows=grows) - asked
+    if missing > 0:
+        more = "one more interval" if missing == 1 else f"{missing} more intervals"
+        reason = f"{best.option.workers} workers look better; {more} must confirm it"
+        waiting = replace(state, wanted_workers=best.option.workers, asked=asked)
         return waiting, _rebatch(now, at_home, rules, instead=reason)
-    return State(), Resize(
+    released_s = situation.restart_s if _only_releases(now, best, rules) else 0.0
+    return state.after(grows=grows, released_s=released_s), Resize(
         split=best.split,
         nodes=best.option.nodes,
         reason=_why(now, best, situation),
@@ -121,16 +160,32 @@ def _pick(choices: Sequence[Choice], rules: Rules) -> Choice | None:
     return min(good, key=lambda choice: choice.option.workers)
 
 
-def _not_worth(now: Choice, best: Choice, situation: Situation, rules: Rules) -> str | None:
+def _only_releases(now: Choice, best: Choice, rules: Rules) -> bool:
+    """Whether a change gains nothing except the workers that it releases."""
+    gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
+    return best.option.workers < now.option.workers and gain < rules.least_resize_gain
+
+
+def _not_worth(state: State, now: Choice, best: Choice, situation: Situation, rules: Rules) -> str | None:
     """The reason why a change of the worker count does not pay; None if it pays."""
     fewer = best.option.workers < now.option.workers
     gain = best.worth(rules.objective) / now.worth(rules.objective) - 1
-    if not fewer and gain < rules.least_resize_gain:
-        return f"{best.option.workers} workers would gain {gain:.0%}, less than {rules.least_resize_gain:.0%}"
+    fit = situation.seen.fit
+    least = max(rules.least_resize_gain, CERTAIN * (fit.residual if fit is not None else 0.0))
+    if not fewer and gain < least:
+        return f"{best.option.workers} workers would gain {gain:.0%}, less than {least:.0%}"
     left_s = situation.work_left / now.goodput
     then_s = situation.restart_s + situation.work_left / best.goodput
     if math.isinf(left_s):
         return None
+    if rules.objective == "time" and _only_releases(now, best, rules):
+        restarts = _restarts_to(best, situation, rules)
+        cost_s, most_s = state.released_s + restarts * situation.restart_s, rules.indifferent * left_s
+        if cost_s > most_s:
+            return (
+                f"{best.option.workers} workers are as good, but {cost_s:.0f} s of restarts on the way to fewer workers are more than "
+                f"{rules.indifferent:.0%} of the {left_s:.0f} s left"
+            )
     # Fewer workers at the same goodput save worker time until the end of the run, whatever the restart costs.
     worth_it = left_s * now.option.workers > then_s * best.option.workers if fewer else left_s > then_s
     if not worth_it:
@@ -139,6 +194,17 @@ def _not_worth(now: Choice, best: Choice, situation: Situation, rules: Rules) ->
             f"included, and {now.option.workers} take {left_s:.0f} s"
         )
     return None
+
+
+def _restarts_to(best: Choice, situation: Situation, rules: Rules) -> int:
+    """The restarts until no more workers are released.
+
+    Fewer workers need larger local batches. The run learns their time only there, and may then release more: at worst it halves the
+    count, restart by restart, down to what larger batches at no more time would allow.
+    """
+    last = _pick(Model(situation, rules, hopeful=True).best(situation.options), rules)
+    fewest = best.option.workers if last is None else min(last.option.workers, best.option.workers)
+    return 1 + math.ceil(math.log2(best.option.workers / fewest))
 
 
 def _rebatch(now: Choice, best: Choice, rules: Rules, instead: str | None = None) -> Decision:

@@ -84,11 +84,13 @@ class Tuner:
         if scheduled:
             options = [option] if option is not None else []
         rules = self._rules(news)
-        self._state, decision = decide(self._state, self._situation(news, split, options, fleet), rules)
+        remembered = self._state
+        self._state, decision = decide(remembered, self._situation(news, split, options, fleet), rules)
         if isinstance(decision, Resize) and not fleet.fits(decision.split.workers):
             events.append(WorkersWanted(workers=decision.split.workers))
             # The change happens once there is room, if it is still wanted then.
-            self._state = State(wanted_workers=decision.split.workers, asked=rules.agreeing)
+            asked = remembered.agreeing(rules, grows=decision.split.workers > split.workers)
+            self._state = dataclasses.replace(remembered, wanted_workers=decision.split.workers, asked=asked)
             decision = Keep(reason=f"{decision.reason}; the run asks for nodes")
         elif self._state.wanted_workers is None and not isinstance(decision, Resize) and not scheduled:
             events.append(WorkersWanted(workers=split.workers))
