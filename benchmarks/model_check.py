@@ -2,11 +2,13 @@
 
     python benchmarks/model_check.py network -o result.json
     python benchmarks/model_check.py links -o result.json
+    python benchmarks/model_check.py decisions -o result.json
 
 ``network``: the model's input rate beside the project's own feed on a simulated clock (:mod:`benchmarks.simulated`), for GPU nodes and CPU
 nodes on links of several speeds. Nothing of it depends on the machine.
 
 ``links``: the model's input rate beside runs of real processes on emulated hosts (:mod:`benchmarks.slow_links`), each predicted first.
+``decisions``: dollars that rules for the number of cores cost in simulated worlds (:mod:`benchmarks.decision_worlds`).
 """
 
 import itertools
@@ -23,6 +25,7 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
 from benchmarks import side_by_side
+from benchmarks.decision_worlds import table
 from benchmarks.simulated import Node, World, simulate
 from benchmarks.slow_links import PAYLOAD, Link, core_seconds, measure
 from offload.model.catalog import NodeType, Shape
@@ -183,6 +186,23 @@ def links(seconds: float, deterministic: bool, output: Path | None) -> None:
 def _gbps(case: Link) -> float:
     """The link as the model counts it: it takes only a part of a card's nominal bandwidth for payload."""
     return case.mbit_per_s / 1000 * PAYLOAD / NETWORK_EFFICIENCY
+
+
+@main.command()
+@click.option("--worlds", default=40, show_default=True, type=click.IntRange(min=1), help="Random worlds of each kind.")
+@click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
+def decisions(worlds: int, output: Path | None) -> None:
+    """Numbers of cores: dollars and changes of several rules, beside an oracle."""
+    rows = table(worlds)
+    for row in rows:
+        click.echo(
+            f"{row['kind']:12} {row['rule']:9} dollars over the oracle's {row['usd_over_oracle']:.3f} "
+            f"(worst {row['worst_usd_over_oracle']:.3f}), {row['mean_changes']:5.1f} changes, at most "
+            f"{row['most_changes_in_second_half']} in the second half"
+        )
+    if output is not None:
+        result = {"command": shlex.join(["python", *sys.argv]), "worlds": worlds, "rows": rows}
+        output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _off(row: dict[str, Any], name: str) -> str:

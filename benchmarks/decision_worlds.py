@@ -1,0 +1,159 @@
+"""Numbers of preprocessing cores that rules choose while a run goes on, in simulated worlds.
+
+A world has cores of a known speed, a cap that more cores cannot raise, an accelerator, and noise. An interval is 30 s, and a change takes
+effect after one. Dollars are those of a run of so many intervals, over its samples. The oracle knows the world without its noise.
+"""
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
+
+FIRST, MOST = 4, 512
+INTERVALS = 240
+GPU_USD, CORE_USD = 1.2, 0.0425  # dollars per hour: about those of an ml.g5.xlarge and of a vCPU of an ml.c5
+KINDS = ("input-bound", "drift", "noisy", "flapping", "capped")
+HELPED = 0.07  # Cachew: one more worker must cut the batch time by more than this
+OFFLOADS = 1.3  # FastFlow: the accelerator's rate over the input's above which it offloads
+
+
+@dataclass(frozen=True)
+class World:
+    """Rates in samples/s by interval; ``noise``: relative standard deviation of one interval's."""
+
+    device: float
+    core: float
+    cap: float
+    noise: float
+    drift: float
+    flaps: int
+
+    def rates(self, interval: int) -> tuple[float, float, float]:
+        """Of the accelerator, of a core, and of the cap."""
+        slower = 1 + self.drift * interval / INTERVALS
+        low = self.flaps and (interval // self.flaps) % 2
+        return self.device * (0.5 if low else 1.0), self.core / slower, self.cap
+
+
+def world(kind: str, seed: int) -> World:
+    """A random world of a kind."""
+    rng = random.Random(f"{kind} {seed}")
+    device, core = rng.uniform(200, 1000), rng.uniform(15, 40)
+    return World(
+        device=device,
+        core=core,
+        cap=rng.uniform(0.3, 0.95) * device if kind == "capped" else math.inf,
+        noise=0.1 if kind == "noisy" else 0.02,
+        drift=1.0 if kind == "drift" else 0.0,
+        flaps=40 if kind == "flapping" else 0,
+    )
+
+
+Rule = Callable[[InputSeen, int], int]
+
+
+def offload_rule() -> Rule:
+    """This project's."""
+    learned = CoresLearned()
+
+    def rule(seen: InputSeen, before: int) -> int:
+        nonlocal learned
+        learned, cores = count_cores(learned, seen, bounds=(1, MOST), before=before)
+        return cores
+
+    return rule
+
+
+def fastflow_rule() -> Rule:
+    """Once, from the first interval: as many cores as the accelerator needs, if it is 1.3 times as fast as the input."""
+    first = True
+
+    def rule(seen: InputSeen, before: int) -> int:
+        nonlocal first
+        if not first:
+            return before
+        first = False
+        short = seen.device_samples_per_s / seen.samples_per_s
+        return min(math.ceil(before * short), MOST) if short > OFFLOADS else before
+
+    return rule
+
+
+def climbing_rule() -> Rule:
+    """A quarter more cores while the last growth raised the rate by more than 7 %, Cachew's threshold.
+
+    tf.data's autotune climbs likewise, by a model of its own. This rule stands in for it.
+    """
+    last, done = 0.0, False
+
+    def rule(seen: InputSeen, before: int) -> int:
+        nonlocal last, done
+        done = done or not seen.bound or seen.samples_per_s < (1 + HELPED) * last
+        last = seen.samples_per_s
+        return before if done else min(math.ceil(1.25 * before), MOST)
+
+    return rule
+
+
+RULES: dict[str, Callable[[], Rule]] = {"offload": offload_rule, "fastflow": fastflow_rule, "climbing": climbing_rule}
+
+
+def usd_per_sample(chosen: list[int], rates: list[float]) -> float:
+    """Dollars over samples, of a whole run."""
+    return sum(GPU_USD + CORE_USD * cores for cores in chosen) / sum(rates)
+
+
+def run(each: World, rule: Rule, seed: int) -> tuple[float, int, int]:
+    """Dollars per sample relative to the oracle's, all changes, and those in the second half."""
+    rng, cores, chosen, rates = random.Random(seed), FIRST, [], []
+    for interval in range(INTERVALS):
+        device, core, cap = each.rates(interval)
+        made = min(cores * core, cap) * math.exp(rng.gauss(0, each.noise))
+        trained = device * math.exp(rng.gauss(0, each.noise))
+        rate, bound = min(made, trained), made < 0.95 * trained
+        chosen.append(cores)
+        rates.append(rate)
+        seen = InputSeen(
+            cores=cores,
+            complete=True,
+            samples_per_s=rate,
+            bound=bound,
+            device_samples_per_s=trained,
+            core_samples_per_s=rate / cores if bound else core,
+            core_pace_samples_per_s=core,
+        )
+        cores = rule(seen, cores)
+    best = [_oracle(*each.rates(interval)) for interval in range(INTERVALS)]
+    oracle = usd_per_sample(*(list(column) for column in zip(*best, strict=True)))
+    changes = [one != other for one, other in itertools.pairwise(chosen)]
+    return usd_per_sample(chosen, rates) / oracle, sum(changes), sum(changes[INTERVALS // 2 :])
+
+
+def _oracle(device: float, core: float, cap: float) -> tuple[int, float]:
+    """The cores of the fewest dollars per sample, and their rate."""
+    options = [(cores, min(cores * core, cap, device)) for cores in range(1, MOST + 1)]
+    return min(options, key=lambda option: (GPU_USD + CORE_USD * option[0]) / option[1])
+
+
+def table(worlds: int) -> list[dict[str, Any]]:
+    """A row for each kind and rule, over so many random worlds."""
+    rows = []
+    for kind, name in itertools.product(KINDS, RULES):
+        found = [run(world(kind, seed), RULES[name](), seed) for seed in range(worlds)]
+        usd, changes, late = zip(*found, strict=True)
+        rows.append(
+            {
+                "kind": kind,
+                "rule": name,
+                "usd_over_oracle": round(statistics.fmean(usd), 3),
+                "worst_usd_over_oracle": round(max(usd), 3),
+                "mean_changes": round(statistics.fmean(changes), 2),
+                "most_changes_in_second_half": max(late),
+            }
+        )
+    return rows
