@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offload.adapt import observe
 from offload.adapt.decide import Keep, Resize, State, decide
 from offload.adapt.observe import Seen
 from offload.adapt.situation import Option, Rules, Situation
-from offload.model import GradientNoise, StepTime
+from offload.model import GradientNoise, JointGoodput, StepTime
 from offload.model.batch_split import BatchSplit
+from offload.model.fit import fit_step_time
 from tests.adapt.test_adapt import TRUTH, interval, many, seen_at, stretched
 
 INTERVAL_S = 30.0
@@ -136,3 +138,24 @@ def test_the_options_of_worker_counts_are_adaptdls(adaptdl: Any, least: int, sqr
         expected, _, _ = theirs.optimize(1, workers, 4096, (least, 256), accumulation=True)
         assert decision.predicted_goodput == pytest.approx(float(expected), rel=0.02)
         assert decision.split.local_batch_size >= least
+
+
+def test_a_decision_over_many_options_fits_the_step_times_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def noted(name: str, original: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            called.append(name)
+            return original(*args, **more)
+
+        return call
+
+    monkeypatch.setattr(observe, "fit_step_time", noted("fit", fit_step_time))
+    monkeypatch.setattr(JointGoodput, "optimize", noted("search", JointGoodput.optimize))
+    size = many(4, 16)
+    options = [Option(workers=k, nodes=1, cores=8) for k in range(1, 257)]
+    rules = replace(RULES, max_batch_size=65536)
+    seen = seen_at(size, many(4, 32))
+    decide(State(), Situation(split=size, seen=seen, noise=NOISE, options=options, work_left=1e9), rules)
+    assert called.count("fit") == 1
+    assert called.count("search") <= 3
