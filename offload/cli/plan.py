@@ -60,6 +60,23 @@ class Pair(click.ParamType):  # type: ignore[type-arg]
         return alpha, beta
 
 
+class Speed(click.ParamType):  # type: ignore[type-arg]
+    """``X`` or ``TYPE=X``, as (type or None, speed)."""
+
+    name = "[TYPE=]X"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str | None, float]:
+        if isinstance(value, tuple):
+            return value
+        kind, equals, speed = str(value).rpartition("=")
+        try:
+            return (kind if equals else None), float(speed)
+        except ValueError:
+            self.fail(
+                f"{value!r} is neither a number nor a type with one, such as 2.5 or ml.g5.xlarge=2.5.", param, ctx
+            )
+
+
 FILE = click.Path(path_type=Path)
 OF_A_MADE_PLAN = ("plan_path", "catalog_path", "spot", *EMIT_PARAMETERS)
 """The options that are valid with an existing plan."""
@@ -103,7 +120,11 @@ OF_A_MADE_PLAN = ("plan_path", "catalog_path", "spot", *EMIT_PARAMETERS)
     help="The nodes on spot capacity (with --plan: instead of the plan's choice).",
 )
 @click.option(
-    "--gpu-speed", type=float, metavar="X", help="The planned GPU is X times as fast as the profile's device."
+    "--gpu-speed",
+    "gpu_speeds",
+    type=Speed(),
+    multiple=True,
+    help="The planned GPU is X times as fast as the profile's device; with TYPE=, that of one type. May be repeated.",
 )
 @click.option(
     "--step", type=Pair(), help="Compute terms of the planned GPU instead: seconds per micro-batch, and per sample."
@@ -130,6 +151,7 @@ def plan(
     deadline: float | None,
     gpu_types: tuple[str, ...],
     cpu_types: tuple[str, ...],
+    gpu_speeds: tuple[tuple[str | None, float], ...],
     plan_path: Path | None,
     emit_kind: str | None,
     cluster_name: str,
@@ -148,7 +170,8 @@ def plan(
             --cpu-type ml.c5.4xlarge --cpu-nodes 0..8
 
     The joint model of GPUs and input pipeline evaluates every combination of the given types and ranges: nodes of one GPU type, and
-    nodes of at most one CPU type. A profile measured on another device than the planned GPU needs --gpu-speed or --step.
+    nodes of at most one CPU type. For a profile measured on another device than the planned GPU, say its speed (--gpu-speed, --step, or
+    gpu_speed in the catalog). Otherwise the plan guesses it from data sheets.
 
     --emit prints a file that brings up the recommended cluster, and the table on stderr. With --plan, it uses an existing plan:
 
@@ -182,6 +205,7 @@ def plan(
             cpu_types=cpu_types,
             budget_usd=budget,
             deadline_hours=deadline,
+            gpu_speed=_gpu_speed(gpu_speeds),
             **asked,
         ).document()
         made["warnings"] += _stale(profile)
@@ -212,6 +236,18 @@ def _emit_of_plan(ctx: click.Context, path: Path, to_emit: Emission | None, cata
             )
     plan = Plan.from_document(read_json(path, "the plan", "Make it with offload plan -o."), str(path))
     click.echo(to_emit.of(plan, catalog, str(path)), nl=False)
+
+
+def _gpu_speed(given: tuple[tuple[str | None, float], ...]) -> float | dict[str, float] | None:
+    """One speed for all types, or a speed for each of some."""
+    speeds = dict(given)
+    if None not in speeds:
+        return {kind: speed for kind, speed in speeds.items() if kind is not None} or None
+    if len(given) > 1:
+        raise ConfigError(
+            "--gpu-speed takes one number for all types, or TYPE=X for each: a plain number beside others says nothing clear."
+        )
+    return speeds[None]
 
 
 def _stale(profile: Profile) -> list[str]:

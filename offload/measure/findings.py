@@ -19,6 +19,7 @@ from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE
 from offload.model.noise import GradientNoise, noise_from_gradients
 from offload.model.overlap import overlap_of_queue
 from offload.model.profile import SCHEMA
+from offload.model.step_time import slowest
 
 LEAST_UNCERTAINTY = 0.01
 ONE_TASK_UNCERTAINTY = 0.4
@@ -42,6 +43,7 @@ class Findings:
         exact_over_auto: the core-seconds with ``decode="exact"`` over those measured; None if whole images were decoded anyway.
         steps: the local batch sizes measured, at the model's full depth.
         blocks: the number of the model's repeated blocks if the probe measured a smaller depth, else 0.
+        gradient_bytes: bytes of one worker's gradients at the model's full depth; None: unknown.
         nodes, workers: the nodes and workers of the steps with synchronisation; 1 and 1 without any.
         gradients, samples_each, noise_count: for each group of ``noise_count`` gradients of ``samples_each`` samples, the mean
             of their squared norms and the squared norm of their mean.
@@ -64,6 +66,7 @@ class Findings:
     exact_over_auto: float | None
     steps: Sequence[Measured]
     blocks: int
+    gradient_bytes: float | None
     nodes: int
     workers: int
     gradients: Sequence[tuple[float, float]]
@@ -87,9 +90,17 @@ class Findings:
         """The step time, fitted to the measured sizes."""
         count = len(self.steps)
         alone = [each.step_s for each in self.steps]
-        together = [each.synced_s or each.step_s for each in self.steps]
+        # The wait for the slowest worker is no synchronisation: the model counts it apart.
+        waits = float(slowest(self.workers, self.step_variation)) - 1
+        together = [max((each.synced_s or each.step_s) - waits * each.step_s, each.step_s) for each in self.steps]
         sizes = [each.size for each in self.steps]
         return fit_step_time([self.nodes] * count, [self.workers] * count, sizes, alone, together)
+
+    @property
+    def step_variation(self) -> float:
+        """The coefficient of variation of a step's time from step to step: the median over the sizes, so that one hiccup does not
+        count."""
+        return min(float(np.median([each.variation for each in self.steps])), 1.0)
 
     @property
     def noise(self) -> GradientNoise | None:
@@ -168,6 +179,10 @@ def profile_document(found: Findings) -> dict[str, Any]:
             "alpha_inter": step.alpha_inter,
             "beta_inter": step.beta_inter,
             "gamma": step.gamma,
+            "variation": found.step_variation,
+            "nodes": found.nodes,
+            "workers": found.workers,
+            "gradient_bytes": found.gradient_bytes,
             "max_local_batch_size": largest_that_fits(found.steps, found.device_memory_bytes),
         },
         "overlap": found.overlap,
@@ -177,6 +192,8 @@ def profile_document(found: Findings) -> dict[str, Any]:
         "uncertainty": {
             "core_seconds_per_sample": _uncertainty_of_mean(found.core_seconds),
             "step": min(max(float(fit.uncertainty(1, 1, found.local_batch_size)), LEAST_UNCERTAINTY), 1.0),
+            "step_directions": fit.directions.tolist(),
+            "local_batch_sizes": [min(each.size for each in found.steps), max(each.size for each in found.steps)],
         },
         "measured": dict(found.measured),
         "ceilings": {
@@ -251,8 +268,8 @@ def _caveats(found: Findings) -> list[str]:
         )
     if found.workers == 1:
         said.append(
-            "Synchronisation between workers was not measured, since there was only one: a plan assumes that it is free. Probe "
-            "a Trainer with workers=2, where two fit, to measure it."
+            "Synchronisation between workers was not measured, since there was only one: a plan guesses it from the gradients' size "
+            "and the network. Probe a Trainer with workers=2, where two fit, to measure it."
         )
     if found.blocks:
         said.append(
@@ -284,6 +301,7 @@ def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any)
         exact_over_auto=stages["exact_over_auto"],
         steps=at_whole_depth([Measured(**each) for each in event["steps"]], event["blocks"]),
         blocks=event["blocks"],
+        gradient_bytes=event["gradient_bytes"] or None,
         nodes=event["nodes"],
         workers=event["workers"],
         gradients=[(a, b) for a, b in event["gradients"]],

@@ -17,13 +17,15 @@ MEMORY_SHARE = 0.9  # usable share of the device's memory
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """The steps of one local batch size: seconds of the typical step, and the device's peak memory (0: unknown). ``depth``: the number
-    of the model's repeated blocks (0: all). ``synced_s``: seconds with exchange of gradients between workers (0: unmeasured)."""
+    of the model's repeated blocks (0: all). ``synced_s``: seconds with exchange of gradients between workers (0: unmeasured).
+    ``variation``: the coefficient of variation from step to step (0: unmeasured)."""
 
     size: int
     step_s: float
     peak_bytes: float = 0.0
     depth: int = 0
     synced_s: float = 0.0
+    variation: float = 0.0
 
 
 def next_size(
@@ -60,10 +62,11 @@ def next_size(
 def at_whole_depth(measured: Sequence[Measured], blocks: int) -> list[Measured]:
     """Step times of the whole model with ``blocks`` blocks, from steps with one block and with two."""
     whole = [each for each in measured if each.depth == 0]
-    one, two = ({each.size: each.step_s for each in measured if each.depth == depth} for depth in (1, 2))
+    one, two = ({each.size: each for each in measured if each.depth == depth} for depth in (1, 2))
     for size in sorted(one.keys() & two.keys()):
-        block_s = max(two[size] - one[size], 0.0)
-        whole.append(Measured(size=size, step_s=one[size] + (blocks - 1) * block_s))
+        block_s = max(two[size].step_s - one[size].step_s, 0.0)
+        step_s = one[size].step_s + (blocks - 1) * block_s
+        whole.append(Measured(size=size, step_s=step_s, variation=two[size].variation))
     return whole
 
 

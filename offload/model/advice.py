@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from offload.model.catalog import NodeType
+from offload.model.gpu_speeds import RelativeSpeed
 from offload.model.plans import Candidate
 
 _BINDS = {
@@ -74,6 +75,15 @@ def spot_warnings(kinds: Sequence[NodeType], assumed_per_hour: float) -> list[st
     return [
         f"the catalog does not say how often spot nodes of {', '.join(assumed)} are interrupted: {assumed_per_hour:g} times an "
         "hour is assumed."
+    ]
+
+
+def speed_warnings(speeds: Mapping[str, RelativeSpeed], device: str | None) -> list[str]:
+    """Warnings about GPUs whose speed comes from data sheets."""
+    return [
+        f"the GPU of {name} is taken as {each.speed:.2g} times as fast as {device} ({each.least:.2g} to {each.most:.2g}) by their data "
+        f"sheets, not by a measurement: probe there, or say it with --gpu-speed {name}=X."
+        for name, each in speeds.items()
     ]
 
 

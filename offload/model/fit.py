@@ -16,18 +16,20 @@ from numpy.typing import ArrayLike
 
 from offload.errors import ConfigError
 from offload.model.overlap import Floats, plain
-from offload.model.step_time import StepTime
+from offload.model.step_time import BOUNDS, PARAMETERS, StepTime
+from offload.model.synchronisation import INTER_OVER_INTRA
 
-# In the order of StepTime's fields.
+# In the order of PARAMETERS.
 ALPHA_C, BETA_C, ALPHA_INTRA, BETA_INTRA, ALPHA_INTER, BETA_INTER, GAMMA = range(7)
 SYNC = ((ALPHA_INTRA, BETA_INTRA), (ALPHA_INTER, BETA_INTER))
+
+LOWER, UPPER = np.array([BOUNDS[name] for name in PARAMETERS]).T
 
 NOISE = 0.05  # prior relative error of one measured step, until the residuals tell better
 NOISE_WEIGHT = 1  # weight of this prior, in measurements: a few measurements tell a noisy machine from a quiet one
 OUTLIER = 2.0  # standard deviations beyond which a residual counts linearly, not squared
 GAMMA_SPREAD = 4.0  # standard deviation of gamma's prior around 1: it decides only where the data do not
 BETA_OVER_ALPHA = 0.25  # the same for a further worker's share of the first two workers' sync
-INTER_OVER_INTRA = 1.1  # several nodes are not faster than one: Pollux' prior for an unseen regime
 GAMMAS = (1.2, 3.0, 8.0)  # where the search starts: the objective has a valley along gamma
 
 
@@ -36,7 +38,7 @@ class StepTimeFit:
     """A fitted :class:`StepTime` and its uncertainty.
 
     ``residual`` is the root mean square of the measurements' relative errors. Each row of ``directions`` is a change of the
-    parameters, in the order of StepTime's fields, that reaches the edge of what the measurements allow (95 %). The rows are
+    parameters, in the order of ``PARAMETERS``, that reaches the edge of what the measurements allow (95 %). The rows are
     independent of each other.
     """
 
@@ -49,12 +51,11 @@ class StepTimeFit:
     ) -> Any:
         """Relative 95 % half-width of ``step_time.predict(…)``: 0.05 means ± 5 %. Wide where nothing was measured."""
         at = (nodes, workers, local_batch_size, accum_steps)
-        centre = _vector(self.step_time)
         expected = np.asarray(self.step_time.predict(*at))
         squares = np.zeros(expected.shape)
         for direction in self.directions:
             either_way = [
-                np.abs(np.asarray(_step_time(centre + sign * direction).predict(*at)) - expected) for sign in (1, -1)
+                np.abs(np.asarray(self.step_time.moved(sign * direction).predict(*at)) - expected) for sign in (1, -1)
             ]
             squares += np.maximum(*either_way) ** 2
         return plain(np.asarray(np.sqrt(squares) / expected))
@@ -90,7 +91,7 @@ def fit_step_time(
         found = scipy.optimize.least_squares(
             lambda x, start=start: _residuals(_with(start, free, x), data),
             start[free],
-            bounds=(_lower()[free], _upper()[free]),
+            bounds=(LOWER[free], UPPER[free]),
             loss="soft_l1",
             f_scale=OUTLIER,
             x_scale=np.maximum(start[free], 0.1),
@@ -193,30 +194,15 @@ class _Measured:
         return start
 
 
-def _lower() -> Floats:
-    return np.array([0.0] * 6 + [1.0])
-
-
-def _upper() -> Floats:
-    return np.array([np.inf] * 6 + [10.0])
-
-
 def _with(start: Floats, free: Any, values: Floats) -> Floats:
     whole = start.copy()
     whole[free] = values
     return whole
 
 
-def _vector(step_time: StepTime) -> Floats:
-    s = step_time
-    return np.array(
-        [s.alpha_compute, s.beta_compute, s.alpha_intra, s.beta_intra, s.alpha_inter, s.beta_inter, s.gamma]
-    )
-
-
 def _step_time(vector: Floats) -> StepTime:
     """The parameters clipped to their bounds; a step always takes some time."""
-    inside = np.clip(vector, _lower(), _upper())
+    inside = np.clip(vector, LOWER, UPPER)
     inside[BETA_C] = max(inside[BETA_C], 1e-12)
     return StepTime(*map(float, inside))
 

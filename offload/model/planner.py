@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from offload.errors import ConfigError, argument
-from offload.model.advice import explain, network_warnings, price_warnings, spot_warnings
+from offload.errors import ConfigError
+from offload.model.advice import explain, network_warnings, price_warnings, speed_warnings, spot_warnings
 from offload.model.catalog import Catalog, NodeType, Shape
 from offload.model.checks import check_count, check_number
 from offload.model.overlap import Floats, overlapped
 from offload.model.plans import Candidate, Objective, Plan, Spot
 from offload.model.profile import Profile
+from offload.model.ranges import StepRange
 from offload.model.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, search
-from offload.model.step_time import StepTime
+from offload.model.step_on import DeviceSpeeds
 
 MOST_LISTED = 10_000
 AS_FAST = 0.005  # a shape slower than the fastest by less than this counts as equally fast: a plan buys no node that hardly helps
@@ -44,7 +45,7 @@ def plan(
     budget_usd: float | None = None,
     deadline_hours: float | None = None,
     spot: Spot = "none",
-    gpu_speed: float | None = None,
+    gpu_speed: float | Mapping[str, float] | None = None,
     step: tuple[float, float] | None = None,
 ) -> Plan:
     """Evaluate every shape of the given types and ranges (both ends included), and recommend one.
@@ -59,7 +60,7 @@ def plan(
         objective: "cost": the least dollars per unit of goodput; "time": the highest goodput, at the lowest price.
         budget_usd, deadline_hours: limits on the whole job; both need ``samples``.
         spot: which nodes are spot capacity; the plan accounts for their expected interruptions.
-        gpu_speed: speed of the planned GPU relative to the profile's device.
+        gpu_speed: speed of the planned GPU relative to the profile's device, or a speed for each of some GPU types.
         step: the compute terms (alpha, beta) of the planned GPU, instead of ``gpu_speed``.
 
     Raises:
@@ -75,10 +76,7 @@ def plan(
         budget_usd=_limit("budget", budget_usd, samples),
         deadline_hours=_limit("deadline", deadline_hours, samples),
         spot=_one_of("spot", spot, ("none", "cpu", "all")),
-        gpu_speed=None
-        if gpu_speed is None
-        else check_number("gpu_speed", gpu_speed, least=1e-4, most=1e4, sane="such as 1.5"),
-        step=step,
+        speeds=DeviceSpeeds.of(profile, gpu_speed, step, gpu_types),
     )
     hosts = [catalog.gpu_type(name) for name in dict.fromkeys(gpu_types)]
     helpers = tuple(catalog.cpu_type(name) for name in dict.fromkeys(cpu_types))
@@ -105,6 +103,8 @@ def plan(
         warnings=(
             *network_warnings(candidates, kinds),
             *price_warnings([*kinds.values(), *compared]),
+            *profile.synchronisation.said([(_gpu_nodes(c, hosts), c.workers) for c in candidates]),
+            *speed_warnings(job.speeds.from_data_sheets(hosts), profile.device),
             *spot_warnings(on_spot, INTERRUPTIONS_PER_HOUR),
         ),
     )
@@ -121,8 +121,7 @@ class _Job:
     budget_usd: float | None
     deadline_hours: float | None
     spot: Spot
-    gpu_speed: float | None
-    step: tuple[float, float] | None
+    speeds: DeviceSpeeds
 
     def evaluate(
         self,
@@ -132,14 +131,17 @@ class _Job:
         cpu_nodes: tuple[int, int],
         *,
         most: int = MOST_LISTED,
+        gpu_of: NodeType | None = None,
     ) -> _Table:
-        """Evaluate every shape with ``host`` nodes, or only the best ones if there are more than ``most``."""
+        """Evaluate every shape with ``host`` nodes, or only the best ones if there are more than ``most``. ``gpu_of``: the type whose
+        GPU's speed is known, if it is another one with the same GPU."""
         profile = self.profile
         rented = _rented(host, self.spot == "all")
         others = tuple(_rented(helper, self.spot != "none") for helper in helpers)
+        step = self.speeds.step_on(host, gpu_of or host)
         workload = Workload(
             input=profile.input,
-            step_time=self._step_time(host),
+            step_time=step.step_time,
             overlap=profile.overlap,
             noise=profile.noise,
             batch_range=self.batch_range,
@@ -154,6 +156,7 @@ class _Job:
                 helpers=helpers,
                 rented=(rented, others),
                 workload=workload,
+                step=step,
                 rows=rows,
                 shapes=space.shapes,
             )
@@ -168,25 +171,6 @@ class _Job:
         by = (cost, -candidate.goodput) if self.objective == "cost" else (-candidate.goodput, cost)
         return (float(missed), *by)
 
-    def _step_time(self, host: NodeType) -> StepTime:
-        measured, device = self.profile.step_time, self.profile.device
-        if self.step is not None:
-            alpha, beta = self.step
-            return replace(measured, alpha_compute=alpha, beta_compute=beta)
-        if self.gpu_speed is not None:
-            return measured.on_faster_device(self.gpu_speed)
-        if device is None or host.is_model_of(device):
-            return measured
-        if host.gpu_speed not in (None, 1.0):
-            return measured.on_faster_device(host.gpu_speed)
-        gpu = host.gpu_model or "a GPU of unknown model"
-        raise ConfigError(
-            f"the profile's step was measured on {device}, and {host.name} has {gpu}: give its speed relative to {device} "
-            f"({argument('gpu_speed', 40)}: 40 times as fast) or its own step "
-            f"({argument('step', 'ALPHA,BETA', python='step=(ALPHA, BETA)')}: seconds per micro-batch and per sample), or "
-            "probe there."
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Table:
@@ -197,6 +181,7 @@ class _Table:
     helpers: tuple[NodeType, ...]
     rented: tuple[NodeType, tuple[NodeType, ...]]
     workload: Workload
+    step: StepRange
     rows: Evaluated
     shapes: int
 
@@ -300,15 +285,20 @@ class _Table:
     def _range(self, rate: Floats) -> tuple[Floats, Floats]:
         """The 95 % range of the rate. The uncertainties of the two sides are independent, so their effects add in squares."""
         rows, unsure = self.rows, self.job.profile.uncertainty
+        input_half = math.hypot(unsure.core_seconds_per_sample, unsure.day_to_day)
+        fast, slow = self.step.factors(rows.gpu_nodes, rows.workers, rows.local_batch_size, rows.accum_steps)
         ends = []
-        for sign in (1, -1):
-            slower_input = self._input_rate(1 + sign * unsure.core_seconds_per_sample)
-            slower_step = rows.gpu_time_s * (1 + sign * unsure.step)
+        for sign, step_factor in ((1, slow), (-1, fast)):
+            changed_input = self._input_rate(1 + sign * input_half)
             with np.errstate(divide="ignore"):
-                by_input = overlapped(rows.gpu_time_s, rows.batch_size / slower_input, self.workload.overlap)
-                by_step = overlapped(slower_step, rows.batch_size / rows.input_samples_per_s, self.workload.overlap)
-            off = np.hypot(rows.batch_size / by_input - rate, rows.batch_size / by_step - rate)
-            ends.append(np.maximum(rate - sign * off, 0.0))
+                by_input = overlapped(rows.gpu_time_s, rows.batch_size / changed_input, self.workload.overlap)
+                by_step = overlapped(
+                    rows.gpu_time_s * step_factor, rows.batch_size / rows.input_samples_per_s, self.workload.overlap
+                )
+                # Without a core to preprocess, the rate and both ends of its range are 0.
+                with np.errstate(invalid="ignore"):
+                    off = np.hypot(np.log(by_input / rows.step_time_s), np.log(by_step / rows.step_time_s))
+            ends.append(np.where(rate > 0, rate * np.exp(-sign * off), 0.0))
         return ends[0], ends[1]
 
     def _input_rate(self, factor: float) -> Floats:
@@ -398,11 +388,15 @@ def _bigger_host(
     found: list[Candidate] = []
     for kind in catalog.nodes.values():
         # Only hosts with as many GPUs: the model does not cover how more GPUs on one host affect each other.
-        if (kind.gpu_model, kind.gpus) != (table.host.gpu_model, table.host.gpus) or kind.name in asked:
+        if (
+            kind.gpu_model is None
+            or (kind.gpu_model, kind.gpus) != (table.host.gpu_model, table.host.gpus)
+            or kind.name in asked
+        ):
             continue
         if job.spot == "all" and kind.spot_usd_per_hour is None:
             continue
-        alone = job.evaluate(kind, gpu_nodes, (), (0, 0), most=0)
+        alone = job.evaluate(kind, gpu_nodes, (), (0, 0), most=0, gpu_of=table.host)
         score = alone.score()
         if np.isfinite(score).any():
             found += alone.candidates([int(np.argmin(score))])
@@ -414,6 +408,10 @@ def _bigger_host(
     else:
         better = first.usd_per_hour / first.goodput < best.usd_per_hour / best.goodput * (1 - WORTH_SAYING)
     return first if better else None
+
+
+def _gpu_nodes(candidate: Candidate, hosts: Sequence[NodeType]) -> int:
+    return sum(candidate.shape.get(host.name, 0) for host in hosts)
 
 
 # --- the user's limits ----------------------------------------------------------------------------------------------------

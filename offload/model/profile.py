@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offload.errors import ConfigError
-from offload.model.checks import check_count, check_number
+from offload.model.checks import check_count, check_number, shown
 from offload.model.goodput import OVERLAP
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE, InputRate
 from offload.model.noise import GradientNoise
-from offload.model.step_time import StepTime
+from offload.model.ranges import DAY_TO_DAY, Uncertainty
+from offload.model.step_time import PARAMETERS, StepTime
+from offload.model.synchronisation import INTER_OVER_INTRA, Synchronisation
 
 SCHEMA = "offload.profile/1"
+MOST_CHANGE = 1e6  # of a step's parameter, in its unit: a larger one is a mistake
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +62,15 @@ _STEP = {
     "alpha_inter": _Rule(sane=_SECONDS.format(0.004, 4), most=5.0, default=0.0),
     "beta_inter": _Rule(sane=_SECONDS.format(0.0001, 0.1), most=5.0, default=0.0),
     "gamma": _Rule(sane="between 1 and 10, such as 1.5", least=1.0, most=10.0, default=1.0),
+    "variation": _Rule(sane="a share, such as 0.05", most=1.0, default=0.0),
     "max_local_batch_size": _Rule(
         sane="a whole number of samples, such as 256, or null for no limit", least=1.0, default=math.inf, whole=True
     ),
+}
+_MEASURED_WITH = {
+    "nodes": _Rule(sane="the nodes of the measured steps, such as 1", least=1.0, whole=True),
+    "workers": _Rule(sane="the workers of the measured steps, such as 2", least=1.0, whole=True),
+    "gradient_bytes": _Rule(sane="in bytes, such as 102000000", above=0.0, least=1.0),
 }
 _NOISE = {
     "sqr": _Rule(sane="such as 0.00136", required=True),
@@ -71,6 +80,7 @@ _NOISE = {
 _UNCERTAINTY = {
     "core_seconds_per_sample": _Rule(sane="a share, such as 0.03 for ± 3 %", most=1.0, default=0.0),
     "step": _Rule(sane="a share, such as 0.02 for ± 2 %", most=1.0, default=0.0),
+    "day_to_day": _Rule(sane="a share, such as 0.06 for ± 6 %", most=1.0, default=DAY_TO_DAY),
 }
 _TOP = {
     "overlap": _Rule(sane="at least 1, such as 8", least=1.0, default=OVERLAP),
@@ -97,14 +107,6 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uncertainty:
-    """Relative 95 % half-widths: 0.03 means ± 3 %."""
-
-    core_seconds_per_sample: float = 0.0
-    step: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class Profile:
     """A workload as the model sees it.
 
@@ -117,6 +119,7 @@ class Profile:
         batch_size: the global batch to plan with when none is given, or None.
         noise: gradient noise, or None.
         uncertainty: the uncertainty of the two sides.
+        synchronisation: which of the step's terms were measured.
         workload: the probed workload, for the reader.
         stages: the stages of preprocessing.
         measured: where, when and with which versions it was measured; for the reader, and to detect a stale profile.
@@ -130,6 +133,7 @@ class Profile:
     batch_size: int | None = None
     noise: GradientNoise | None = None
     uncertainty: Uncertainty = field(default_factory=Uncertainty)
+    synchronisation: Synchronisation = field(default_factory=Synchronisation)
     workload: str = ""
     stages: tuple[Stage, ...] = ()
     measured: Mapping[str, Any] = field(default_factory=dict)
@@ -152,7 +156,8 @@ class Profile:
         read.names("", document, _SECTIONS)
         top = read.numbers("", document, _TOP)
         inputs = read.numbers("input.", read.section(document, "input"), _INPUT, others=("stages",))
-        step = read.numbers("step.", read.section(document, "step"), _STEP, others=("device",))
+        step = read.numbers("step.", read.section(document, "step"), {**_STEP, **_MEASURED_WITH}, others=("device",))
+        measured_with = {name: step.pop(name) for name in _MEASURED_WITH}
         measured = document.get("measured") or {}
         read.table("measured.versions", read.table("measured", measured).get("versions") or {})
         speed = read.numbers("measured.", read.table("measured", measured), _MEASURED, closed=False)["core_speed"]
@@ -172,11 +177,32 @@ class Profile:
             overlap=top["overlap"],
             batch_size=None if top["batch_size"] is None else int(top["batch_size"]),
             noise=read.noise(document.get("noise")),
-            uncertainty=Uncertainty(**read.numbers("uncertainty.", uncertainty, _UNCERTAINTY)),
+            uncertainty=Uncertainty(
+                step_directions=read.rows("uncertainty.step_directions", uncertainty.get("step_directions")),
+                local_batch_sizes=read.sizes("uncertainty.local_batch_sizes", uncertainty.get("local_batch_sizes")),
+                **read.numbers(
+                    "uncertainty.", uncertainty, _UNCERTAINTY, others=("step_directions", "local_batch_sizes")
+                ),
+            ),
+            synchronisation=_synchronisation(step, **measured_with),
             workload=read.text("workload", document.get("workload")) or "",
             stages=read.stages(document["input"].get("stages")),
             measured=measured,
         )
+
+
+def _synchronisation(
+    step: Mapping[str, Any], *, nodes: int | None, workers: int | None, gradient_bytes: float | None
+) -> Synchronisation:
+    """What was measured: by the nodes and workers of the measured steps, or by the terms if the profile does not name those."""
+    intra, inter = (step[f"alpha_{link}"] + step[f"beta_{link}"] > 0 for link in ("intra", "inter"))
+    if nodes is None or workers is None:
+        # A fit that saw one node writes this multiple.
+        guessed = intra and math.isclose(step["alpha_inter"], INTER_OVER_INTRA * step["alpha_intra"], rel_tol=1e-6)
+        return Synchronisation(intra=intra, inter=inter and not guessed, gradient_bytes=gradient_bytes)
+    return Synchronisation(
+        intra=nodes == 1 and workers > 1, inter=nodes > 1 and workers > 1, gradient_bytes=gradient_bytes
+    )
 
 
 class _Reader:
@@ -236,6 +262,31 @@ class _Reader:
         if section is None:
             return None
         return GradientNoise(**self.numbers("noise.", self.table("noise", section), _NOISE))
+
+    def rows(self, name: str, listed: Any) -> tuple[tuple[float, ...], ...]:
+        """Rows of a number for each of the step's parameters."""
+        if not isinstance(listed, list | None) or len(listed or []) > len(PARAMETERS) ** 2:
+            raise ConfigError(f"{self.source}: {name} must be a list of a few rows, found {shown(listed)}.")
+        return tuple(
+            self._numbers(f"{name}[{at}]", row, len(PARAMETERS), -MOST_CHANGE) for at, row in enumerate(listed or [])
+        )
+
+    def sizes(self, name: str, listed: Any) -> tuple[float, float] | None:
+        """The least and the most of a range of sizes."""
+        if listed is None:
+            return None
+        least, most = self._numbers(name, listed, 2, 1.0)
+        if least > most:
+            raise ConfigError(f"{self.source}: {name} must name the least first, found {shown(listed)}.")
+        return least, most
+
+    def _numbers(self, name: str, listed: Any, count: int, least: float) -> tuple[float, ...]:
+        if not isinstance(listed, list) or len(listed) != count:
+            raise ConfigError(f"{self.source}: {name} must be a list of {count} numbers, found {shown(listed)}.")
+        return tuple(
+            check_number(f"{self.source}: {name}[{at}]", value, least=least, most=MOST_CHANGE, sane="such as 0.01")
+            for at, value in enumerate(listed)
+        )
 
     def stages(self, listed: Any) -> tuple[Stage, ...]:
         if not isinstance(listed, list | None):

@@ -6,15 +6,23 @@ OSDI'21, section 3.2; symbols in brackets are the paper's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import scipy  # loads scipy.special at first use
 from numpy.typing import ArrayLike
 
 from offload.errors import ConfigError
 from offload.model.checks import check_number
 from offload.model.overlap import Floats, overlapped, plain
+
+TIMES = ("alpha_compute", "beta_compute", "alpha_intra", "beta_intra", "alpha_inter", "beta_inter")
+PARAMETERS = (*TIMES, "gamma")
+"""What a fit learns, in the order of its vectors."""
+BOUNDS = {**dict.fromkeys(TIMES, (0.0, math.inf)), "gamma": (1.0, 10.0), "variation": (0.0, 1.0)}
+QUANTILES = 64  # of the slowest worker's time, whose mean :func:`slowest` takes
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,8 @@ class StepTime:
                  alpha_inter + beta_inter·max(K − 2, 0)     N > 1
         T_gpu  = s·T_grad + (T_grad^gamma + T_sync^gamma)^(1/gamma)
 
+    Workers wait for the slowest of them: both T_grad of T_gpu are :func:`slowest` times as long.
+
     Args:
         alpha_compute: seconds of a micro-batch whatever its size: launches, optimizer [α_grad].
         beta_compute: seconds per sample of a micro-batch's forward and backward [β_grad].
@@ -35,6 +45,7 @@ class StepTime:
         alpha_inter: seconds to synchronise two workers of two nodes [α_sync^node].
         beta_inter: additional seconds for each further worker [β_sync^node].
         gamma: how far synchronisation overlaps with backward: 1 not at all, 10 almost entirely [γ].
+        variation: coefficient of variation of one worker's computing from step to step.
 
     Raises:
         ConfigError: if a parameter is negative or not finite, gamma is outside [1, 10], or a step would take no time.
@@ -47,10 +58,11 @@ class StepTime:
     alpha_inter: float = 0.0
     beta_inter: float = 0.0
     gamma: float = 1.0
+    variation: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            low, high = (1.0, 10.0) if field.name == "gamma" else (0.0, float("inf"))
+            low, high = BOUNDS[field.name]
             check_number(field.name, getattr(self, field.name), least=low, most=high)
         if self.alpha_compute + self.beta_compute <= 0:
             raise ConfigError("alpha_compute and beta_compute are both 0: a step that takes no time was not measured.")
@@ -71,12 +83,35 @@ class StepTime:
     ) -> Any:
         """T_gpu: seconds per optimizer step, over broadcast arrays (a float for scalars)."""
         compute: Floats = np.asarray(self.compute_time_s(local_batch_size))
+        if self.variation > 0:
+            # Micro-batches vary independently, so their sum varies less.
+            varies = self.variation / np.sqrt(np.asarray(accum_steps, dtype=float) + 1)
+            compute = compute * slowest(workers, varies)
         last = overlapped(compute, self.sync_time_s(nodes, workers), self.gamma)
         return plain(np.asarray(np.asarray(accum_steps) * compute + last))
 
     def on_faster_device(self, speed: float) -> StepTime:
         """The same model on a device ``speed`` times as fast: computing shrinks, synchronisation does not."""
         speed = check_number("the device's speed", speed, above=0.0)
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        compute = {name: values[name] / speed for name in ("alpha_compute", "beta_compute")}
-        return StepTime(**{**values, **compute})
+        return replace(self, alpha_compute=self.alpha_compute / speed, beta_compute=self.beta_compute / speed)
+
+    def moved(self, change: Floats) -> StepTime:
+        """The same with ``change`` added to its ``PARAMETERS``, within their bounds; a step always takes some time."""
+        values = {name: getattr(self, name) + by for name, by in zip(PARAMETERS, change.tolist(), strict=True)}
+        inside = {name: min(max(value, BOUNDS[name][0]), BOUNDS[name][1]) for name, value in values.items()}
+        inside["beta_compute"] = max(inside["beta_compute"], 1e-12)
+        return replace(self, **inside)
+
+
+def slowest(workers: ArrayLike, variation: ArrayLike) -> Any:
+    """Expected time of the slowest of K workers relative to the mean of one, at least 1, over broadcast arrays.
+
+    Times are log-normal and independent, with the coefficient of variation ``variation``. The mean is over quantiles: the slowest is
+    below x with probability F(x)^K.
+    """
+    k, c = np.broadcast_arrays(np.asarray(workers, dtype=float), np.asarray(variation, dtype=float))
+    sigma = np.sqrt(np.log1p(c**2))[..., None]
+    below = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    normal = scipy.special.ndtri(below ** (1 / k[..., None]))
+    mean = np.mean(np.exp(sigma * normal - sigma**2 / 2), axis=-1)
+    return plain(np.where(k > 1, np.maximum(mean, 1.0), 1.0))

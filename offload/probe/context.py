@@ -163,12 +163,14 @@ class ProbeContext(Context):
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         seconds: list[float] = []
+        variations: list[float] = []
         # First alone, then with the other workers: the difference is the cost of synchronisation.
         for syncing in (False, True)[: min(self.world_size, 2)]:
             self._syncing = syncing
             times: list[float] = []
             yield from self._timed_steps(size, times)
             seconds.append(float(np.median(times)))
+            variations.append(float(np.std(times, ddof=1) / np.mean(times)))
         self._syncing = False
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
         self.measured.append(
@@ -178,6 +180,7 @@ class ProbeContext(Context):
                 peak_bytes=float(peak),
                 depth=depth,
                 synced_s=seconds[1] if len(seconds) > 1 else 0.0,
+                variation=variations[0],
             )
         )
 
@@ -190,6 +193,12 @@ class ProbeContext(Context):
             self.synchronize()
             if number >= self._warm:
                 times.append(time.monotonic() - began)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients of all parameters that the optimizers train."""
+        parameters = [p for o in self._loop.state.optimizers for g in o.param_groups for p in g["params"]]
+        return sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
 
     def _agreed(self, value: int | None) -> int | None:
         """Rank 0's value: all ranks measure the same sizes."""

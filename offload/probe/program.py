@@ -75,6 +75,7 @@ def probe_program(
         exact_over_auto=None,
         steps=[Measured(size=probe.samples, step_s=probe.step_s)],
         blocks=0,
+        gradient_bytes=None,
         nodes=1,
         workers=1,
         gradients=[],

@@ -90,6 +90,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
             stages=stages,
             steps=[dataclasses.asdict(each) for each in context.measured],
             gradients=context.gradients,
+            gradient_bytes=context.gradient_bytes,
             samples_each=context.samples_each,
             blocks=0 if context.depth is None else len(context.depth),
             measuring_s=drained["drained_s"] + time.monotonic() - measuring,

@@ -29,6 +29,7 @@ FOUND = Findings(
     exact_over_auto=None,
     steps=[Measured(size=m, step_s=STEP.predict(1, 1, m), peak_bytes=1e9 + 2e7 * m) for m in (8, 16, 32, 64)],
     blocks=0,
+    gradient_bytes=1e8,
     nodes=1,
     workers=1,
     gradients=[(6.0, 3.0), (8.0, 4.0)],
@@ -154,6 +155,27 @@ def test_synchronisation_is_learned_from_two_workers_or_said_to_be_unknown() -> 
     assert profile.step_time.predict(1, 2, 32) == pytest.approx(truth.predict(1, 2, 32), rel=0.02)
     assert "was not measured" not in " ".join(verdict(found))
     assert "Synchronisation between workers was not measured" in " ".join(verdict(FOUND))
+
+
+def test_a_profile_keeps_what_the_fit_leaves_open_and_what_was_measured() -> None:
+    steps = [dataclasses.replace(each, variation=v) for each, v in zip(FOUND.steps, (0.1, 0.1, 0.12, 0.9), strict=True)]
+    found = dataclasses.replace(FOUND, steps=steps)
+    profile = Profile.from_document(json.loads(json.dumps(profile_document(found), allow_nan=False)))
+    assert profile.uncertainty.local_batch_sizes == (8, 64)
+    assert profile.uncertainty.step_directions == tuple(map(tuple, found.fit.directions.tolist()))
+    assert profile.synchronisation.gradient_bytes == 1e8
+    assert not (profile.synchronisation.intra or profile.synchronisation.inter)
+    assert profile.step_time.variation == pytest.approx(0.11)  # the median: one hiccup does not count
+
+
+def test_the_wait_for_the_slowest_worker_does_not_count_as_synchronisation() -> None:
+    truth = StepTime(0.01, 0.0016, alpha_intra=0.03, gamma=2.0, variation=0.2)
+    steps = [
+        Measured(size=m, step_s=truth.compute_time_s(m), synced_s=truth.predict(1, 2, m), variation=0.2)
+        for m in (8, 16, 32, 64)
+    ]
+    profile = Profile.from_document(profile_document(dataclasses.replace(FOUND, steps=steps, workers=2)))
+    assert profile.step_time.predict(1, 2, 32) == pytest.approx(truth.predict(1, 2, 32), rel=0.03)
 
 
 def test_a_smaller_depth_tells_of_the_whole_model() -> None:

@@ -308,10 +308,8 @@ def test_a_bigger_host_is_named_where_it_is_the_better_buy() -> None:
         ({"samples": 0}, r"samples must be at least 1"),
         ({"objective": "fun"}, r"objective must be one of cost, time"),
         ({"gpu_speed": -1}, r"gpu_speed must be at least 0.0001"),
-        (
-            {"gpu_types": ["ml.p4d.24xlarge"]},
-            r"measured on NVIDIA A10G, and ml.p4d.24xlarge has NVIDIA A100: give its speed",
-        ),
+        ({"gpu_speed": {G5: 0.0}}, r"gpu_speed of ml.g5.xlarge must be at least 0.0001"),
+        ({"gpu_speed": {"ml.p3.2xlarge": 2.0}}, r"gpu_speed names ml.p3.2xlarge, which is none of the GPU types ml.g5"),
     ],
 )
 def test_what_cannot_be_planned_is_said(asked: dict[str, Any], said: str) -> None:

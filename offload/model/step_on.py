@@ -1,0 +1,121 @@
+"""The step time on a planned type of node, from the profile's, the relative speeds of GPUs, and priors for what nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from offload.errors import ConfigError, argument
+from offload.model.catalog import NodeType
+from offload.model.checks import check_number
+from offload.model.gpu_speeds import RelativeSpeed, relative_speed
+from offload.model.profile import Profile
+from offload.model.ranges import StepRange
+from offload.model.step_time import PARAMETERS, TIMES
+
+COMPUTE = TIMES[:2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpeeds:
+    """What the user said about the planned GPUs: ``by_type`` and ``of_all`` relative to the profile's device, or ``step``, the compute
+    terms of all of them."""
+
+    profile: Profile
+    by_type: Mapping[str, float]
+    of_all: float | None
+    step: tuple[float, float] | None
+
+    @staticmethod
+    def of(
+        profile: Profile,
+        gpu_speed: float | Mapping[str, float] | None,
+        step: tuple[float, float] | None,
+        gpu_types: Sequence[str],
+    ) -> DeviceSpeeds:
+        """Raises ConfigError for a speed out of its range, or of a type that is not planned."""
+        given = gpu_speed if isinstance(gpu_speed, Mapping) else {}
+        for name in given:
+            if name not in gpu_types:
+                raise ConfigError(f"gpu_speed names {name}, which is none of the GPU types {', '.join(gpu_types)}.")
+        return DeviceSpeeds(
+            profile=profile,
+            by_type={name: _speed(f"gpu_speed of {name}", value) for name, value in given.items()},
+            of_all=None if gpu_speed is None or isinstance(gpu_speed, Mapping) else _speed("gpu_speed", gpu_speed),
+            step=step,
+        )
+
+    def step_on(self, host: NodeType, gpu_of: NodeType) -> StepRange:
+        """The step time on nodes of type ``host``, whose GPU is that of ``gpu_of``.
+
+        Raises ConfigError if nobody knows its speed.
+        """
+        known = self.profile.synchronisation.on(host, self.profile.step_time)
+        speed = self._speed_of(gpu_of)
+        # A prior of the terms replaces what a fit left open about them.
+        assumed = [name for name, sure in self._sure().items() if not sure]
+        scales = [0.0 if name in assumed else 1 / speed.speed if name in COMPUTE else 1.0 for name in PARAMETERS]
+        uncertainty = replace(
+            self.profile.uncertainty,
+            step_directions=tuple(
+                tuple(scale * value for scale, value in zip(scales, row, strict=True))
+                for row in self.profile.uncertainty.step_directions
+            ),
+        )
+        if self.step is not None:
+            alpha, beta = self.step
+            given = replace(known.step_time, alpha_compute=alpha, beta_compute=beta)
+            ends = [tuple(replace(e, alpha_compute=alpha, beta_compute=beta) for e in pair) for pair in known.ends]
+        else:
+            given = known.step_time.on_faster_device(speed.speed)
+            ends = [tuple(e.on_faster_device(speed.speed) for e in pair) for pair in known.ends]
+            if speed.least < speed.most:
+                ends.append(tuple(known.step_time.on_faster_device(each) for each in (speed.most, speed.least)))
+        return StepRange(step_time=given, ends=tuple((fast, slow) for fast, slow in ends), uncertainty=uncertainty)
+
+    def from_data_sheets(self, hosts: Sequence[NodeType]) -> dict[str, RelativeSpeed]:
+        """The speeds of those ``hosts`` that only data sheets tell, by name."""
+        if self.step is not None:
+            return {}
+        speeds = {host.name: self._speed_of(host) for host in hosts}
+        return {name: each for name, each in speeds.items() if each.least < each.most}
+
+    def _sure(self) -> dict[str, bool]:
+        known = self.profile.synchronisation
+        return {
+            **dict.fromkeys(("alpha_intra", "beta_intra"), known.intra),
+            **dict.fromkeys(("alpha_inter", "beta_inter"), known.inter),
+            "gamma": known.intra or known.inter,
+        }
+
+    def _speed_of(self, host: NodeType) -> RelativeSpeed:
+        """What the user said, then the catalog, then the data sheets."""
+        device, said = self.profile.device, self.by_type.get(host.name, self.of_all)
+        if self.step is not None:
+            return _exactly(1.0)
+        if said is not None:
+            return _exactly(said)
+        if device is not None and host.is_model_of(device):
+            return _exactly(1.0)
+        if host.gpu_speed is not None:
+            return _exactly(host.gpu_speed)
+        if device is None:
+            return _exactly(1.0)
+        by_sheet = relative_speed(device, host.gpu_model)
+        if by_sheet is not None:
+            return by_sheet
+        gpu = host.gpu_model or "a GPU of unknown model"
+        raise ConfigError(
+            f"the profile's step was measured on {device}, and {host.name} has {gpu}: give its speed relative to {device} "
+            f"({argument('gpu_speed', 40)}: 40 times as fast) or its own step "
+            f"({argument('step', 'ALPHA,BETA', python='step=(ALPHA, BETA)')}: seconds per micro-batch and per sample), or "
+            "probe there."
+        )
+
+
+def _exactly(speed: float) -> RelativeSpeed:
+    return RelativeSpeed(speed=speed, least=speed, most=speed)
+
+
+def _speed(name: str, value: float) -> float:
+    return check_number(name, value, least=1e-4, most=1e4, sane="such as 1.5")
