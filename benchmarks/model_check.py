@@ -3,12 +3,16 @@
     python benchmarks/model_check.py network -o result.json
     python benchmarks/model_check.py links -o result.json
     python benchmarks/model_check.py decisions -o result.json
+    python benchmarks/model_check.py coverage -o result.json
 
 ``network``: the model's input rate beside the project's own feed on a simulated clock (:mod:`benchmarks.simulated`), for GPU nodes and CPU
 nodes on links of several speeds. Nothing of it depends on the machine.
 
 ``links``: the model's input rate beside runs of real processes on emulated hosts (:mod:`benchmarks.slow_links`), each predicted first.
 ``decisions``: dollars that rules for the number of cores cost in simulated worlds (:mod:`benchmarks.decision_worlds`).
+
+``coverage``: how often the 95 % range of a plan holds the truth, in random worlds that a simulated probe measured
+(:mod:`benchmarks.worlds`).
 """
 
 import itertools
@@ -21,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
@@ -28,6 +33,8 @@ from benchmarks import side_by_side
 from benchmarks.decision_worlds import table
 from benchmarks.simulated import Node, World, simulate
 from benchmarks.slow_links import PAYLOAD, Link, core_seconds, measure
+from benchmarks.worlds import SCENARIOS, outcome
+from benchmarks.worlds import coverage as covered
 from offload.model.catalog import NodeType, Shape
 from offload.model.input_rate import BYTES_PER_GIGABIT, NETWORK_EFFICIENCY, InputRate
 
@@ -203,6 +210,26 @@ def decisions(worlds: int, output: Path | None) -> None:
     if output is not None:
         result = {"command": shlex.join(["python", *sys.argv]), "worlds": worlds, "rows": rows}
         output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+@main.command()
+@click.option("--worlds", default=300, show_default=True, type=click.IntRange(min=20), help="Of each scenario.")
+@click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
+def coverage(worlds: int, output: Path | None) -> None:
+    """Ranges of plans: how often they hold the truth, and their half-width beside an oracle's."""
+    rows = []
+    for scenario in SCENARIOS:
+        rng = np.random.default_rng(0)
+        row = {"scenario": scenario.label, **covered([outcome(scenario, rng) for _ in range(worlds)])}
+        rows.append(row)
+        click.echo(
+            f"{scenario.label:50} coverage {row['coverage']:6.1%}  half-width {row['half_width']:6.1%}  "
+            f"{row['half_width_over_oracle']:5.2f} × the oracle's {row['oracle_half_width']:6.1%}"
+        )
+    if output is not None:
+        output.write_text(
+            json.dumps({"command": shlex.join(["python", *sys.argv]), "worlds": worlds, "rows": rows}, indent=1) + "\n"
+        )
 
 
 def _off(row: dict[str, Any], name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import scipy.special
 
 from offload.errors import ConfigError, RunError
 from offload.measure.equivalents import faster_equivalent
-from offload.measure.sizes import Measured, at_whole_depth, largest_that_fits
+from offload.measure.sizes import FEW_STEPS, STEPS, Measured, at_whole_depth, largest_that_fits
 from offload.model.fit import StepTimeFit, fit_step_time
 from offload.model.goodput import JointGoodput
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE
@@ -23,6 +24,7 @@ from offload.model.step_time import slowest
 
 LEAST_UNCERTAINTY = 0.01
 ONE_TASK_UNCERTAINTY = 0.4
+STEPS_WEIGHT = 4.0  # of what steps of one size tell about noise, in sizes: less than their number, since sizes differ by more than steps
 LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
 WORTH_SAYING = 0.02  # of core-seconds, saved by decoding only what crops need
 BALANCED = 0.05  # stall below which the accelerator counts as fed
@@ -85,7 +87,7 @@ class Findings:
         """The core-seconds per sample of the mean task: cores make as many samples as their mean task lets them."""
         return float(np.mean(self.core_seconds))
 
-    @property
+    @functools.cached_property
     def fit(self) -> StepTimeFit:
         """The step time, fitted to the measured sizes."""
         count = len(self.steps)
@@ -94,7 +96,13 @@ class Findings:
         waits = float(slowest(self.workers, self.step_variation)) - 1
         together = [max((each.synced_s or each.step_s) - waits * each.step_s, each.step_s) for each in self.steps]
         sizes = [each.size for each in self.steps]
-        return fit_step_time([self.nodes] * count, [self.workers] * count, sizes, alone, together)
+        known: dict[str, float] = {}
+        if self.step_variation > 0:
+            # A size's time is a median of steps, whose own variation tells its noise.
+            repeats = FEW_STEPS if self.device == "cpu" else STEPS
+            noise = max(self.step_variation * math.sqrt(math.pi / 2 / repeats), LEAST_UNCERTAINTY)
+            known = {"noise": noise, "noise_weight": STEPS_WEIGHT}
+        return fit_step_time([self.nodes] * count, [self.workers] * count, sizes, alone, together, **known)
 
     @property
     def step_variation(self) -> float:

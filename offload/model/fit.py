@@ -67,6 +67,9 @@ def fit_step_time(
     local_batch_size: ArrayLike,
     compute_time_s: ArrayLike,
     last_micro_batch_time_s: ArrayLike,
+    *,
+    noise: float = NOISE,
+    noise_weight: float = NOISE_WEIGHT,
 ) -> StepTimeFit:
     """Fit the step time to measurements, one for each entry of the arrays.
 
@@ -75,6 +78,8 @@ def fit_step_time(
         local_batch_size: m.
         compute_time_s: seconds of one micro-batch's forward and backward, without synchronisation.
         last_micro_batch_time_s: seconds of the last micro-batch, with synchronisation.
+        noise: relative standard deviation of a measurement as known beforehand, for example from repeated steps.
+        noise_weight: the weight of this knowledge, in measurements.
 
     Errors are relative (a step of 10 ms counts as much as one of 10 s) and outliers are damped. The fit is optimistic about unseen
     regimes, so that the run tries them: synchronisation over several nodes costs little more than within one, and half the time
@@ -102,8 +107,8 @@ def fit_step_time(
     scaled = _with(start, free, found.x)
     errors = _errors(scaled, data)
     # The prior and the residuals together: a scaled inverse chi-squared distribution, whose predictions are Student's.
-    known = NOISE_WEIGHT + max(errors.size - int(np.sum(free)), 0)
-    spread = (NOISE_WEIGHT * NOISE**2 + np.sum(errors**2)) / known
+    known = noise_weight + max(errors.size - int(np.sum(free)), 0)
+    spread = (noise_weight * noise**2 + np.sum(errors**2)) / known
     student = float(scipy.special.stdtrit(known, 0.975))
     directions = _free_directions(found.jac, free, student * float(np.sqrt(spread)) / NOISE)
     directions += _unseen_directions(scaled, free, data)

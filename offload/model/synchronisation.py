@@ -18,7 +18,7 @@ RING = math.sqrt(2)  # the middle of one and two
 NETWORK_SHARE = (
     0.5  # of its nominal rate that a network carries gradients at; all-reduces over TCP are far from the wire's rate
 )
-NETWORK_FACTOR = 3.0  # rings of 2 to many nodes (√2 either way), latency, and networks that deliver a third
+NETWORK_FACTOR = 4.0  # rings of 2 to many nodes (√2 either way), latency, and networks that deliver a third
 INTRA_BYTES_PER_S, INTRA_FACTOR = 10e9, 5.0  # from slow PCIe through the host's memory to NVLink
 GRADIENT_BYTES, GRADIENT_FACTOR = 1e8, 10.0  # a model of unknown size: 25 million float32 parameters, such as ResNet-50
 GAMMA, GAMMAS = 4.0, (1.0, 10.0)  # how well backward hides an unknown synchronisation, and all of gamma's range

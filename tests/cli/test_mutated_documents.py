@@ -36,7 +36,9 @@ PROFILE = {
         "nodes": 1, "workers": 1, "gradient_bytes": 1e8,
     },
     "noise": {"sqr": 0.00136, "var": 0.000502, "batch_size": 64},
-    "uncertainty": {"core_seconds_per_sample": 0.03, "step": 0.02, "day_to_day": 0.06, "step_directions": [[0.01] * 7], "local_batch_sizes": [8, 64]},
+    "uncertainty": {
+        "core_seconds_per_sample": 0.03, "step": 0.02, "day_to_day": 0.06, "step_directions": [[0.01] * 7], "local_batch_sizes": [8, 64],
+    },
     "measured": {"core_speed": 1.0, "at": "2026-01-01T00:00:00+00:00", "versions": {"torch": "2.8"}},
     "verdict": ["The input binds."],
 }  # fmt: skip

@@ -164,7 +164,8 @@ def test_a_profile_keeps_what_the_fit_leaves_open_and_what_was_measured() -> Non
     assert profile.uncertainty.local_batch_sizes == (8, 64)
     assert profile.uncertainty.step_directions == tuple(map(tuple, found.fit.directions.tolist()))
     assert profile.synchronisation.gradient_bytes == 1e8
-    assert not (profile.synchronisation.intra or profile.synchronisation.inter)
+    assert not profile.synchronisation.intra
+    assert not profile.synchronisation.inter
     assert profile.step_time.variation == pytest.approx(0.11)  # the median: one hiccup does not count
 
 
