@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offload import collate
+    from offload import collate, notebook
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.loader.loader import DataLoader
     from offload.loader.stats import LoaderStats
@@ -68,6 +68,7 @@ __all__ = [
     "from_torch",
     "image_folder",
     "mix",
+    "notebook",
     "parquet",
     "webdataset",
     "weighted",
@@ -77,8 +78,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name == "collate":
-        return importlib.import_module("offload.collate")
+    if name in ("collate", "notebook"):
+        return importlib.import_module(f"offload.{name}")
     raise AttributeError(f"module 'offload' has no attribute {name!r}")
 
 

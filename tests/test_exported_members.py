@@ -31,6 +31,7 @@ PUBLIC = [
     "from_torch",
     "image_folder",
     "mix",
+    "notebook",
     "parquet",
     "webdataset",
     "weighted",

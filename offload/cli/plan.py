@@ -208,7 +208,7 @@ def plan(
             gpu_speed=_gpu_speed(gpu_speeds),
             **asked,
         ).document()
-        made["warnings"] += _stale(profile)
+        made["warnings"] += profile_age.warnings(profile)
         text = to_json(made, indent=2)
         cluster_file = (
             None if to_emit is None else to_emit.of(Plan.from_document(made, "the plan"), catalog, "the plan")
@@ -248,12 +248,6 @@ def _gpu_speed(given: tuple[tuple[str | None, float], ...]) -> float | dict[str,
             "--gpu-speed takes one number for all types, or TYPE=X for each: a plain number beside others says nothing clear."
         )
     return speeds[None]
-
-
-def _stale(profile: Profile) -> list[str]:
-    script = Path(profile.workload) if profile.workload else None
-    said = profile_age.changes(profile.measured, profile_age.facts(script), workload=profile.workload)
-    return [f"the profile may be stale: {'; '.join(said)}. offload probe measures anew."] if said else []
 
 
 def _write(path: Path, write: Callable[[], Any]) -> None:

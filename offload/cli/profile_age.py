@@ -1,6 +1,6 @@
 """Check whether a profile still describes the script, libraries and machine at hand.
 
-:func:`facts` collects facts about them; :func:`changes` compares plain facts.
+:func:`facts` collects facts about them; :func:`changes` compares plain facts, and :func:`warnings` a profile's with today's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from offload.model.profile import Profile
 
 LIBRARIES = ("ray", "torch", "torchvision", "timm")
 
@@ -41,6 +43,13 @@ def changes(measured: Mapping[str, Any], now: Mapping[str, Any], *, workload: st
             f"({now['cpu_model']}, {now['cores']} cores)"
         )
     return said
+
+
+def warnings(profile: Profile) -> list[str]:
+    """A warning if the profile may no longer describe its script, or comes from another environment."""
+    script = Path(profile.workload) if profile.workload else None
+    said = changes(profile.measured, facts(script), workload=profile.workload)
+    return [f"the profile may be stale: {'; '.join(said)}. offload probe measures anew."] if said else []
 
 
 def digest(path: Path) -> str:

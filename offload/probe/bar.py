@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from offload.report.console import stderr_console
 
 
 def bar(quiet: bool) -> Progress:
     """A progress bar on stderr, which disappears at the end."""
-    console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=stderr_console(quiet=quiet), transient=True)

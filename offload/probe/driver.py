@@ -33,8 +33,11 @@ from offload.train.worker.fetching import PREFETCH_BLOCKS
 STAGE_ROWS = 64
 
 
-def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str, Any]) -> Findings | None:
-    """Measure a script's trainer; None if the user interrupted it. ``known``: facts to store with the findings.
+def probe(
+    trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str, Any], seconds: float | None = None
+) -> Findings | None:
+    """Measure a script's trainer; None if the user interrupted it. ``known``: facts to store with the findings. ``seconds``: the time
+    for measuring, besides the start of Ray and of the worker; None: as much as ``Budget`` says.
 
     Raises ConfigError or RunError as ``Trainer.fit`` does.
     """
@@ -50,6 +53,8 @@ def probe(trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str
             workers = _workers(trainer, cluster)
             single.workers = (workers, workers)
             run = ProbeRun(single, directory, silent, listed, cluster)
+            if seconds is not None:
+                run.budget = run.budget.within(seconds)
             directory.begin()
             with bar(quiet) as progress:
                 run.shows(progress)

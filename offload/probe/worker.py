@@ -52,6 +52,12 @@ class Budget:
     recipe: PackedRecipe | None = None
     rows: pa.Table | None = None
 
+    def within(self, seconds: float) -> Budget:
+        """The same parts in ``seconds`` altogether."""
+        parts = ("drain_s", "ingest_s", "stages_s", "decoding_s", "replay_s")
+        share = seconds / sum(getattr(self, name) for name in parts)
+        return dataclasses.replace(self, **{name: share * getattr(self, name) for name in parts})
+
 
 def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
     """Measure, and send the findings as an event ``probed``."""

@@ -7,9 +7,10 @@ import sys
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from offload.report.console import stderr_console
 
 PLAIN_INTERVAL_S = 10.0
 WAITING_INTERVAL_S = 30.0
@@ -45,7 +46,7 @@ class LiveLine:
     """A context manager that shows lines and notes on standard error."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._console = stderr_console(quiet=quiet)
         self._live = (
             Live(Text("starting"), console=self._console, refresh_per_second=4, transient=True)
             if self._console.is_terminal and not quiet

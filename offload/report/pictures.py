@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from offload.report.page.chart import Axis, Chart, Line
 from offload.report.page.view import PageView
@@ -29,7 +29,7 @@ def draw_page(page: PageView, folder: Path) -> list[Path]:
     written = []
     for name, chart in _charts(page):
         path = folder / f"{name}.png"
-        _draw(chart, path)
+        draw_chart(chart, path)
         written.append(path)
     return written
 
@@ -42,7 +42,8 @@ def _charts(page: PageView) -> Iterator[tuple[str, Chart]]:
             yield (chart.key if len(page.runs) == 1 else f"{number}-{chart.key}"), chart
 
 
-def _draw(chart: Chart, path: Path) -> None:
+def draw_chart(chart: Chart, file: Path | BinaryIO) -> None:
+    """Write one chart as a PNG. Raises OSError if the file cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.2 if chart.tall else 3.0), layout="constrained")
@@ -71,7 +72,7 @@ def _draw(chart: Chart, path: Path) -> None:
         warnings.filterwarnings(
             "ignore", message="Glyph .* missing from font"
         )  # a metric's name: a box stands for the letter
-        figure.savefig(path, dpi=DPI)
+        figure.savefig(file, dpi=DPI, format="png")
 
 
 def _handle(line: Line) -> Any:

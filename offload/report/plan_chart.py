@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 RATE, COST = "#2e86ab", "#d1495b"
 KNEE = 0.95  # share of the highest rate that more nodes could reach
@@ -16,9 +16,9 @@ def knee(cpu_nodes: list[int], samples_per_s: list[float]) -> int:
     return min(n for n, rate in zip(cpu_nodes, samples_per_s, strict=True) if rate >= goal)
 
 
-def draw_plan(document: dict[str, Any], path: Path) -> None:
+def draw_plan(document: dict[str, Any], file: Path | BinaryIO) -> None:
     """Draw samples/s (with its 95 % band) and dollars per million samples against CPU nodes, for the recommended GPU nodes
-    and each CPU type with them. The file's suffix sets the format.
+    and each CPU type with them. A path's suffix sets the format; an open file gets a PNG.
 
     Raises ValueError for an unsupported format, OSError if the file cannot be written.
     """
@@ -55,7 +55,7 @@ def draw_plan(document: dict[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=8, frameon=False)
     costs.xaxis.get_major_locator().set_params(integer=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(file, dpi=150)
 
 
 def _lines(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -36,7 +36,7 @@ def format_plan(document: dict[str, Any], *, shown: int = SHOWN, width: int = 12
         ]
         table.add_row(*(Text(cell) for cell in cells), style="bold" if at == document["recommended"] else None)
     out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=False, highlight=False)
+    console = Console(file=out, width=width, force_terminal=False, force_jupyter=False, highlight=False)
     console.print(table)
     left = len(candidates) - len(rows)
     said = [f"{MARKS['recommended']} recommended, {MARKS['baseline']} the single instance"]

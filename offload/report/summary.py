@@ -90,7 +90,7 @@ def format_summary(document: dict[str, Any], *, width: int = 110) -> str:
     for what, value in summary_rows(document):
         table.add_row(Text(what), Text(value))  # a path or an error may hold [brackets]
     out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=False, highlight=False)
+    console = Console(file=out, width=width, force_terminal=False, force_jupyter=False, highlight=False)
     console.print(table)
     console.print(verdict(document), soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
