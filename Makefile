@@ -17,7 +17,7 @@ help: ## list these targets
 
 install: $(INSTALLED) ## make the environment in .venv (PYTHON=python3.12 for another Python)
 
-demo: $(INSTALLED) ## make a data set of JPEG files, train on it, write runs/demo
+demo: $(INSTALLED) ## train on JPEG files, then compare with a DataLoader; writes runs/demo
 	$(BIN)/offload demo --overwrite $(ARGS)
 
 test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, JOBS=0 for one by one)

@@ -31,7 +31,15 @@ LAYERS = [
     {"offload.report"},  # on plain data: it reads files, not objects of the layers that write them
     {"offload.measure", "offload.prices"},
     {"offload.model"},
-    {"offload.errors", "offload.files", "offload.interrupts", "offload.machine", "offload.preload", "offload.versions"},
+    {
+        "offload.errors",
+        "offload.files",
+        "offload.interrupts",
+        "offload.machine",
+        "offload.paced",
+        "offload.preload",
+        "offload.versions",
+    },
 ]
 LEVEL = {name: number for number, names in enumerate(LAYERS) for name in names}
 

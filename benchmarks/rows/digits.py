@@ -12,7 +12,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 
 import offload
-from offload.testing.paced import PacedAccelerator
+from offload.paced import PacedAccelerator
 
 HELD_OUT = 5  # every fifth sample is held out
 EVALUATED_S = 2.0  # between two evaluations on the held-out samples

@@ -18,7 +18,7 @@ import offload
 from benchmarks.rows import protocol
 from benchmarks.rows.dataloader import Samples
 from benchmarks.rows.ray_script import TRAIN_RESOURCE
-from offload.testing.paced import PacedAccelerator
+from offload.paced import PacedAccelerator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,7 +179,7 @@ def describe(batch: Mapping[str, Any]) -> dict[str, str]:
 def _accelerator(task: Task) -> Any:
     if not (task.alpha_s or task.beta_s):
         return None
-    from offload.testing.paced import PacedAccelerator  # not in the environments of other libraries, which only count
+    from offload.paced import PacedAccelerator  # not in the environments of other libraries, which only count
 
     return PacedAccelerator(task.alpha_s, task.beta_s)
 

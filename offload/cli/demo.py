@@ -5,6 +5,7 @@ It is the same program as ``examples/image_classification.py``, with generated d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,13 @@ import offload
 from offload.demo_data import make_demo_data
 from offload.model.checks import check_count
 
-EPOCHS = 5
 PIXELS = 80
 BATCH_SIZE = 32
 
 
 def build_demo(data: Path, *, images: int, epochs: int) -> offload.Trainer:
     """Make the data set, unless it exists, and a Trainer for it. Raises ConfigError if the data set cannot be written."""
-    epochs = check_count("--epochs", epochs, least=1, sane="such as 5")
+    epochs = check_count("--epochs", epochs, least=1, sane="such as 3")
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"drawing {images:,} JPEG files", total=images)
@@ -81,14 +81,37 @@ def _float32() -> Any:
     return torch.float32
 
 
-def train(ctx: offload.Context) -> None:
-    """Train and validate, on each worker."""
-    import timm
+def training_step(device: Any) -> Callable[[Any, Any], None]:
+    """One step of a plain loop with the same model on ``device``: a function of images and labels on the CPU."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    # zero_init_last initialises each residual block as an identity: good for hundreds of epochs, slow for five.
-    model = timm.create_model("resnet10t", num_classes=ctx.config["classes"], zero_init_last=False)
+    model = _model(classes=10).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+
+    def step(images: Any, labels: Any) -> None:
+        loss = cross_entropy(model(images.to(device)), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        torch.cuda.synchronize(device)  # else the time of this step would count as waiting for the next batch
+
+    return step
+
+
+def _model(classes: int) -> Any:
+    import timm
+
+    # zero_init_last initialises each residual block as an identity: good for hundreds of epochs, slow for a few.
+    return timm.create_model("resnet10t", num_classes=classes, zero_init_last=False)
+
+
+def train(ctx: offload.Context) -> None:
+    """Train and validate, on each worker."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    model = _model(ctx.config["classes"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=ctx.config["steps"] + 1)
     model, optimizer, schedule = ctx.prepare(model, optimizer, schedule)

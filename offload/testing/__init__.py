@@ -1,9 +1,9 @@
 """Tools for tests and benchmarks, public so that users can test with them too. Not imported by the rest of offload."""
 
+from offload.paced import PacedAccelerator
 from offload.testing._accounting import CpuSeconds
 from offload.testing.hosts import Hosts
 from offload.testing.netns import Host, HostProcess, HostsError, HostSpec, unavailable
-from offload.testing.paced import PacedAccelerator
 
 __all__ = [
     "CpuSeconds",

@@ -423,7 +423,7 @@ def answering(answer: bytes | None) -> Iterator[str]:
     [
         ([], ["offload doctor", "offload demo", "offload run SCRIPT", "build() -> offload.Trainer", "--version"]),
         (["run"], ["build() -> offload.Trainer", "Arguments after --", "-- --epochs 20", "resumes an unfinished run", "Ctrl-C commits"]),
-        (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]"]),
+        (["demo"], ["real JPEGs", "every CPU", "the run directory with a report", "[default: 3000]", "a paced accelerator"]),
         (["doctor"], ["what to do", "Exit code 0 if nothing fails"]),
         (["launch", "ray"], ["http://head:8265", "leaves the job running", "resumes a run", "[env var: OFFLOAD_RAY_ADDRESS"]),
         (["plan"], ["before you pay", "offload probe train.py", "Fewest dollars per useful sample"]),
@@ -450,7 +450,7 @@ def test_it_runs_as_a_module_too() -> None:
 
 RUN_OPTIONS = ["--storage-path", "--address", "--json", "--overwrite", "--quiet", "--run-dir"]
 OPTIONS: dict[str, list[str]] = {
-    "demo": [*RUN_OPTIONS, "--data", "--epochs", "--images"],
+    "demo": [*RUN_OPTIONS, "--compare", "--data", "--epochs", "--images"],
     "doctor": ["--address", "--cache", "--json"],
     "plan": [
         "--ami", "--batch-size", "--budget", "--catalog", "--chart", "--cluster-name", "--cpu-nodes", "--cpu-type", "--deadline",

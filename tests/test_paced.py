@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from offload.testing import PacedAccelerator
+from offload.paced import PacedAccelerator
 
 
 class LateSleeper:
