@@ -47,6 +47,7 @@ LONGEST = (
     "train/driver/test_shared_cluster.py",
     "test_code_blocks.py",
     "test_site.py",
+    "test_notebook.py",
 )
 SHARE_A_SETUP = ("launch/ray/test_cli.py", "test_examples.py", "test_site.py")
 

@@ -6,7 +6,6 @@ It emulates two hosts with one: some cores stand for the GPU host, the rest for 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import subprocess
@@ -82,8 +81,9 @@ def compare(images: Path, *, seconds: float = SECONDS) -> tuple[Side, Side] | No
     if cores < 2:
         return None
     mine = host_cores(cores)
-    alone = _side("torch", images, seconds, mine, sorted(os.sched_getaffinity(0))[:mine])
-    offloaded = _side("offload", images, seconds, cores, sorted(os.sched_getaffinity(0)))
+    all_cores = sorted(os.sched_getaffinity(0))
+    alone = _side("torch", images, seconds, mine, all_cores[:mine])
+    offloaded = _side("offload", images, seconds, cores, all_cores)
     return (
         Side(name="torch DataLoader", cores=mine, **alone),
         Side(name="offload", cores=cores, **offloaded),
@@ -93,18 +93,18 @@ def compare(images: Path, *, seconds: float = SECONDS) -> tuple[Side, Side] | No
 def _side(loader: str, images: Path, seconds: float, cores: int, allowed: list[int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="offload-demo-") as folder:
         file = Path(folder) / "measured.json"
-        words = (loader, str(images), str(seconds), str(cores), str(file))
+        words = (loader, str(images), str(seconds), str(cores), ",".join(map(str, allowed)), str(file))
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "offload.cli.demo_loop", *words],
-                preexec_fn=functools.partial(os.sched_setaffinity, 0, allowed),
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise RunError(
                 f"the demo has trained, but its comparison ({loader}) took longer than {DEADLINE_S:.0f} s. Leave it out with --no-compare."
             ) from None
-        if done.returncode:
+        # The file is whole or absent. Ray may still fail while it ends, after the last batch.
+        if not file.exists():
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise RunError(
                 f"the demo has trained, but its comparison ({loader}) failed: {last}. Leave it out with --no-compare."

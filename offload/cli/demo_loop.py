@@ -1,12 +1,13 @@
 """One side of the demo's comparison, as a program: a loop over a DataLoader, torch's or offload's, which notes when batches come.
 
-``python -m offload.cli.demo_loop torch|offload IMAGES SECONDS WORKERS FILE`` writes a JSON document to FILE. The loop, the data set and
-the step are the same for both loaders.
+``python -m offload.cli.demo_loop torch|offload IMAGES SECONDS WORKERS CORES FILE`` writes a JSON document to FILE. Its process and
+those of torch's loader use the CPUs of CORES (``0,1``) alone. The loop, the data set and the step are the same for both loaders.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -20,11 +21,17 @@ PACED_IMAGES_PER_S = 5000.0  # far above what a few cores preprocess, as a GPU i
 ENDLESS = 1_000_000_000  # samples of an epoch: the loop ends by time, before an epoch would
 
 
-def main(loader: str, images: str, seconds: str, workers: str, file: str) -> None:
+def main(loader: str, images: str, seconds: str, workers: str, cores: str, file: str) -> None:
     """Run the loop, and write its measurements."""
+    os.sched_setaffinity(0, set(map(int, cores.split(","))))  # before torch starts threads
+    from offload.loader.session import end_unused
+
     device, step = accelerator()
     found = measured(batches(loader, Path(images), int(workers)), step, float(seconds))
-    Path(file).write_text(json.dumps({"device": device, **found}))
+    part = Path(f"{file}.part")
+    part.write_text(json.dumps({"device": device, **found}))
+    part.replace(file)
+    end_unused()  # the loop left its loader in the middle of an epoch
 
 
 def accelerator() -> tuple[str, Callable[[Any, Any], None]]:
