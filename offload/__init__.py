@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from offload.pipeline.combine import mix, weighted
     from offload.pipeline.device import Normalize
     from offload.pipeline.spec import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
+    from offload.train.callback import Callback
     from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster
     from offload.train.driver.trainer import Result, Trainer
     from offload.train.worker.context import Context
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Adaptation": "offload.train.config",
     "BatchSize": "offload.train.config",
+    "Callback": "offload.train.callback",
     "Checkpoints": "offload.train.config",
     "Cluster": "offload.train.config",
     "ConfigError": "offload.errors",
@@ -50,6 +52,7 @@ _HOMES = {
 __all__ = [
     "Adaptation",
     "BatchSize",
+    "Callback",
     "Checkpoints",
     "Cluster",
     "ConfigError",

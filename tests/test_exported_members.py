@@ -13,6 +13,7 @@ import offload
 PUBLIC = [
     "Adaptation",
     "BatchSize",
+    "Callback",
     "Checkpoints",
     "Cluster",
     "ConfigError",

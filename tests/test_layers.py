@@ -18,7 +18,7 @@ LAYERS = [
     {"offload.__main__", "offload.cli", "offload.demo_data", "offload.notebook", "offload.launch.sagemaker.__main__"},
     {"offload.launch"},
     {"offload.probe"},
-    {"offload.loader", "offload.collate"},
+    {"offload.loader", "offload.collate", "offload.callbacks"},
     # Rooms of offload.train, by process: the driver starts the workers, and both talk to the run's actor.
     {"offload.train.driver"},
     {"offload.train.worker"},

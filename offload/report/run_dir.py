@@ -1,6 +1,6 @@
 """The run directory, which holds everything that a run leaves behind, in files that other programs can read.
 
-``events.jsonl`` begins with ``run_started`` and ends with ``run_finished``; ``metrics.jsonl`` has a line per interval; the run writes
+``events.jsonl`` begins with ``run_started`` and ends with ``run_finished``, after which only a ``callback_failed`` may come; ``metrics.jsonl`` has a line per interval; the run writes
 ``summary.json`` at its end. A new run resumes an unfinished run in the directory, and refuses a finished one.
 """
 

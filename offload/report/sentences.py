@@ -84,6 +84,8 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
             f"the nodes that the run asked for did not come within {event['after_s']:.0f} s: {event['workers_now']} workers "
             f"and {event['cores_now']} preprocessing cores go on"
         )
+    if kind == "callback_failed":
+        return f"callback {event['callback']} failed in {event['method']} ({event['error']}): the run goes on"
     if kind == "pass_not_finished" and event["untrained"]:
         return f"training ended within a pass: {event['untrained']:,} of its samples were not trained"
     return None

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import ray.train
 
 from offload.pipeline.spec import Pipeline
+from offload.train.callback import Callback
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides
 
 
@@ -28,4 +29,5 @@ class Arguments(Protocol):
     train_loop_config: dict[str, Any]
     scaling_config: ray.train.ScalingConfig | None
     run_config: ray.train.RunConfig | None
+    callbacks: tuple[Callback, ...]
     overrides: WorkerOverrides

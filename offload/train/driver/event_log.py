@@ -1,4 +1,4 @@
-"""Write the run directory and the live line from the hub's news."""
+"""Write the run directory and the live line from the hub's news, and tell the callbacks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from offload.report.html import write_report
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
 from offload.report.sentences import sentence
+from offload.train.callback import Callback
+from offload.train.driver.listeners import Listeners
 from offload.train.messages import TRAIN, News, sum_of
 
 _INPUT = ("core_seconds_per_sample", "variation", "wire_bytes_per_sample", "input_pace_samples_per_s", "blocked")
@@ -26,10 +28,18 @@ class EventLog:
     """The event log of one run. ``on_gpus``: whether its workers have GPUs."""
 
     def __init__(
-        self, directory: RunDirectory, live: LiveLine, placement: Placement, split: BatchSplit, *, on_gpus: bool
+        self,
+        directory: RunDirectory,
+        live: LiveLine,
+        placement: Placement,
+        split: BatchSplit,
+        *,
+        on_gpus: bool,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.directory, self.live, self.placement, self.split = directory, live, placement, split
         self.news = News(cursor=0, totals={}, epoch=0, step=0, samples=0, metrics={}, events=())
+        self._listeners = Listeners(callbacks)
         self._on_gpus = on_gpus
         self._began = time.monotonic()
         self._skipped: set[tuple[str, int]] = set()
@@ -41,8 +51,16 @@ class EventLog:
         """Take note of these nodes, which the log then calls by their names."""
         self._nodes |= {node.node_id: node for node in nodes}
 
+    def start(self, **values: Any) -> None:
+        """Write the event with which this session of the run begins."""
+        kind = "run_resumed" if self.directory.resuming else "run_started"
+        at = time.time()
+        self.directory.event(kind, at=at, **values)
+        self._listeners.started(self.directory.path, {"event": kind, "at": at, **values})
+
     def take(self, news: News) -> None:
         """Record the news."""
+        self._tell_failures()
         before, self.news = self.news, news
         read_at, self._read_at = self._read_at, time.monotonic()
         for event in news.events:
@@ -56,6 +74,7 @@ class EventLog:
             values["preprocessing"] = self._preprocessing(before.spent)
             self.directory.metrics(values)
             self.live.update(values)
+            self._listeners.interval(values)
 
     def _take_event(self, event: dict[str, Any]) -> None:
         kind = event.pop("event")
@@ -90,10 +109,16 @@ class EventLog:
         """Write an event, and show it if it matters to users."""
         if kind == "cluster_changed":
             self.know([NodeResources(**node) for node in values["joined_nodes"]])
-        self.directory.event(kind, **values)
-        text = sentence(kind, values)
+        at = values.pop("at", None) or time.time()
+        self.directory.event(kind, at=at, **values)
+        text = sentence(kind, {"at": at, **values})
         if text is not None:
             self.live.note(text)
+        self._listeners.event({"event": kind, "at": at, **values})
+
+    def _tell_failures(self) -> None:
+        for failure in self._listeners.failures():
+            self.tell("callback_failed", **failure)
 
     @property
     def _workers(self) -> int:
@@ -172,6 +197,7 @@ class EventLog:
             "run_dir": str(self.directory.path),
             "versions": {"python": sys.version.split()[0], "ray": ray.__version__},
         }
+        self._tell_failures()
         self.directory.event(
             "run_finished", status=status, error=error, samples=self.news.samples, steps=self.news.step
         )
@@ -182,6 +208,10 @@ class EventLog:
             self.live.note(
                 f"report.html was not written ({type(error).__name__}: {error}): offload report {self.directory.path} writes it"
             )
+        # After the files: a callback may read them, and one that hangs must not keep the run from writing them.
+        self._listeners.ended(document)
+        self._listeners.close()
+        self._tell_failures()
         return document
 
 

@@ -99,7 +99,14 @@ class Run:
         self._check_caches()
         self.placement = self.fleet.placement
         self.split: BatchSplit = trainer.batch_size.split(self.placement.workers)
-        self.log = EventLog(directory, live, self.placement, self.split, on_gpus=self.worker.gpus > 0)
+        self.log = EventLog(
+            directory,
+            live,
+            self.placement,
+            self.split,
+            on_gpus=self.worker.gpus > 0,
+            callbacks=trainer.callbacks,
+        )
         self._failures, self._asked_at = 0, 0.0
         self._pings: list[Any] = []
         self.streams = self._packed()
@@ -319,12 +326,10 @@ class Run:
         return {**preload.runtime_env({**self.job_env, **given}, also=preload.TRAINING), **given}
 
     def _announce(self) -> None:
-        verb = "run_resumed" if self.directory.resuming else "run_started"
         prices = self._prices()
         there = {node.instance_type for node in self.cluster.nodes} | set(self.trainer.cluster.usd_per_hour or ())
         self.log.know(self.cluster.nodes)
-        self.directory.event(
-            verb,
+        self.log.start(
             workers=self.placement.workers,
             preprocessing_cores=self.placement.cores,
             local_batch_size=self.split.local_batch_size,

@@ -7,7 +7,7 @@ import copy
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,7 @@ from offload.train.checkpoints.storage import (
     remove_checkpoints,
     storage_of,
 )
+from offload.train.callback import Callback
 from offload.train.cluster.connection import check_address, connected
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides, workers_range
 from offload.train.driver.listed import Listed
@@ -105,6 +106,7 @@ class Trainer:
             or lost block delays the blocks after it.
         hang_s: seconds without a step, a report or a wait for data after which a worker counts as hung. The run restarts it.
         train_loop_config: the user's own settings, available as ``ctx.config``.
+        callbacks: what hears of the run while it trains, such as an experiment tracker: each an :class:`offload.Callback`.
         scaling_config, run_config: Ray Train's configurations. The run uses ``use_gpu`` and ``resources_per_worker`` of the former, and
             ``storage_path``, ``storage_filesystem``, ``name`` and ``failure_config`` of the latter.
         storage_path: the folder of checkpoints (any file system); the run directory by default.
@@ -128,6 +130,7 @@ class Trainer:
         deterministic: bool = False,
         hang_s: float = 1800.0,
         train_loop_config: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callback] = (),
         scaling_config: ray.train.ScalingConfig | None = None,
         run_config: ray.train.RunConfig | None = None,
         storage_path: str | None = None,
@@ -159,6 +162,7 @@ class Trainer:
         self.hang_s = check_number("hang_s", hang_s, above=0.0, sane="seconds, such as 1800")
         config = {} if train_loop_config is None else train_loop_config
         self.train_loop_config = check_mapping("train_loop_config", config, sane="settings by name")
+        self.callbacks = _callbacks(callbacks)
         self.scaling_config, self.run_config = scaling_config, run_config
         _check_ray_trains(scaling_config, run_config)
         self.overrides = WorkerOverrides()
@@ -337,6 +341,20 @@ def _made(name: str, given: Any, kind: type[_Config]) -> _Config:
     if not isinstance(given, kind):
         raise ConfigError(f"{name} must be an offload.{kind.__name__}, found {shown(given)}.")
     return given
+
+
+def _callbacks(given: Any) -> tuple[Callback, ...]:
+    if not isinstance(given, list | tuple):
+        raise ConfigError(
+            f"callbacks must be a list of offload.Callback objects, found {shown(given)}. Pass callbacks=[...]."
+        )
+    for place, each in enumerate(given):
+        if not isinstance(each, Callback):
+            remedy = (
+                "pass an object of this class" if isinstance(each, type) else "derive its class from offload.Callback"
+            )
+            raise ConfigError(f"callbacks[{place}] must be an offload.Callback, found {shown(each)}: {remedy}.")
+    return tuple(given)
 
 
 def _storage_path(given: Any) -> str | None:
