@@ -95,7 +95,7 @@ from pathlib import Path
 os.environ["RAY_AUTH_MODE"] = "disabled"
 import ray
 from offload.callbacks import Prometheus
-from tests.helpers import ROOT
+from tests.helpers import eventually
 from tests.test_callbacks import play
 
 ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)

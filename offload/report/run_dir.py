@@ -1,7 +1,8 @@
 """The run directory, which holds everything that a run leaves behind, in files that other programs can read.
 
-``events.jsonl`` begins with ``run_started`` and ends with ``run_finished``, after which only a ``callback_failed`` may come; ``metrics.jsonl`` has a line per interval; the run writes
-``summary.json`` at its end. A new run resumes an unfinished run in the directory, and refuses a finished one.
+``events.jsonl`` begins with ``run_started`` and ends with ``run_finished``, after which only a ``callback_failed`` may come.
+``metrics.jsonl`` has a line per interval. The run writes ``summary.json`` at its end. A new run resumes an unfinished run in the
+directory, and refuses a finished one.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.report.live import LiveLine
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
 from offload.report.summary import format_summary
+from offload.train.callback import Callback
 from offload.train.checkpoints.ray_list import mend_snapshot
 from offload.train.checkpoints.storage import (
     Storage,
@@ -44,7 +45,6 @@ from offload.train.checkpoints.storage import (
     remove_checkpoints,
     storage_of,
 )
-from offload.train.callback import Callback
 from offload.train.cluster.connection import check_address, connected
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides, workers_range
 from offload.train.driver.listed import Listed
