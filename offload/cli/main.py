@@ -20,7 +20,14 @@ from offload.cli.script import build_trainer, check_script
 from offload.errors import OffloadError
 from offload.interrupts import INTERRUPTED, SAID, Interrupts, LastResort, install
 
-COMMANDS = ("doctor", "launch", "plan", "probe", "report")  # imported at first use: the handlers of signals come first
+COMMANDS = (
+    "doctor",
+    "launch",
+    "plan",
+    "probe",
+    "report",
+    "watch",
+)  # imported at first use: the handlers of signals come first
 
 
 class OffloadGroup(click.Group):
@@ -79,7 +86,8 @@ def main() -> None:
 
     A first look: `offload doctor` checks this machine, `offload demo` trains on real images in a few minutes,
     `offload run SCRIPT` runs your own script (a file that defines build() -> offload.Trainer). Before you rent machines,
-    `offload probe SCRIPT` measures it, and `offload plan` recommends machines. `offload report RUN_DIR` shows what a run did.
+    `offload probe SCRIPT` measures it, and `offload plan` recommends machines. `offload watch RUN_DIR` follows a run,
+    `offload report RUN_DIR` shows what it did.
     """
 
 

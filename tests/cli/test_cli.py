@@ -459,6 +459,7 @@ OPTIONS: dict[str, list[str]] = {
     ],
     "probe": ["--address", "--core-speed", "--json", "--loader", "--output", "--quiet", "args", "script"],
     "report": ["--catalog", "--json", "--output", "--png", "--usd-per-hour", "run_dirs"],
+    "watch": ["--json", "run_dir"],
     "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "args", "script"],
     "launch ray": [
         "--address", "--cpus-per-worker", "--dry-run", "--env", "--gpus-per-worker", "--json", "--max-workers", "--name", "--no-wait",

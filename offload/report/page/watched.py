@@ -1,0 +1,96 @@
+"""What ``offload watch`` shows of a run, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from offload.report.page.numbers import count, duration, moment, rate, share, usd
+from offload.report.page.story import Story
+
+MOST_EVENTS = 6
+MOST_NODES = 12
+QUIET_S = 60.0  # without a line for so long, a run that trains has probably crashed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """The present state of a run.
+
+    Args:
+        name: the name of the run directory.
+        status: ``finished``, ``failed``, ``interrupted`` or ``unfinished``.
+        facts: names and values: progress, rates, both ceilings, stall, workers, last checkpoint, cost.
+        nodes: the nodes that are there, each with what it does.
+        decisions, errors: the newest ones in words, the oldest first.
+        warning: a sentence if the run has not written anything for long; empty otherwise.
+    """
+
+    name: str
+    status: str
+    facts: tuple[tuple[str, str], ...]
+    nodes: tuple[tuple[str, str], ...]
+    decisions: tuple[str, ...]
+    errors: tuple[str, ...]
+    warning: str
+
+
+def watched(story: Story, now: float) -> Watched:
+    """The state of a run at ``now``, in seconds since 1970."""
+    intervals = story.records.intervals
+    facts = [("trained", f"step {story.steps:,}, {moment(story.clock.length_s)}")]
+    if len(intervals):
+        newest = {name: float(column[-1]) for name, column in intervals.columns.items()}
+        wait_s, step_s = newest["data_wait_s"], newest["step_time_s"]
+        facts += [
+            ("epoch", f"{newest['epoch'] + 1:.0f}"),
+            ("throughput", rate(newest["samples_per_s"])),
+            ("input ceiling", rate(newest["input_ceiling_samples_per_s"])),
+            (f"{story.device} ceiling", rate(newest["device_ceiling_samples_per_s"])),
+            ("stall", share(wait_s / step_s if step_s > 0 else None)),
+            ("workers", f"{newest['workers']:.0f}, global batch {newest['global_batch_size']:,.0f}"),
+            ("preprocessing", count(int(np.nan_to_num(newest["preprocessing_cores"])), "core")),
+        ]
+    if story.progress is not None and story.status == "unfinished":
+        done, left_s = story.progress
+        facts.append(("progress", f"{share(done)}, {duration(left_s)} left"))
+    saved = [told for told in story.told if told.kind == "checkpoint"]
+    facts.append(("last checkpoint", f"{moment(saved[-1].at_s)}  {saved[-1].words}" if saved else "none yet"))
+    if story.usd is not None:
+        end = "" if story.usd_at_end is None else f", {usd(story.usd_at_end)} expected at the end"
+        facts.append(("cost", f"{usd(story.usd)}{end}"))
+    last = story.clock.sessions[-1].ended if story.clock.sessions else now
+    silent = story.status == "unfinished" and now - last > QUIET_S
+    return Watched(
+        name=story.records.path.name,
+        status=story.status,
+        facts=tuple(facts),
+        nodes=_nodes(story),
+        decisions=_newest(story, "decision"),
+        errors=_newest(story, "fault"),
+        warning=f"nothing new for {duration(now - last)}: the run may have crashed" if silent else "",
+    )
+
+
+def _newest(story: Story, group: str) -> tuple[str, ...]:
+    found = [
+        f"{moment(told.at_s)}  {told.words}" for told in story.told if told.group == group and told.kind != "ignored"
+    ]
+    return tuple(found[-MOST_EVENTS:])
+
+
+def _nodes(story: Story) -> tuple[tuple[str, str], ...]:
+    end = story.clock.length_s
+    there = [node for node in story.nodes if node.there_at(end)]
+    found = []
+    for node in there[:MOST_NODES]:
+        does = [
+            what
+            for what, spans in (("trains", node.training), ("preprocesses", node.preprocessing))
+            if spans and spans[-1][1] >= end
+        ]
+        found.append((node.name, f"{node.kind}: {', '.join(does) or 'idle'}"))
+    if len(there) > MOST_NODES:
+        found.append(("…", f"{len(there) - MOST_NODES} more"))
+    return tuple(found)

@@ -1,0 +1,88 @@
+"""``offload watch`` from the command line, on run directories as they grow."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from offload.cli.main import main
+from offload.cli.watch import watch
+from offload.model.catalog import Catalog
+from offload.prices import load_catalog
+from offload.report.page.records import read_run
+from offload.report.page.story import Story
+from offload.report.page.watched import Watched, watched
+from offload.report.watch_screen import screen
+from tests.report.runs import Writer, eventful, plain
+
+COMMAND = [sys.executable, "-m", "offload", "watch"]
+
+
+def state_of(path: Path, now: float) -> Watched:
+    catalog: Catalog = load_catalog(None)
+    return watched(Story(read_run(path), catalog, {}), now)
+
+
+def test_a_run_that_trains_shows_rates_ceilings_nodes_checkpoint_and_cost(tmp_path: Path) -> None:
+    run = Writer(tmp_path / "vit")
+    run.begin()
+    run.train(20)
+    state = state_of(run.path, run.at + 1)
+    facts = dict(state.facts)
+    assert (state.status, state.warning) == ("unfinished", "")
+    assert {"throughput", "input ceiling", "GPU ceiling", "stall", "workers", "cost"} <= facts.keys()
+    assert facts["last checkpoint"] == "none yet"
+    assert dict(state.nodes)["10.0.0.1"] == "ml.g5.xlarge: trains, preprocesses"
+    assert dict(state.nodes)["10.0.1.1"] == "ml.c5.4xlarge: preprocesses"
+    assert "may have crashed" in state_of(run.path, run.at + 600).warning
+
+
+def test_the_screen_fits_a_small_terminal(tmp_path: Path) -> None:
+    path = eventful(tmp_path / "run")
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(screen(state_of(path, 2e9)))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 60
+    assert all(word in text for word in ("throughput", "input ceiling", "decisions", "errors", "nodes"))
+
+
+def test_a_run_that_has_ended_ends_the_view(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["watch", str(plain(tmp_path / "run"))], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("run: finished | trained step ")
+
+
+def test_one_document_of_the_present_state(tmp_path: Path) -> None:
+    run = Writer(tmp_path / "vit")
+    run.begin()
+    done = subprocess.run([*COMMAND, run.path, "--json"], capture_output=True, text=True, timeout=600)
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["schema"], document["status"]) == (0, "offload.watch/1", "unfinished")
+
+
+def test_ctrl_c_ends_the_view_alone(tmp_path: Path) -> None:
+    run = Writer(tmp_path / "vit")
+    run.begin()
+    process = subprocess.Popen([*COMMAND, run.path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("vit: unfinished")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=600)
+    assert (process.returncode, said) == (130, "offload: the view has ended; the run goes on.\n")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_no_run_directory_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    done = CliRunner().invoke(main, ["watch", str(tmp_path / name)])
+    assert done.exit_code == 2
+    assert "Name the folder of a run" in done.stderr
+    assert watch.name == "watch"
