@@ -73,7 +73,9 @@ RULES = Rules(initial_batch_size=64, max_batch_size=64, local_batch_size=(8, 512
 
 
 @pytest.mark.parametrize("truth", [StepTime(0.1, 0.0001), StepTime(0.02, 0.001), StepTime(0.001, 0.002)])
-@pytest.mark.parametrize("restart_s", [10.0, 60.0, 300.0])
+@pytest.mark.parametrize(
+    "restart_s", [pytest.param(10.0, marks=pytest.mark.soak), 60.0, pytest.param(300.0, marks=pytest.mark.soak)]
+)
 def test_surplus_workers_are_released_in_few_restarts_that_cost_little_time(truth: StepTime, restart_s: float) -> None:
     done = train(truth, many(8, 8), RULES, input_samples_per_s=150.0, work=150.0 * 3600, restart_s=restart_s)
     assert done.seconds <= 1.07 * 3600
