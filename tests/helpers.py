@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,6 +108,16 @@ def require_hosts() -> None:
     if reason is not None:
         if os.environ.get("CI") == "true":
             pytest.fail(f"with CI=true emulated hosts must work: {reason}")
+        pytest.skip(reason)
+
+
+def mount_small_disk(path: Path, options: str) -> None:
+    """Mount a disk of a size of its own, as root. Skips where none can be mounted; with CI=true it must be. The test unmounts it."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], capture_output=True, text=True)
+    if mounted.returncode:
+        reason = f"no disk can be mounted here: {mounted.stderr.strip()}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"with CI=true small disks must work: {reason}")
         pytest.skip(reason)
 
 

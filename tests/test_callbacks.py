@@ -47,7 +47,8 @@ def play(callback: offload.Callback, run_dir: Path, *, status: str = "finished")
 
 
 def test_tensorboard_shows_rates_metrics_and_decisions(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as accumulator
+
     play(callbacks.TensorBoard(), tmp_path / "run")
     found = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     rates = [(each.step, each.value, each.wall_time) for each in found.Scalars("offload/samples_per_s")]
@@ -64,7 +65,8 @@ def test_tensorboard_shows_rates_metrics_and_decisions(tmp_path: Path) -> None:
 )
 def test_mlflow_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, known: str) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the only store of mlflow-skinny that needs no server
-    tracking = pytest.importorskip("mlflow.tracking")
+    from mlflow import tracking
+
     uri = (tmp_path / "mlflow").as_uri()
     play(callbacks.MLflow("vit", tracking_uri=uri, params={"lr": 0.1}), tmp_path / "run", status=status)
     client = tracking.MlflowClient(tracking_uri=uri)
@@ -82,7 +84,6 @@ def test_mlflow_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
 
 
 def test_weights_and_biases_keeps_an_offline_run(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
     play(callbacks.WandB(project="vit", mode="offline"), tmp_path / "run")
     (stored,) = (tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb")
     held = stored.read_bytes()

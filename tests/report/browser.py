@@ -18,8 +18,6 @@ LAPTOP, PHONE = 1280, 390
 def chromium() -> str:
     """The browser's program. Skips the test where there is none; with CI=true there must be one."""
     found = next(filter(None, (shutil.which(name) for name in NAMES)), None)
-    if found is None and os.environ.get("OFFLOAD_WITHOUT_BROWSER"):
-        pytest.skip("no browser could be installed")
     if found is None:
         reason = f"no browser: install one of {', '.join(NAMES)}"
         if os.environ.get("CI") == "true":

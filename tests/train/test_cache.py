@@ -23,7 +23,7 @@ from offload.pipeline.sources.versions import SETTLED_S
 from offload.report.run_dir import read_lines
 from offload.report.sentences import sentence
 from offload.report.summary import summary_rows
-from tests.helpers import eventually, moto_server, write_jpegs
+from tests.helpers import eventually, moto_server, mount_small_disk, write_jpegs
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -124,10 +124,7 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, bucket: tu
     disk = tmp_path / "disk"
     disk.mkdir()
     # It has room for bytes, so that the run begins, but for a few files only.
-    options = ["-t", "tmpfs", "-o", "size=2m,nr_inodes=16"]
-    mounted = subprocess.run(["mount", *options, "none", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode()}")
+    mount_small_disk(disk, "size=2m,nr_inodes=16")
     try:
         result = fit(bucket[0], tmp_path / "run", f"ssd:{disk / 'cache'}:1MB", epochs=2)
         assert result.document["samples"] == 2 * IMAGES

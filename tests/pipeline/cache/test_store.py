@@ -23,7 +23,7 @@ from offload.pipeline.cache.entry import entry_bytes
 from offload.pipeline.cache.ledger import Ledger
 from offload.pipeline.cache.spec import LEDGER, CacheSpec, parse_cache
 from offload.pipeline.cache.store import Source, Store, opened
-from tests.helpers import eventually
+from tests.helpers import eventually, mount_small_disk
 from tests.programs.cache_writer import KEYS, content_of, key_of
 
 ROOT = Path(__file__).parents[3]
@@ -298,9 +298,7 @@ def test_what_a_killed_process_was_writing_makes_room_while_others_go_on(tmp_pat
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_on_a_full_disk_it_stores_nothing_more_says_so_once_and_still_reads(tmp_path: Path) -> None:
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(tmp_path)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode()}")
+    mount_small_disk(tmp_path, "size=200k")
     try:
         spec = spec_of(tmp_path, "100MB")
         store = opened(spec)
