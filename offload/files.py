@@ -1,4 +1,4 @@
-"""Read a user's files as a whole, but only regular files.
+"""Read and write a user's files as a whole; read only regular files.
 
 A named pipe may wait for a writer forever, and a device may have no end.
 """
@@ -48,6 +48,16 @@ def read_text(path: Path, what: str) -> str:
         raise ConfigError(f"{named} cannot be read: it is not UTF-8 text. Did you mean another file?") from None
     except ValueError as error:  # an impossible path
         raise ConfigError(f"{named} cannot be read: {error}.") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all. Raises ConfigError if that is impossible."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
 
 
 def read_json(path: Path, what: str, remedy: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from offload.cli import profile_age
 from offload.cli.probe import check_usable
 from offload.errors import ConfigError
-from offload.files import read_json
+from offload.files import read_json, write_text
 from offload.measure.findings import profile_document
 from offload.model.checks import check_number, check_text, shown
 from offload.model.planner import plan as make_plan
@@ -53,7 +53,7 @@ class ProbeResult:
 
     def save(self, path: str | Path) -> None:
         """Write ``profile.json``, for ``offload plan --profile``. Raises ConfigError if it cannot be written."""
-        _save(Path(path), to_json(self.document, indent=2) + "\n")
+        write_text(Path(path), to_json(self.document, indent=2) + "\n")
 
     def __repr__(self) -> str:
         return format_probe(self.document)
@@ -71,7 +71,7 @@ class PlanResult:
 
     def save(self, path: str | Path) -> None:
         """Write ``plan.json``, for ``offload plan --plan`` and ``offload launch``. Raises ConfigError if it cannot be written."""
-        _save(Path(path), to_json(self.document, indent=2) + "\n")
+        write_text(Path(path), to_json(self.document, indent=2) + "\n")
 
     def __repr__(self) -> str:
         return format_plan(self.document)
@@ -91,7 +91,7 @@ class ReportResult:
 
     def save(self, path: str | Path) -> None:
         """Write the page, which opens without a network. Raises ConfigError if it cannot be written."""
-        _save(Path(path), rendered(self._page))
+        write_text(Path(path), rendered(self._page))
 
     def __repr__(self) -> str:
         return "\n\n".join("\n".join([f"{run.name}: {run.status}", *lines]) for run, lines in self._said())
@@ -231,13 +231,3 @@ def _chart(chart: Chart) -> str:
 def _picture(file: io.BytesIO, words: str) -> str:
     data = base64.b64encode(file.getvalue()).decode()
     return f'<img alt="{html.escape(words)}" style="max-width: 100%" src="data:image/png;base64,{data}">'
-
-
-def _save(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -14,6 +14,7 @@ from offload.cli import profile_age
 from offload.cli.output import stdout_for_json
 from offload.cli.script import build_trainer, check_script
 from offload.errors import ConfigError, RunError
+from offload.files import write_text
 from offload.interrupts import INTERRUPTED
 from offload.measure.findings import Findings, profile_document
 from offload.model.checks import check_number
@@ -86,7 +87,7 @@ def probe(
         document = profile_document(found)
         check_usable(document)
         if output is not None:
-            _write(output, to_json(document, indent=2) + "\n")
+            write_text(output, to_json(document, indent=2) + "\n")
         emit(document, format_probe(document))
 
 
@@ -118,13 +119,3 @@ def _of_program(script: Path, args: tuple[str, ...], loader: str, **named: Any) 
 def _measured(script: Path, core_speed: float) -> dict[str, Any]:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"at": now, "core_speed": core_speed, **profile_age.facts(script)}
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -7,7 +7,6 @@ A reader says what it reads (a file, or a part of one) and how; this module look
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ import pyarrow.fs as pafs
 from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.cache.store import Source, opened
+from offload.pipeline.sources.positioned import Positioned
 from offload.pipeline.sources.versions import Seen, look_at, storage_name
 
 FILE = ""
@@ -89,29 +89,15 @@ class CachedFiles:
         return self._source
 
 
-class CachedFile(io.RawIOBase):
+class CachedFile(Positioned):
     """A file of which each read is a part that the cache may hold. ``open_file`` opens it on storage."""
 
     def __init__(
         self, files: CachedFiles, path: str, size: int, version: int | None, open_file: Callable[[], Any]
     ) -> None:
-        super().__init__()
-        self._files, self._path, self._size, self._version, self._open = files, path, size, version, open_file
-        self._at = 0
+        super().__init__(size)
+        self._files, self._path, self._version, self._open = files, path, version, open_file
         self._stream: Any = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
 
     def read(self, size: int | None = -1, /) -> bytes:
         left = max(self._size - self._at, 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from offload.pipeline.aside import each_aside
 from offload.pipeline.sources.base import Tell
 from offload.pipeline.sources.files import requests_at_once
 from offload.pipeline.sources.listing_cache import cache, cached, remove_unused
+from offload.pipeline.sources.positioned import Positioned
 
 HEADER = 512  # bytes of a tar header
 REQUEST_BYTES = 64 << 10  # at least, where each read is a request
@@ -97,24 +97,12 @@ def _split(name: str) -> tuple[str, str]:
     return f"{folder}/{stem}" if folder else stem, extension.lower()
 
 
-class _Requests(io.RawIOBase):
+class _Requests(Positioned):
     """A remote file whose reads are requests, each with a time of its own: the headers of small members share one."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream, self._at, self._size = stream, 0, stream.size()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
+        super().__init__(stream.size())
+        self._stream = stream
 
     def readinto(self, buffer: Any) -> int:
         data = self._stream.read_at(min(len(buffer), max(self._size - self._at, 0)), self._at)
