@@ -37,7 +37,9 @@ class DeviceSpeeds:
         given = gpu_speed if isinstance(gpu_speed, Mapping) else {}
         for name in given:
             if name not in gpu_types:
-                raise ConfigError(f"gpu_speed names {name}, which is none of the GPU types {', '.join(gpu_types)}.")
+                raise ConfigError(
+                    f"{argument('gpu_speed')} names {name}, which is none of the GPU types {', '.join(gpu_types)}. Name one of these."
+                )
         return DeviceSpeeds(
             profile=profile,
             by_type={name: _speed(f"gpu_speed of {name}", value) for name, value in given.items()},

@@ -79,7 +79,7 @@ def test_planning_loads_neither_torch_nor_ray() -> None:
         (("--cpu-type", "ml.p3.2xlarge"), "would idle in preprocessing"),
         (("--samples", "1000000", "--budget", "0.01"), "The cheapest, 1 × ml.g5.xlarge"),
         (("--gpu-speed", "2", "--gpu-speed", "ml.g5.xlarge=3"), "one number for all types, or TYPE=X for each"),
-        (("--gpu-speed", "ml.p3.2xlarge=2"), "none of the GPU types"),
+        (("--gpu-speed", "ml.p3.2xlarge=2"), "--gpu-speed names ml.p3.2xlarge, which is none of the GPU types"),
         (("--catalog", "none.toml"), "the catalog none.toml cannot be read"),
         (("--profile", "none.json"), "the profile none.json cannot be read: No such file"),
         (("--chart", "plan.bmp"), "must end in .png"),
