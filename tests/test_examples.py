@@ -48,6 +48,8 @@ def fit(script: str, *arguments: str, workers: tuple[int, int] | None = None) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", sys.argv)
         patch.setattr(sys, "path", [*sys.path])
+        patch.setitem(sys.modules, Path(script).stem, None)  # undone at the end: adaptdl.py would hide the library
+        del sys.modules[Path(script).stem]
         trainer = build_trainer(EXAMPLES / script, arguments, address="auto")
         if workers is not None:
             trainer.workers = workers
