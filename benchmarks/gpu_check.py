@@ -5,6 +5,7 @@
 Each check runs in a process of its own with a deadline. A crash or a hang of one ends that one alone. A check that needs a second GPU,
 or a package that is not installed, is "not applicable", with the reason. A check that no longer fits into the budget is "not run".
 Nothing is downloaded. A machine without an index gets what its Python lacks, such as Ray, from a folder of wheels (--wheel).
+With --resume, checks that passed in the output file on the same GPUs keep their results, and only the others run.
 
 Exit code 0 if nothing failed, 1 if a check failed, 2 for wrong options or no GPU.
 """
@@ -51,6 +52,7 @@ COLOURS = {"passed": "green", "failed": "red", "not applicable": "cyan", "not ru
     type=click.FloatRange(min=1, max=86400),
     help="Seconds for all checks.",
 )
+@click.option("--resume", is_flag=True, help="Keep what passed in the output file, and run the rest.")
 @click.option("--only", multiple=True, type=click.Choice(NAMES), help="Run this check; may be repeated.")
 @click.option(
     "--wheel",
@@ -61,7 +63,13 @@ COLOURS = {"passed": "green", "failed": "red", "not applicable": "cyan", "not ru
     "--cpu", is_flag=True, help="Run stand-ins with tiny sizes on the CPU, as tests do. They yield no GPU figures."
 )
 def main(
-    as_json: bool, output: Path | None, budget_s: float, only: Sequence[str], wheel: Path | None, cpu: bool
+    as_json: bool,
+    output: Path | None,
+    budget_s: float,
+    resume: bool,
+    only: Sequence[str],
+    wheel: Path | None,
+    cpu: bool,
 ) -> None:
     began = time.monotonic()
     if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
@@ -71,15 +79,18 @@ def main(
     with tempfile.TemporaryDirectory(prefix="offload-wheels-") as folder:
         path = install(wheel, Path(folder)) if wheel is not None else []
         gpus = [] if cpu else _gpus()
-        chosen = [check for check in CHECKS if not only or check.name in only]
+        kept = _passed(output, gpus) if resume else {}
+        chosen = [check for check in CHECKS if check.name not in kept and (not only or check.name in only)]
         console = Console(stderr=True)
 
         def told(check: Check) -> None:
             console.print(f"{time.monotonic() - began:4.0f} s  {check.name}", highlight=False)
 
-        outcomes = run_all(
+        found = run_all(
             chosen, device="cpu" if cpu else "cuda", gpus=len(gpus), until=began + budget_s, path=path, told=told
         )
+        every = {each.name: each for each in found} | kept
+        outcomes = [every[check.name] for check in CHECKS if check.name in every]
         document = document_of(outcomes, gpus=gpus, cpu=cpu, budget_s=budget_s, seconds=time.monotonic() - began)
     if output is not None:
         output.write_text(json.dumps(document, indent=1) + "\n")
@@ -88,6 +99,23 @@ def main(
     else:
         _print_table(outcomes, document)
     sys.exit(int(any(each.status == "failed" for each in outcomes)))
+
+
+def _passed(output: Path | None, gpus: Sequence[str]) -> dict[str, Outcome]:
+    """The outcomes in the output file that passed, by name. Raises ClickException if they are of other GPUs."""
+    if output is None:
+        raise click.ClickException("--resume needs the file of an earlier run: name it with -o.")
+    if not output.exists():
+        return {}
+    try:
+        document = json.loads(output.read_text())
+        before, outcomes = document["gpus"], [Outcome(**each) for each in document["checks"]]
+    except (ValueError, TypeError, KeyError):
+        raise click.ClickException(f"--resume: {output} is no result of this command. Remove it.") from None
+    if before != list(gpus):
+        had, has = (", ".join(names) or "no GPU" for names in (before, gpus))
+        raise click.ClickException(f"--resume: {output} was measured on {had}, and this machine has {has}. Remove it.")
+    return {each.name: each for each in outcomes if each.status == "passed"}
 
 
 def _gpus() -> list[str]:

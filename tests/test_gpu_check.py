@@ -167,9 +167,40 @@ def test_a_failed_check_gives_exit_code_1_and_the_table_its_reason(
     assert json.loads((tmp_path / "found.json").read_text())["outcomes"] == {"failed": 1, "passed": 1}
 
 
+def test_a_resumed_command_keeps_what_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    monkeypatch.setattr(gpu_check, "CHECKS", (bad("disproves"), bad("passes")))
+    assert code_of("--cpu", "-o", str(path), "--resume") == 1
+    before = json.loads(path.read_text())["checks"]
+    monkeypatch.setattr(gpu_check, "CHECKS", (Check(name="disproves", function=bad("passes").function), bad("passes")))
+    assert code_of("--cpu", "-o", str(path), "--resume") == 0
+    after = json.loads(path.read_text())
+    assert after["outcomes"] == {"passed": 2}
+    assert after["checks"][1] == before[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{}", "is no result of this command"),
+        ("[1", "is no result of this command"),
+        ('{"gpus": ["Some GPU"], "checks": []}', "was measured on Some GPU, and this machine has no GPU"),
+    ],
+)
+def test_a_file_that_cannot_be_resumed_is_named(
+    content: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "found.json"
+    path.write_text(content)
+    assert code_of("--cpu", "-o", str(path), "--resume") == 2
+    assert said in capsys.readouterr().err
+    assert path.read_text() == content
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--resume", "--cpu"], "name it with -o"),
         (["--budget-s", "0"], "--budget-s"),
         (["--budget-s", "soon"], "--budget-s"),
         (["--only", "everything"], "--only"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,18 +59,22 @@ class Place:
 
     @contextlib.contextmanager
     def ray(self, cores: int | None = None) -> Iterator[None]:
-        """A Ray of this machine alone, for all runs within; ``cores``: how many it counts, at most, on a GPU machine."""
+        """A Ray of this machine alone, for all runs within. On a GPU machine, this process and all that it starts then keep to so many
+        ``cores``; None: to all."""
         from offload import machine
         from offload.train.cluster.connection import connected
 
-        before = machine.usable_cores
-        counted = self.pick(before() if cores is None else min(cores, before()), 4)  # the stand-in shares its cores
-        machine.usable_cores = lambda: counted
+        before, allowed = machine.usable_cores, os.sched_getaffinity(0)
+        if self.device == "cpu":
+            machine.usable_cores = lambda: 4  # the stand-in shares its cores
+        elif cores is not None:
+            os.sched_setaffinity(0, sorted(allowed)[:cores])
         try:
             with connected("local"):
                 yield
         finally:
             machine.usable_cores = before
+            os.sched_setaffinity(0, allowed)
 
 
 def expect(holds: bool, otherwise: str) -> None:
