@@ -5,7 +5,8 @@ a wait in which this rank's own batch was ready and another rank's was not. It w
 ``sync_s`` is the all-reduce that backward did not hide.
 
 On a GPU, compute and sync come from CUDA events, which the meter reads some steps later, so that nothing waits for them. Elsewhere,
-they come from the monotonic clock.
+they come from the monotonic clock. A GPU still works through queued kernels while its process waits for a batch. Such a wait counts only
+as far as the GPU had nothing to do: the time between the marks of its last work and of its next.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class CudaClock(Clock):
 
 @dataclass
 class _Open:
-    """A step whose device marks may still be unknown."""
+    """A step whose device marks may still be unknown. Waits as the process saw them; ``idle``: the device's times without work."""
 
     wall_s: float
     wait_s: float
@@ -116,6 +117,7 @@ class _Open:
     useful: float
     busy: list[tuple[Any, Any]]
     sync: list[tuple[Any, Any]]
+    idle: list[tuple[Any, Any]]
 
 
 class StepMeter:
@@ -129,11 +131,16 @@ class StepMeter:
 
     def restart(self) -> None:
         """Start again after a pause that belongs to no step: validation, a checkpoint, the gap between two passes."""
-        self._began = self._now()
+        self._free_mark = self._clock.mark()
+        self._begin(self._now())
+
+    def _begin(self, at: float) -> None:
+        self._began = at
         self._wait_s = self._peer_s = self._first_s = 0.0
         self._samples = 0
         self._busy: list[tuple[Any, Any]] = []
         self._sync: list[tuple[Any, Any]] = []
+        self._idle: list[tuple[Any, Any]] = []
         self._batch_mark: Any = None
         self._gradient_mark: Any = None
 
@@ -143,7 +150,7 @@ class StepMeter:
         self._first_s += own_s if first else 0.0
         self._peer_s += peer_s
         self._samples += samples
-        self._batch_mark = self._clock.mark()
+        self._open_batch()
         self._gradient_mark = None
 
     def last_gradient(self) -> None:
@@ -162,25 +169,29 @@ class StepMeter:
         self._close_batch()
         waits = self._wait_s, self._peer_s, self._first_s
         useful = self._samples * efficiency
-        step = _Open(end - self._began, *waits, self._samples, useful, self._busy, self._sync)
+        step = _Open(end - self._began, *waits, self._samples, useful, self._busy, self._sync, self._idle)
         self._pending.append(step)
-        self.restart()
-        self._began = end
+        self._begin(end)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A context whose time belongs to no batch: the worker looks for the next batch while this one is under way."""
         self._close_batch()
         yield
-        self._batch_mark = self._clock.mark()
+        self._open_batch()
 
     def micro_batch_done(self) -> None:
         """Note the end of a micro-batch that does not complete a step."""
         self._close_batch()
 
+    def _open_batch(self) -> None:
+        self._batch_mark = self._clock.mark()
+        self._idle.append((self._free_mark, self._batch_mark))
+
     def _close_batch(self) -> None:
         if self._batch_mark is not None:
-            self._busy.append((self._batch_mark, self._clock.mark()))
+            self._free_mark = self._clock.mark()
+            self._busy.append((self._batch_mark, self._free_mark))
             self._batch_mark = None
 
     def totals(self) -> Totals:
@@ -189,19 +200,22 @@ class StepMeter:
             step = self._pending[0]
             busy = [self._clock.elapsed(a, b) for a, b in step.busy]
             sync = [self._clock.elapsed(a, b) for a, b in step.sync]
-            if any(s is None for s in (*busy, *sync)):
+            idle = [self._clock.elapsed(a, b) for a, b in step.idle]
+            if any(s is None for s in (*busy, *sync, *idle)):
                 break
             sync_s = sum(s for s in sync if s is not None)
             compute_s = max(sum(b for b in busy if b is not None) - sync_s, 0.0)
+            waited_s = step.wait_s + step.peer_s
+            share = min(sum(i for i in idle if i is not None) / waited_s, 1.0) if waited_s > 0 else 1.0
             self._totals = self._totals.add(
                 StepTimes(
                     step_time_s=step.wall_s,
-                    data_wait_s=step.wait_s,
-                    peer_wait_s=step.peer_s,
+                    data_wait_s=step.wait_s * share,
+                    peer_wait_s=step.peer_s * share,
                     compute_s=compute_s,
                     sync_s=sync_s,
                     samples=step.samples,
-                    pass_start_s=step.first_s,
+                    pass_start_s=step.first_s * share,
                     useful=step.useful,
                 )
             )

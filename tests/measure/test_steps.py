@@ -116,6 +116,52 @@ def test_a_look_for_the_next_batch_is_not_computing(hands: Hands, meter: StepMet
     assert meter.totals().step_time_s == 8.0
 
 
+class Queue(Clock):
+    """A device that works through what its process queues, as a GPU does: a mark lies where the work before it ends."""
+
+    def __init__(self, hands: Hands) -> None:
+        self.hands, self.free_at = hands, 0.0
+
+    def work(self, seconds: float) -> None:
+        self.free_at = max(self.free_at, self.hands.at) + seconds
+
+    def mark(self) -> float:
+        self.free_at = max(self.free_at, self.hands.at)
+        return self.free_at
+
+
+@settings(deadline=None)
+@given(
+    waits=st.lists(st.floats(0, 4), min_size=1, max_size=20),
+    compute=st.floats(0.1, 3),
+    peer=st.floats(0, 1),
+    micro=st.booleans(),
+)
+def test_a_wait_counts_only_as_far_as_the_device_has_nothing_to_do(
+    waits: list[float], compute: float, peer: float, micro: bool
+) -> None:
+    """The process queues a step at once and waits for the next batch, while the device is still busy with the one before."""
+    hands = Hands()
+    queue = Queue(hands)
+    meter = StepMeter(queue, now=lambda: hands.at)
+    idle = busy = 0.0
+    for wait in waits:
+        hands.at += wait + peer * wait
+        idle += max(hands.at - queue.free_at, 0.0)
+        meter.waited(wait, peer * wait, 8)
+        queue.work(compute)
+        busy += compute
+        if micro:
+            meter.micro_batch_done()
+            meter.waited(0.0, 0.0, 8)
+        meter.stepped()
+    totals = meter.totals()
+    assert totals.data_wait_s + totals.peer_wait_s == pytest.approx(idle)
+    assert totals.peer_wait_s == pytest.approx(totals.data_wait_s * peer)
+    assert totals.compute_s == pytest.approx(busy)
+    assert totals.compute_s + totals.data_wait_s + totals.peer_wait_s == pytest.approx(queue.free_at)
+
+
 def test_a_pause_is_no_part_of_a_step(hands: Hands, meter: StepMeter) -> None:
     batch(hands, meter, wait=1.0, compute=2.0)
     meter.stepped()
