@@ -285,7 +285,7 @@ class Simulation:
         self.world, self.clock = world, Clock()
         self.links = Links(self.clock, world.nodes)
         stream = Stream(
-            recipe=cast(Any, None), table=pa.table({"i": np.arange(world.samples)}), shuffle=True, seed=world.seed
+            recipe=cast(Any, None), rows=pa.table({"i": np.arange(world.samples)}), shuffle=True, seed=world.seed
         )
         cores = Cores(
             nodes=tuple(node.name for node in world.nodes for _ in range(node.cores)),

@@ -232,7 +232,7 @@ def _shares(parts: Mapping[str, Pipeline], weights: Any) -> dict[str, float]:
 
 def _share(share: float, index: Index) -> NDArray[np.float64]:
     """The weight of each sample of a part, which together have this share."""
-    each = np.ones(len(index.table)) if index.draws is None else index.draws.weights / index.draws.weights.max()
+    each = np.ones(len(index.rows)) if index.draws is None else index.draws.weights / index.draws.weights.max()
     return np.asarray(each * (share / each.sum()))
 
 

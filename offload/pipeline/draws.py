@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.pipeline.shuffling import Ids, generator, shuffled_groups
+from offload.pipeline.shuffling import Groups, Ids, generator, shuffled_groups
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,7 +20,7 @@ class Draws:
     weights: NDArray[np.float64]
     number: int
 
-    def order(self, *, seed: int, epoch: int, groups: NDArray[np.int64] | None = None) -> Ids:
+    def order(self, *, seed: int, epoch: int, groups: Groups | None = None) -> Ids:
         """The sample ids of one pass, a function of the seed and the epoch.
 
         ``groups`` are as in :func:`offload.pipeline.shuffling.epoch_permutation`: the draws of a group come together, so that

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from offload.pipeline.calls import CHUNK
+from offload.pipeline.index_rows import IndexRows, rows_at
 from offload.pipeline.meter import Meter
 from offload.pipeline.pass_tasks import PassTasks
 from offload.pipeline.passes import Pass
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.ranges import Missing, Ranges
 from offload.pipeline.recipe import TRAINED, whole_chunks
 from offload.pipeline.sizing import aligned
 from offload.pipeline.streams import Cores, Stream
@@ -24,10 +24,10 @@ class IndexTasks(PassTasks):
     """The tasks of a pass over an indexed source. A task gets its size when a core takes it."""
 
     def __init__(
-        self, stream: Stream, table: pa.Table, current: Pass, meter: Meter, cores: Callable[[], Cores]
+        self, stream: Stream, rows: IndexRows, current: Pass, meter: Meter, cores: Callable[[], Cores]
     ) -> None:
         super().__init__(stream, current, meter, cores)
-        self._table = table
+        self._index = rows
         self._order = stream.order(current.request.epoch)
         self._positions = Ranges(current.request.done).missing_from(len(self._order))
         self._cursor = 0
@@ -54,17 +54,16 @@ class IndexTasks(PassTasks):
     def _rows_of(self, places: NDArray[np.int64]) -> pa.Table:
         """The index rows at these positions of the pass, and the already trained rest of their chunks (see :data:`TRAINED`)."""
         whole = whole_chunks(places, len(self._order))
-        ids = self._order[whole]
-        rows = self._table.take(pa.array(ids)).combine_chunks()
+        ids = self._order[whole].astype(np.int64)
+        rows = rows_at(self._index, ids).combine_chunks()
         rows = rows.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(whole))
         if len(whole) > len(places):
             rows = rows.append_column(TRAINED, pa.array(~np.isin(whole, places)))
         return rows
 
 
-def _chunk_cut(positions: np.ndarray[Any, Any], start: int, size: int) -> int:
+def _chunk_cut(positions: Missing, start: int, size: int) -> int:
     """The end of a task of about ``size`` rows from ``start`` on; it is never inside a transform's chunk."""
     cut = min(start + size, len(positions))
-    while cut < len(positions) and positions[cut] // CHUNK == positions[cut - 1] // CHUNK:
-        cut += 1
-    return cut
+    chunks = positions[cut - 1 : cut + CHUNK] // CHUNK  # a chunk ends within so many
+    return cut - 1 + int(np.count_nonzero(chunks == chunks[0]))

@@ -52,12 +52,11 @@ class Ranges:
                 merged.append((start, stop))
         return Ranges(tuple(merged))
 
-    def missing_from(self, n: int) -> Ids:
-        """The numbers of ``range(n)`` that are not in the set, ascending."""
-        mask = np.ones(n, dtype=bool)
-        for start, stop in self.pairs:
-            mask[max(start, 0) : max(stop, 0)] = False
-        return np.flatnonzero(mask).astype(np.int64)
+    def missing_from(self, n: int) -> Missing:
+        """The numbers of ``range(n)`` that are not in the set."""
+        inside = [(max(start, 0), min(stop, n)) for start, stop in self.pairs if stop > 0 and start < n]
+        starts, stops = [0, *(stop for _, stop in inside)], [*(start for start, _ in inside), n]
+        return Missing(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64))
 
     def holds(self, values: Ids) -> NDArray[np.bool_]:
         """A mask of the values that are in the set."""
@@ -73,3 +72,24 @@ class Ranges:
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | np.integer) and any(a <= value < b for a, b in self.pairs)
+
+
+class Missing:
+    """Ascending numbers, in the space of the ranges that they form: slices are arrays of int64. Made by :meth:`Ranges.missing_from`."""
+
+    def __init__(self, starts: Ids, stops: Ids) -> None:
+        some = stops > starts
+        self._starts, self._ends = starts[some], np.cumsum(stops[some] - starts[some])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def at(self, places: Ids) -> Ids:
+        """The numbers at these places, from 0 on."""
+        part = np.searchsorted(self._ends, places, side="right")
+        before = np.concatenate(([0], self._ends[:-1]))
+        numbers: Ids = self._starts[part] + (places - before[part])
+        return numbers
+
+    def __getitem__(self, places: slice) -> Ids:
+        return self.at(np.arange(*places.indices(len(self)), dtype=np.int64))

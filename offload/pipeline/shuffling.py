@@ -2,32 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+Ids = NDArray[np.integer[Any]]
 
 _MASK = (1 << 64) - 1
 
 
-def epoch_permutation(
-    n: int, *, seed: int, epoch: int, shuffle: bool = True, groups: NDArray[np.int64] | None = None
-) -> Ids:
-    """The sample ids of one pass in the order of their delivery: a permutation of ``range(n)``.
+@dataclass(frozen=True, eq=False)
+class Consecutive:
+    """The groups of samples whose groups follow one another: as an array of a number for each sample, in the space of a number for
+    each group. ``counts``: the samples of each group."""
+
+    counts: NDArray[np.int64]
+
+    def __getitem__(self, ids: Ids) -> NDArray[np.int64]:
+        """The groups of these samples."""
+        return np.searchsorted(np.cumsum(self.counts), ids, side="right").astype(np.int64)
+
+    def tolist(self) -> list[int]:
+        """The group of each sample."""
+        numbers: list[int] = self.each().tolist()
+        return numbers
+
+    def each(self) -> NDArray[np.int64]:
+        """The group of each sample, as an array."""
+        return np.repeat(np.arange(len(self.counts), dtype=np.int64), self.counts)
+
+
+Groups = NDArray[np.int64] | Consecutive
+
+
+def epoch_permutation(n: int, *, seed: int, epoch: int, shuffle: bool = True, groups: Groups | None = None) -> Ids:
+    """The sample ids of one pass in the order of their delivery: a permutation of ``range(n)``, in four bytes for each sample while they
+    suffice.
 
     ``groups`` gives, for each sample, the unit that storage reads at once (a row group, a shard). The groups then come in random
     order, and the samples within a group too, so that every group is read once.
     """
+    kind = np.dtype(np.uint32 if n <= 2**32 else np.int64)
     if not shuffle:
-        return np.arange(n, dtype=np.int64)
+        return np.arange(n, dtype=kind)
     rng = generator(seed, epoch)
-    if groups is None:
-        return rng.permutation(n).astype(np.int64)
-    return shuffled_groups(np.arange(n, dtype=np.int64), groups, rng)
+    if isinstance(groups, Consecutive):
+        return _shuffled_runs(n, kind, groups.counts[groups.counts > 0], rng)
+    ids = np.arange(n, dtype=kind)
+    if groups is not None:
+        return shuffled_groups(ids, groups, rng)
+    rng.shuffle(ids)
+    return ids
+
+
+def _shuffled_runs(n: int, kind: np.dtype[Any], counts: NDArray[np.int64], rng: np.random.Generator) -> Ids:
+    """As :func:`shuffled_groups` of consecutive groups, without any other array of all samples."""
+    ids: Ids = np.empty(n, kind)
+    stops = np.cumsum(counts)
+    at = 0
+    for group in rng.permutation(len(counts)).tolist():
+        part = ids[at : at + counts[group]]
+        part[:] = np.arange(stops[group] - counts[group], stops[group], dtype=kind)
+        rng.shuffle(part)
+        at += len(part)
+    return ids
 
 
 def shuffled_groups(ids: Ids, groups: NDArray[np.int64], rng: np.random.Generator) -> Ids:
-    """Ids in random order, those of a group together. ``groups``: the group of each.
+    """These ids in random order, those of a group together. ``groups``: the group of each.
 
     It shuffles one group after the other, within the core's cache: for millions of ids that is several times faster than sorting them.
     """

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from offload.pipeline.draws import Draws
+from offload.pipeline.index_rows import IndexRows
 from offload.pipeline.pool import PackedRecipe
-from offload.pipeline.shuffling import epoch_permutation
+from offload.pipeline.shuffling import Groups, Ids, epoch_permutation
 
 if TYPE_CHECKING:
     import ray.data
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A data set of the run, ready to feed: an index (``table``, ``groups`` and ``draws`` of its source), ``units`` (the table of a
+    """A data set of the run, ready to feed: an index (``rows``, ``groups`` and ``draws`` of its source), ``units`` (the table of a
     :class:`offload.pipeline.sources.units.UnitIndex`, with ``unit_samples`` if their sum is known), or a ``dataset``.
 
     Unpickling it does not import the libraries of the transforms, which stay packed in ``recipe``.
     """
 
     recipe: PackedRecipe
-    table: pa.Table | None = None
-    groups: NDArray[np.int64] | None = None
+    rows: IndexRows | None = None
+    groups: Groups | None = None
     draws: Draws | None = None
     units: pa.Table | None = None
     unit_samples: int | None = None
@@ -42,24 +41,24 @@ class Stream:
     @property
     def samples(self) -> int | None:
         """The number of samples of a pass; None if it is unknown."""
-        if self.table is None:
+        if self.rows is None:
             return self.unit_samples
-        return len(self.table) if self.draws is None else self.draws.number
+        return len(self.rows) if self.draws is None else self.draws.number
 
     @property
     def pooled(self) -> bool:
         """Whether the pool makes its blocks; otherwise, Ray Data does."""
         return self.dataset is None
 
-    def order(self, epoch: int) -> NDArray[np.int64]:
+    def order(self, epoch: int) -> Ids:
         """The sample ids of a pass over an index, one for each position; the numbers of its units in a pass over units."""
         if self.units is not None:
             sources = self.units.column("source").to_numpy()
             return epoch_permutation(len(self.units), seed=self.seed, epoch=epoch, shuffle=self.shuffle, groups=sources)
         if self.draws is not None:
             return self.draws.order(seed=self.seed, epoch=epoch, groups=self.groups)
-        assert self.table is not None
-        return epoch_permutation(len(self.table), seed=self.seed, epoch=epoch, shuffle=self.shuffle, groups=self.groups)
+        assert self.rows is not None
+        return epoch_permutation(len(self.rows), seed=self.seed, epoch=epoch, shuffle=self.shuffle, groups=self.groups)
 
 
 @dataclass(frozen=True, kw_only=True)

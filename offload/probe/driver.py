@@ -15,6 +15,7 @@ from rich.progress import Progress
 from offload.machine import usable_cores
 from offload.measure.findings import Findings, findings_of
 from offload.model.placement import WorkerResources
+from offload.pipeline.index_rows import rows_at
 from offload.probe.bar import bar
 from offload.probe.context import NOISE_GRADIENTS
 from offload.probe.worker import Budget, run_probe
@@ -90,8 +91,8 @@ class ProbeRun(Run):
         self.found: dict[str, Any] | None = None
         stream = self.listed[TRAIN].stream(self.trainer.seed)
         self.budget = Budget(
-            recipe=stream.recipe if stream.table is not None else None,
-            rows=None if stream.table is None else stream.table.take(stream.order(0)[:STAGE_ROWS]),
+            recipe=stream.recipe if stream.rows is not None else None,
+            rows=None if stream.rows is None else rows_at(stream.rows, stream.order(0)[:STAGE_ROWS]),
         )
 
     def shows(self, progress: Progress) -> None:

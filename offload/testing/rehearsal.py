@@ -140,9 +140,9 @@ class _Job:
         self.leaving: set[str] = set()
         self.ended: End | None = None
         self.lock = threading.RLock()
-        table = list_torch_dataset(range(rehearsal.samples)).table
+        rows = list_torch_dataset(range(rehearsal.samples)).rows
         recipe: Any = None
-        stream = Stream(recipe=recipe, table=table, shuffle=True, seed=rehearsal.seed)
+        stream = Stream(recipe=recipe, rows=rows, shuffle=True, seed=rehearsal.seed)
         first = rehearsal.random.randint(1, MOST_WORKERS)
         terms = Terms(worker=WORKER, bounds=(1, MOST_WORKERS), first=(1, first), chosen=rehearsal.random.random() < 0.5)
         fleet, actions = step(Starting(terms=terms), ClusterSeen(now_s=time.monotonic(), nodes=self.nodes()))

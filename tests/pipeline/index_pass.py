@@ -28,7 +28,7 @@ def listed(pipeline: Pipeline) -> Index:
 def stream_of(pipeline: Pipeline, *, seed: int = 7, shuffle: bool = True) -> Stream:
     index = listed(pipeline)
     recipe: Any = pipeline.recipe(index, seed=seed)
-    return Stream(recipe=recipe, table=index.table, groups=index.groups, draws=index.draws, shuffle=shuffle, seed=seed)
+    return Stream(recipe=recipe, rows=index.rows, groups=index.groups, draws=index.draws, shuffle=shuffle, seed=seed)
 
 
 class Ref:
@@ -40,10 +40,10 @@ def a_pass(stream: Stream, *, epoch: int = 0, done: Any = ()) -> dict[int, dict[
     """All rows that the tasks of a pass return, by their position."""
     request = PassRequest(world_size=1, first_rows=8, epoch=epoch, done=tuple(done))
     assert stream.samples is not None
-    assert stream.table is not None
+    assert stream.rows is not None
     visit = Pass(PassKey(attempt=1, name="train", number=epoch), request, stream.samples - len(Ranges(request.done)))
     cores: Any = lambda: _Cores()  # noqa: E731
-    tasks = IndexTasks(stream, stream.table, visit, Meter(lambda: Counter()), cores)
+    tasks = IndexTasks(stream, stream.rows, visit, Meter(lambda: Counter()), cores)
     rows: dict[int, dict[str, Any]] = {}
     while (found := tasks.next("node")) is not None:
         task, made = found

@@ -44,7 +44,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
     def made(store_bytes: float = 1e9, *, shuffle: bool = False, clock: Callable[[], float] = time.monotonic) -> Feed:
         table = list_torch_dataset([{"x": 0.0}] * SAMPLES).table
         recipe: Any = None
-        streams = {n: Stream(recipe=recipe, table=table, shuffle=shuffle) for n in ("train", "val")}
+        streams = {n: Stream(recipe=recipe, rows=table, shuffle=shuffle) for n in ("train", "val")}
         return Feed(
             streams,
             Cores(nodes=("a", "b"), task_cpus=1.0, stores={"a": store_bytes / 2, "b": store_bytes / 2}),

@@ -47,8 +47,11 @@ def test_union(a: list[int], b: list[int]) -> None:
 @given(values=ids, n=st.integers(0, 150))
 def test_missing_from(values: list[int], n: int) -> None:
     missing = Ranges.of(values).missing_from(n)
-    assert missing.dtype == np.int64
-    assert missing.tolist() == sorted(set(range(n)) - set(values))
+    expected = sorted(set(range(n)) - set(values))
+    assert len(missing) == len(expected)
+    assert missing[:].dtype == np.int64
+    for part in (slice(None), slice(3, 9), slice(0, 0), slice(n, n + 5)):
+        assert missing[part].tolist() == expected[part]
 
 
 @settings(deadline=None)

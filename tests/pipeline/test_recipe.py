@@ -259,7 +259,7 @@ def test_the_bytes_of_a_sample_are_the_same_wherever_a_resume_cuts(
     transform: Any, kind: Any, reader: Any, done: set[int], first_rows: int, epoch: int
 ) -> None:
     made = recipe(transform, kind, reader=reader)
-    stream = Stream(recipe=None, table=pa.table({"item": np.arange(70)}), shuffle=True, seed=7)  # type: ignore[arg-type]
+    stream = Stream(recipe=None, rows=pa.table({"item": np.arange(70)}), shuffle=True, seed=7)  # type: ignore[arg-type]
 
     def blocks(trained: Ranges) -> Batch:
         feed = Feed({"train": stream}, Cores(nodes=("here",) * 2, task_cpus=1.0, stores={"here": 1e9}), pool=HandPool)

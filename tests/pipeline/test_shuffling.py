@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.shuffling import epoch_permutation, mix
+from offload.pipeline.shuffling import Consecutive, epoch_permutation, generator, mix
 
 seeds = st.integers(-(2**63), 2**64)
 epochs = st.integers(0, 10_000)
@@ -19,7 +19,7 @@ epochs = st.integers(0, 10_000)
 @given(n=st.integers(0, 500), seed=seeds, epoch=epochs, shuffle=st.booleans())
 def test_every_sample_once(n: int, seed: int, epoch: int, shuffle: bool) -> None:
     order = epoch_permutation(n, seed=seed, epoch=epoch, shuffle=shuffle)
-    assert order.dtype == np.int64
+    assert order.dtype == np.uint32  # four bytes a sample
     assert sorted(order.tolist()) == list(range(n))
 
 
@@ -135,3 +135,19 @@ def test_mix_spreads_one_changed_bit_over_all_bits() -> None:
     # Each of 63 bits flips in half of 600 trials; 6 standard deviations are 12 points.
     assert (flips / trials).min() > 0.38
     assert (flips / trials).max() < 0.62
+
+
+@settings(deadline=None)
+@given(counts=st.lists(st.integers(0, 9), max_size=12), seed=st.integers(0, 2**70), epoch=st.integers(0, 5))
+def test_the_order_is_that_of_wide_numbers_however_it_is_held(counts: list[int], seed: int, epoch: int) -> None:
+    """Checkpoints record positions of this order, so that it must never change."""
+    runs = Consecutive(np.array(counts, dtype=np.int64))
+    n, rng = sum(counts), generator(seed, epoch)
+    parts = np.split(np.arange(n, dtype=np.int64), np.flatnonzero(np.diff(runs.each())) + 1)
+    wide = [rng.permutation(parts[i]).tolist() for i in rng.permutation(len(parts)).tolist()] if n else []
+    for groups in (runs, runs.each()):
+        assert epoch_permutation(n, seed=seed, epoch=epoch, groups=groups).tolist() == [
+            i for part in wide for i in part
+        ]
+    assert epoch_permutation(n, seed=seed, epoch=epoch).tolist() == generator(seed, epoch).permutation(n).tolist()
+    assert runs[np.arange(n)].tolist() == runs.tolist()

@@ -40,8 +40,8 @@ class PoolEngine:
         if stream.units is not None:
             tasks = UnitTasks(stream, stream.units, current, meter, lambda: feed.cores)
         else:
-            assert stream.table is not None
-            tasks = IndexTasks(stream, stream.table, current, meter, lambda: feed.cores)
+            assert stream.rows is not None
+            tasks = IndexTasks(stream, stream.rows, current, meter, lambda: feed.cores)
         self._passes[current.key] = current, tasks
         self.look()
 

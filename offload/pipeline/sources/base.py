@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from offload.pipeline.draws import Draws
+from offload.pipeline.index_rows import IndexRows, Runs
+from offload.pipeline.shuffling import Groups
 from offload.pipeline.wire import Columns
 
 
@@ -47,7 +47,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """All samples of a source. Row ``i`` of ``table`` is the sample with ``sample_id`` ``i``, in every epoch and run.
+    """All samples of a source. Row ``i`` of ``rows`` is the sample with ``sample_id`` ``i``, in every epoch and run.
 
     ``groups``: for each sample, the unit that storage reads at once (None: every sample is its own unit). ``draws``: the draws of a
     pass that does not visit every sample once. ``identity`` is equal for indexes with the same samples in the same order; None if their
@@ -55,16 +55,21 @@ class Index:
     """
 
     name: str
-    table: pa.Table
+    rows: IndexRows
     reader: Reader
-    groups: NDArray[np.int64] | None = None
+    groups: Groups | None = None
     classes: tuple[str, ...] = ()
     draws: Draws | None = None
     identity: str | None = None
 
     def __len__(self) -> int:
         """The number of samples of a pass."""
-        return int(self.table.num_rows) if self.draws is None else self.draws.number
+        return len(self.rows) if self.draws is None else self.draws.number
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows of all samples as one table, which may take much memory."""
+        return self.rows.whole() if isinstance(self.rows, Runs) else self.rows
 
 
 Tell = Callable[[str], None]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from offload.errors import ConfigError, RunError
+from offload.pipeline.index_rows import Runs
 from offload.pipeline.ordinal import here
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.whole_samples import SAMPLES
@@ -28,9 +29,9 @@ def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS, *
             "iterable one use offload.webdataset, offload.parquet or a ray.data.Dataset."
         )
     name = f"from_torch({type(dataset).__name__})"
-    table = pa.table({"item": np.arange(_length(name, dataset), dtype=np.int64)})
+    rows = Runs(pa.table({"data set": [0]}), np.array([_length(name, dataset)]), number="item")
     return Index(
-        name=name, table=table, reader=TorchReader(dataset, tuple(columns), whole=whole), classes=_classes(dataset)
+        name=name, rows=rows, reader=TorchReader(dataset, tuple(columns), whole=whole), classes=_classes(dataset)
     )
 
 

@@ -57,7 +57,7 @@ def list_image_folder(
         table = table.append_column("version", pa.array([versions[f] for f in images], pa.int64()))
     cached = None if cache is None else CachedFiles(fs, root, cache)
     reader = ImageFolderReader(fs, encoded=encoded, cached=cached)
-    return Index(name=f"image_folder({root})", table=table, reader=reader, classes=classes)
+    return Index(name=f"image_folder({root})", rows=table, reader=reader, classes=classes)
 
 
 _Place = tuple[str, int | None]

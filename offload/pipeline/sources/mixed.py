@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offload.errors import RunError
-from offload.pipeline.shuffling import mix
+from offload.pipeline.shuffling import Consecutive, mix
 from offload.pipeline.sources.base import At, Index, Reader, Samples, nowhere
 from offload.pipeline.wire import Column, Columns, as_array, common_dtype
 
@@ -41,12 +41,13 @@ def mixed_index(name: str, parts: Mapping[str, Index]) -> MixedIndex:
     indexes = tuple(parts.values())
     tables = []
     for number, index in enumerate(indexes):
-        table = index.table.rename_columns([f"{number}/{column}" for column in index.table.column_names])
+        table = index.table
+        table = table.rename_columns([f"{number}/{column}" for column in table.column_names])
         tables.append(table.append_column(PART, pa.array(np.full(len(table), number, dtype=np.int16))))
     first = indexes[0].classes
     return MixedIndex(
         name=name,
-        table=pa.concat_tables(tables, promote_options="default"),
+        rows=pa.concat_tables(tables, promote_options="default"),
         reader=MixedReader(tuple(parts), tuple(index.reader for index in indexes)),
         groups=_groups(indexes),
         classes=first if all(index.classes == first for index in indexes) else (),
@@ -61,7 +62,8 @@ def _groups(indexes: Sequence[Index]) -> NDArray[np.int64] | None:
         return None
     found, used = [], 0
     for index in indexes:
-        groups = np.arange(len(index.table), dtype=np.int64) if index.groups is None else index.groups
+        groups = np.arange(len(index.rows), dtype=np.int64) if index.groups is None else index.groups
+        groups = groups.each() if isinstance(groups, Consecutive) else groups
         found.append(groups + used)
         used += int(groups.max(initial=-1)) + 1
     return np.concatenate(found)
@@ -70,7 +72,7 @@ def _groups(indexes: Sequence[Index]) -> NDArray[np.int64] | None:
 def _identity(indexes: Sequence[Index]) -> str | None:
     if all(index.identity is None for index in indexes):
         return None
-    return "+".join(index.identity or str(index.table.num_rows) for index in indexes)
+    return "+".join(index.identity or str(len(index.rows)) for index in indexes)
 
 
 class MixedReader:

@@ -18,6 +18,7 @@ from offload.errors import ConfigError
 from offload.pipeline.aside import each_aside
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.images import DecodeError
+from offload.pipeline.index_rows import Runs
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
@@ -55,28 +56,20 @@ def list_parquet(
         raise ConfigError(f"no *.parquet files under {inner!r}.")
     seen = _seen(fs, files) if cache is not None else {}  # before their footers: these may be newer
     sizes = _row_group_sizes(fs, files, [*(columns or ()), *images], tell)
-    parts = [
-        {"file": file, "row_group": number, "rows": rows} for file in files for number, rows in enumerate(sizes[file])
-    ]
-    counts = np.array([p["rows"] for p in parts], dtype=np.int64)
+    counts = np.array([rows for file in files for rows in sizes[file]], dtype=np.int64)
     if counts.sum() == 0:
         raise ConfigError(f"the {len(files)} Parquet file(s) under {inner!r} hold no rows.")
-    starts = np.repeat(np.cumsum(counts) - counts, counts)
-    table = pa.table(
+    row_groups = pa.table(
         {
-            "file": pa.DictionaryArray.from_arrays(
-                np.repeat(np.arange(len(parts), dtype=np.int32), counts), [p["file"] for p in parts]
-            ),
-            # Parquet counts the rows of a group in 64 bits, but groups of more than 2³¹ rows would not fit into memory.
-            "row_group": np.repeat(np.array([p["row_group"] for p in parts], np.int32), counts),
-            "row": (np.arange(counts.sum()) - starts).astype(np.int32),
+            "file": pa.array([file for file in files for _ in sizes[file]], pa.large_string()),
+            "row_group": pa.array([number for file in files for number in range(len(sizes[file]))], pa.int32()),
         }
     )
-    groups = np.repeat(np.arange(len(parts), dtype=np.int64), counts)
+    rows = Runs(row_groups, counts)
     wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
     cached = None if cache is None else CachedFiles(fs, inner, cache)
     reader = ParquetReader(fs, wanted, tuple(images), encoded=encoded, cached=cached, seen=seen)
-    return Index(name=f"parquet({inner})", table=table, reader=reader, groups=groups)
+    return Index(name=f"parquet({inner})", rows=rows, reader=reader, groups=rows.groups)
 
 
 def _seen(fs: Any, files: list[str]) -> dict[str, Seen]:
@@ -116,7 +109,8 @@ def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None
 def _runs(rows: pa.Table) -> Iterator[tuple[int, int, _Group]]:
     """(start, stop, row group) of consecutive index rows of one row group."""
     groups, files = rows.column("row_group").to_numpy(), rows.column("file").combine_chunks()
-    cuts = (np.flatnonzero((np.diff(groups) != 0) | (np.diff(files.indices.to_numpy()) != 0)) + 1).tolist()
+    numbers = files.dictionary_encode().indices.to_numpy()
+    cuts = (np.flatnonzero((np.diff(groups) != 0) | (np.diff(numbers) != 0)) + 1).tolist()
     for start, stop in itertools.pairwise([0, *cuts, len(groups)]):
         if stop > start:
             yield start, stop, (files[start].as_py(), int(groups[start]))

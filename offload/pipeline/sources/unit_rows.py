@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from offload.errors import ConfigError
+from offload.pipeline.index_rows import Runs
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.sources.ray_dataset import units_of
 from offload.pipeline.sources.unit_maker import Made, UnitMaker, gathered
@@ -42,13 +43,12 @@ def list_dataset_rows(what: str, dataset: ray.data.Dataset, *, shuffle: bool) ->
             "map_batches."
         )
     counts = counts.astype(np.int64)
-    numbers = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    rows = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = Runs(pa.table({"unit": np.arange(len(counts), dtype=np.int32)}), counts)
     return Index(
         name="ray.data.Dataset",
-        table=pa.table({"unit": numbers, "row": rows.astype(np.int32)}),
+        rows=rows,
         reader=UnitReader(units.table, units.chains),
-        groups=numbers.astype(np.int64),
+        groups=rows.groups,
         identity=units.identity,
     )
 

@@ -23,6 +23,7 @@ from offload.errors import ConfigError
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.images import EXTENSIONS, DecodeError
 from offload.pipeline.region_decode import read_image
+from offload.pipeline.shuffling import Consecutive
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFiles
 from offload.pipeline.sources.files import Path, list_files, open_filesystem, requests_at_once
@@ -55,13 +56,13 @@ def list_webdataset(
     sizes = [table.num_rows for table in tables]
     if not any(sizes):
         raise ConfigError(f"the {len(paths)} shard(s) of {shards!r} hold no samples.")
-    groups = np.repeat(np.arange(len(paths), dtype=np.int64), sizes)
-    names = pa.array(inner, pa.large_string()).take(pa.array(groups))
+    groups = Consecutive(np.array(sizes, dtype=np.int64))
+    names = pa.DictionaryArray.from_arrays(pa.array(groups.each(), pa.int32()), pa.array(inner, pa.large_string()))
     table = pa.concat_tables(tables).add_column(0, "shard", names).combine_chunks()
     name = f"webdataset({paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''})"
     cached = None if cache is None else CachedFiles(fs, os.path.dirname(inner[0]), cache)
     reader = WebDatasetReader(fs, encoded=encoded, cached=cached, seen=seen)
-    return Index(name=name, table=table, reader=reader, groups=groups)
+    return Index(name=name, rows=table, reader=reader, groups=groups)
 
 
 def _seen(fs: pafs.FileSystem, paths: list[str]) -> dict[str, Seen]:

@@ -77,7 +77,7 @@ class Listed:
             id_column=self.pipeline.id_column,
         )
         if self.index is not None:
-            return replace(stream, table=self.index.table, groups=self.index.groups, draws=self.index.draws)
+            return replace(stream, rows=self.index.rows, groups=self.index.groups, draws=self.index.draws)
         if self.units is not None:
             return replace(stream, units=self.units.table, unit_samples=self.units.samples)
         return replace(stream, dataset=self.pipeline.dataset)
