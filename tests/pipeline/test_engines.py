@@ -96,7 +96,7 @@ def of_units(transform: Any) -> Listed:
 
 
 def of_ray_data(transform: Any) -> Listed:
-    dataset = ray.data.range(N, override_num_blocks=10).random_shuffle().map_batches(widened)
+    dataset = ray.data.range(N, override_num_blocks=3).random_shuffle().map_batches(widened)
     dataset.context.enable_progress_bars = False
     pipeline = offload.from_ray(dataset, transform, id_column="id")
     return Listed(name="train", pipeline=pipeline, index=None, shuffle=False)
@@ -111,7 +111,11 @@ ENGINES: dict[str, tuple[Callable[[Any], Listed], Any]] = {
 }
 
 
-@pytest.fixture(params=ENGINES)
+# Every run that trains on samples is the pool over an index: tests/train has them.
+OFTEN = ("pool, index",)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.soak] if name in OFTEN else []) for name in ENGINES])
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Feed]]:
     build, pool = ENGINES[request.param]
     made: list[Feed] = []

@@ -111,7 +111,7 @@ def seen(folder: Path) -> dict[int, Counter[int]]:
     return epochs
 
 
-@pytest.mark.parametrize(("workers", "batch_size"), [(1, 16), (2, 16), (3, 40)])
+@pytest.mark.parametrize(("workers", "batch_size"), [(1, 16), pytest.param(2, 16, marks=pytest.mark.soak), (3, 40)])
 def test_every_sample_of_every_epoch_comes_exactly_once(tmp_path: Path, workers: int, batch_size: int) -> None:
     log = tmp_path / "log"
     log.mkdir()
@@ -157,7 +157,13 @@ def assert_weights(trained: dict[str, torch.Tensor], expected: torch.nn.Module) 
 
 @pytest.mark.parametrize(
     ("workers", "local"),
-    [(1, None), (2, None), (3, None), (1, (1, 8)), (2, (1, 5))],
+    [
+        pytest.param(1, None, marks=pytest.mark.soak),
+        pytest.param(2, None, marks=pytest.mark.soak),
+        (3, None),
+        pytest.param(1, (1, 8), marks=pytest.mark.soak),
+        (2, (1, 5)),
+    ],
     ids=["1", "2 workers", "3 workers", "accumulating", "2 workers accumulating"],
 )
 def test_the_gradient_is_the_mean_over_the_global_batch_however_uneven(

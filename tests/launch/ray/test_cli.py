@@ -349,7 +349,7 @@ def say(text):
     print("SAID:", text, flush=True)
 
 cluster = Cluster(sys.argv[1])
-job = cluster.client.submit_job(entrypoint="for i in $(seq 1 60); do echo line $i; sleep 0.2; done")
+job = cluster.client.submit_job(entrypoint="for i in $(seq 1 30); do echo line $i; sleep 0.2; done")
 print("ENDED:", watch.follow(cluster, job, show, say)["status"])
 """
 
@@ -371,7 +371,7 @@ def test_a_lost_connection_is_made_again_and_no_line_is_shown_twice(place: Place
             if "trying again" in line:
                 wire.mend()
     assert follower.returncode == 0
-    assert [line for line in lines if line.startswith("line ")] == [f"line {n}" for n in range(1, 61)]
+    assert [line for line in lines if line.startswith("line ")] == [f"line {n}" for n in range(1, 31)]
     said = [line for line in lines if line.startswith("SAID:")]
     assert "The job goes on; trying again" in said[0]
     assert any("answers again" in line for line in said[1:])
