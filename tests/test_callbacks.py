@@ -95,6 +95,7 @@ EXPORTED = """
 import os, sys, urllib.request
 from pathlib import Path
 os.environ["RAY_AUTH_MODE"] = "disabled"
+os.environ["RAY_metrics_report_interval_ms"] = "500"
 import ray
 from offload.callbacks import Prometheus
 from tests.helpers import eventually

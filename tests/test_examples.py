@@ -101,8 +101,10 @@ def test_validation_and_inference(folder: Path) -> None:
     assert "class of a grey image:" in run(folder, *inference).stdout
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("inside")
 def test_quickstart_unchanged_with_a_range_of_workers() -> None:
+    """tests/test_code_blocks.py trains it with one worker; the migrated programs below have a range."""
     summary = fit("quickstart.py", workers=(1, 4))
     assert (summary["epochs"], summary["workers"]) == (3, 4)
 

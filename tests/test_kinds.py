@@ -85,9 +85,15 @@ def test_few_lines_change_and_the_page_says_how_many(name: str) -> None:
     assert list(map(int, row.groups())) == lines
 
 
+def each_once(first: int) -> list[Any]:
+    """All kinds, of which every other one is left to `make soak`: the loader and the trainer show half of them each."""
+    marks = [[], [pytest.mark.soak]]
+    return [pytest.param(name, marks=marks[(number + first) % 2]) for number, name in enumerate(NAMES)]
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_once(0))
 def test_the_loader_gives_the_same_losses(name: str) -> None:
     with script("offload_loader", name) as ours:
         assert ours.main() == pytest.approx(load(KINDS / "torch_loader" / f"{name}.py").main(), rel=1e-6)
@@ -95,7 +101,7 @@ def test_the_loader_gives_the_same_losses(name: str) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_once(1))
 def test_the_trainer_gives_the_same_losses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the Trainer's order, in which torch's DataLoader is made to deliver the samples."""
     asked: dict[str, Any] = {}

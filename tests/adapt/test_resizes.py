@@ -72,7 +72,10 @@ def train(
 RULES = Rules(initial_batch_size=64, max_batch_size=64, local_batch_size=(8, 512))
 
 
-@pytest.mark.parametrize("truth", [StepTime(0.1, 0.0001), StepTime(0.02, 0.001), StepTime(0.001, 0.002)])
+@pytest.mark.parametrize(
+    "truth",
+    [StepTime(0.1, 0.0001), pytest.param(StepTime(0.02, 0.001), marks=pytest.mark.soak), StepTime(0.001, 0.002)],
+)
 @pytest.mark.parametrize(
     "restart_s", [pytest.param(10.0, marks=pytest.mark.soak), 60.0, pytest.param(300.0, marks=pytest.mark.soak)]
 )

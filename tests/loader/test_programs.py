@@ -208,7 +208,10 @@ def test_a_spawned_process_may_read_its_parents_loader(tmp_path: Path) -> None:
     eventually(lambda: not marked(mark))
 
 
+@pytest.mark.soak
 def test_cells_of_a_notebook_define_data_sets_and_a_trainer_gets_the_cores_of_an_idle_loader(tmp_path: Path) -> None:
+    """It repeats what shorter tests show apart: tests/test_notebook.py runs a trainer of cells, and tests/test_kinds.py trainers in a Ray
+    with idle loaders."""
     mark = uuid.uuid4().hex
     done = run([sys.executable, script(tmp_path, NOTEBOOK)], tmp_path, mark)
     assert (done.returncode, done.stdout) == (0, "5.0\nTrue\n"), done.stderr

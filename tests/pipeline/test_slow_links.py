@@ -14,7 +14,7 @@ def case(cpu_nodes: int, *, gbps: float = 10.0, size_bytes: float = 602e3, gpu_n
     return Case(gpu_nodes, 31, cpu_nodes, 16, gbps, 0.010, size_bytes, workers=2)
 
 
-@pytest.mark.parametrize(("gbps", "size_bytes"), [(10.0, 602e3), (2.0, 150e3)])
+@pytest.mark.parametrize(("gbps", "size_bytes"), [pytest.param(10.0, 602e3, marks=pytest.mark.soak), (2.0, 150e3)])
 def test_more_cpu_nodes_never_make_training_slower(gbps: float, size_bytes: float) -> None:
     fastest = 0.0
     for cpu_nodes in (0, 1, 2, 4):

@@ -67,7 +67,12 @@ def test_it_renders_without_errors_and_fits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "width", "scheme"), [("one", LAPTOP, "light"), ("two", PHONE, "dark"), ("empty", PHONE, "light")]
+    ("name", "width", "scheme"),
+    [
+        ("one", LAPTOP, "light"),
+        pytest.param("two", PHONE, "dark", marks=pytest.mark.soak),
+        ("empty", PHONE, "dark"),
+    ],
 )
 def test_axe_finds_nothing(started: Any, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")

@@ -83,7 +83,7 @@ def test_any_number_of_workers_resumes_a_sharded_model(tmp_path: Path) -> None:
             config={"sharded": True, "fails": True},
             checkpoints=offload.Checkpoints(every_s=0.01),
         )
-    for workers, sharded in ((2, True), (1, True), (2, False)):
+    for workers, sharded in ((1, True), (2, False)):
         folder = tmp_path / f"{workers}-{sharded}"
         shutil.copytree(tmp_path / "begun", folder)
         resumed = fit(train, folder, config={"sharded": sharded, "fails": False}, workers=workers)

@@ -27,6 +27,7 @@ import pytest
 from click.testing import CliRunner
 
 from offload.cli.main import main
+from offload.launch.sagemaker import watch
 from offload.launch.sagemaker.bundle import pack
 from offload.launch.sagemaker.groups import groups_of
 from offload.launch.sagemaker.job import ENTRY, Job
@@ -275,9 +276,14 @@ except ConfigError as error:
 """
 
 
+@pytest.mark.soak
 def test_strangers_are_refused_cpu_hosts_may_die_and_a_script_that_is_killed_ends_all(tmp_path: Path) -> None:
     """The hosts' meeting and Ray refuse strangers. A CPU host dies and training goes on; then the script is killed. The logs tell nothing
-    of the environment, nor the token. The service lists a CPU host first, and yet the GPU host leads."""
+    of the environment, nor the token. The service lists a CPU host first, and yet the GPU host leads.
+
+    It repeats on a whole job what shorter tests show: who is refused and who is lost (test_rendezvous.py, and launch/ray/test_cli.py for
+    Ray's token), what ends all hosts (the tests above), and what the logs hold (the test below).
+    """
     groups = {"cpu": ["algo-1", "algo-3"], "gpu": ["algo-2"]}
     with launched(tmp_path, groups, what="wait", name="counts-1") as run:
         run.job.start()
@@ -351,8 +357,10 @@ def test_jobs_of_any_number_of_gpu_hosts_train_each_sample_once_though_all_but_t
     with (
         Hosts({f"algo-{n}": HostSpec(core=CORES, shm_bytes=256 << 20) for n in (1, 2)}) as machines,
         moto_server(machines.gateway) as (environment, s3),
-        TrainingService(machines, environment) as service,
+        TrainingService(machines, {**environment, "MY_OWN_SETTING": SECRET}) as service,
+        pytest.MonkeyPatch.context() as patch,
     ):
+        patch.setattr(watch, "POLL_S", 0.2)  # of whoever waits for the job
         s3.create_bucket(Bucket="my-bucket")
         env = {**environment, "AWS_ENDPOINT_URL_SAGEMAKER": service.url}
 
@@ -398,6 +406,7 @@ def test_jobs_of_any_number_of_gpu_hosts_train_each_sample_once_though_all_but_t
         progress = rf"offload: epoch=0 step=\d+ samples/s=\S+ stall=\S+ .*workers={len(gpus)} batch=\d+$"
         assert re.search(progress, said, re.MULTILINE), said
         job = service.jobs[names[-1]]
+        assert not [host for host in job.names if SECRET in job.log(host)]
         assert [job.failure(host) for host in job.names] == [None] * len(gpus)
         summary = json.loads((job.folder("algo-1") / "output" / "data" / "summary.json").read_text())
         metrics = summary["metrics"]
