@@ -22,6 +22,7 @@ from offload.testing.history import each_pass, log_batch, read_history
 from offload.testing.numbers import Line
 from offload.train.checkpoints import format as checkpoint
 from offload.train.driver.run import Run
+from offload.train.worker import batches
 
 # A run starts a dozen processes, and each change of the workers some more.
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]
@@ -313,6 +314,7 @@ def test_deterministic_needs_a_batch_that_workers_share_equally(tmp_path: Path) 
 
 def test_a_batch_that_does_not_fit_into_memory_is_cut_smaller(tmp_path: Path) -> None:
     def small_memory(ctx: offload.Context) -> None:
+        batches.CLOSE_S = 1.0
         model = torch.nn.Linear(2, 1)
         model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
         for _ in ctx.epochs(2):
@@ -355,6 +357,7 @@ def test_a_model_that_fits_with_no_batch_at_all_ends_the_run(tmp_path: Path) -> 
 
 def test_a_step_without_backward_on_one_rank_ends_the_run_and_hangs_nobody(tmp_path: Path) -> None:
     def forgetful(ctx: offload.Context) -> None:
+        batches.CLOSE_S = 1.0  # a worker that fails alone waits that long for what it shares with the others
         model = torch.nn.Linear(2, 1)
         model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.02))
         for _ in ctx.epochs(1):
