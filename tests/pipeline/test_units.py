@@ -143,7 +143,7 @@ def test_without_shuffling_samples_come_in_the_order_of_the_dataset() -> None:
     assert [(int(row["id"]), int(row["copy"])) for row in rows.values()] == list(EXPECTED)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_the_rest_of_a_pass_has_the_bytes_that_it_would_have_had(passing: Passing, data: st.DataObject) -> None:
     whole = passing.rows(epoch=2)

@@ -58,7 +58,15 @@ def start(tmp_path: Path, folder: Path) -> Iterator[Callable[..., subprocess.Pop
     yield launched
     for process in _servers(folder):
         process.kill()
-        process.wait(300)
+        eventually(lambda pid=process.pid: has_ended(pid))  # type: ignore[misc]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether it runs no more, even if its parent has not asked how it ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _servers(folder: Path) -> list[psutil.Process]:
@@ -254,7 +262,7 @@ def test_processes_that_outlive_their_raylet_are_ended(tmp_path: Path, folder: P
         raylet.wait()
         assert server.wait(300) == 0
         fork = int((tmp_path / "pid").read_text())
-        eventually(lambda: not psutil.pid_exists(fork) or psutil.Process(fork).status() == psutil.STATUS_ZOMBIE)
+        eventually(lambda: has_ended(fork))
 
 
 def test_a_process_whose_raylet_has_ended_is_not_started(
@@ -352,9 +360,8 @@ def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:
     assert told["missing"] == []
     assert any(part.endswith("preload/server.py") for part in told["parent"])
     assert told["value"] == "1"
-    process = psutil.Process(told["pid"])
     ray.kill(actor)
-    process.wait(300)
+    eventually(lambda: has_ended(told["pid"]))
 
 
 CONTEXTS: list[dict[str, Any]] = [

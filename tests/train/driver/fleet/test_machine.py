@@ -481,7 +481,7 @@ class Everything(RuleBasedStateMachine):
 
 
 TestEverything = Everything.TestCase
-TestEverything.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestEverything.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 def test_an_event_of_a_run_that_has_not_started_is_refused() -> None:
