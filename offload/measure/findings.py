@@ -294,12 +294,16 @@ def _caveats(found: Findings) -> list[str]:
 
 
 def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any) -> Findings:
-    """The findings from the worker's measurements. ``reserved_cpus``: the cores that a worker of the script reserves; the measured
-    use besides preprocessing counts if it is higher. Raises ConfigError if nothing was preprocessed."""
+    """The findings from the worker's measurements. ``reserved_cpus``: the cores that a worker of the script reserves. The measured use
+    besides preprocessing counts if it is higher: what delivers the batches, and what queues steps on a GPU. Raises ConfigError if nothing
+    was preprocessed."""
     costs = [cost for cost in event["costs"] if cost[0] > 0]
     if not costs:
         raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")
     stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0, "exact_over_auto": None}
+    steps = at_whole_depth([Measured(**each) for each in event["steps"]], event["blocks"])
+    usual = min(steps, key=lambda each: abs(each.size - known["local_batch_size"]), default=None)
+    queueing = 0.0 if usual is None else min(usual.host_s / usual.step_s, 1.0)
     return Findings(
         core_seconds=[cpu + event["raylet_s_per_sample"] for cpu, _ in costs],
         wire_bytes=float(np.median([size for _, size in costs])),
@@ -307,14 +311,14 @@ def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any)
         ingest_samples_per_s=event["ingest_samples_per_s"],
         stages=[(name, share, size) for name, share, size in stages["shares"]],
         exact_over_auto=stages["exact_over_auto"],
-        steps=at_whole_depth([Measured(**each) for each in event["steps"]], event["blocks"]),
+        steps=steps,
         blocks=event["blocks"],
         gradient_bytes=event["gradient_bytes"] or None,
         nodes=event["nodes"],
         workers=event["workers"],
         gradients=[(a, b) for a, b in event["gradients"]],
         samples_each=event["samples_each"],
-        host_cpus_per_worker=max(reserved_cpus, event["beside_cpus"] / event["workers"]),
+        host_cpus_per_worker=max(reserved_cpus, event["beside_cpus"] / event["workers"] + queueing),
         device=event["device"],
         device_memory_bytes=event["device_memory_bytes"],
         **known,

@@ -164,11 +164,12 @@ class ProbeContext(Context):
             torch.cuda.reset_peak_memory_stats(self.device)
         seconds: list[float] = []
         variations: list[float] = []
+        host_s: list[float] = []
         # First alone, then with the other workers: the difference is the cost of synchronisation.
         for syncing in (False, True)[: min(self.world_size, 2)]:
             self._syncing = syncing
             times: list[float] = []
-            yield from self._timed_steps(size, times)
+            yield from self._timed_steps(size, times, host_s)
             seconds.append(float(np.median(times)))
             variations.append(float(np.std(times, ddof=1) / np.mean(times)))
         self._syncing = False
@@ -181,18 +182,21 @@ class ProbeContext(Context):
                 depth=depth,
                 synced_s=seconds[1] if len(seconds) > 1 else 0.0,
                 variation=variations[0],
+                host_s=float(np.median(host_s)) if self.device.type == "cuda" else 0.0,
             )
         )
 
-    def _timed_steps(self, size: int, times: list[float]) -> Iterator[tuple[Any, int]]:
+    def _timed_steps(self, size: int, times: list[float], host_s: list[float]) -> Iterator[tuple[Any, int]]:
         for number in range(self._warm + self._steps):
             batch = self._rows(size, 0)
             self.synchronize()
-            began = time.monotonic()
+            began, cpu_s = time.monotonic(), time.process_time()
             yield batch, size
+            queued_s = time.process_time() - cpu_s  # waiting for the device takes a core, too, but no work
             self.synchronize()
             if number >= self._warm:
                 times.append(time.monotonic() - began)
+                host_s.append(queued_s)
 
     @property
     def gradient_bytes(self) -> int:

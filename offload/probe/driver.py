@@ -62,7 +62,7 @@ def probe(
                 run.go("probe", Storage(path=str(directory.path)))
     if run.found is None:
         return None
-    reserved = _reserved(trainer)
+    reserved = run.reserved_cpus
     cores = max(round(usable_cores() - reserved), 1)
     measured = {
         **known["measured"],
@@ -83,7 +83,8 @@ def probe(
 
 
 class ProbeRun(Run):
-    """A run whose worker measures. ``found``: the worker's measurements, sent at the end."""
+    """A run whose worker measures. ``found``: the worker's measurements, sent at the end. ``reserved_cpus``: the cores that a worker of the
+    script would reserve."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -100,8 +101,10 @@ class ProbeRun(Run):
         self._progress, self._task = progress, progress.add_task("starting", total=1.0)
 
     def _worker_resources(self) -> WorkerResources:
+        worker = super()._worker_resources()
+        self.reserved_cpus = worker.cpus
         # Measure the pool and the worker one after the other, each with the whole machine.
-        return replace(super()._worker_resources(), cpus=TOKEN_CPUS)
+        return replace(worker, cpus=TOKEN_CPUS)
 
     def worker_main(self, user_function: Any, setup: Any) -> Any:
         budget, setup = self.budget, replace(setup, hang_s=math.inf)  # a probe makes no steps of its own
@@ -141,10 +144,3 @@ def _workers(trainer: Trainer, cluster: Cluster) -> int:
     on_gpus = bool(config.use_gpu) if config is not None else gpus >= 1
     asked = trainer.workers[1] if trainer.workers is not None else (gpus if on_gpus else 1)
     return 2 if asked >= 2 and (gpus >= 2 or not on_gpus) else 1
-
-
-def _reserved(trainer: Trainer) -> float:
-    """The cores that each worker of the script keeps for itself."""
-    config = trainer.scaling_config
-    per_worker: Any = config.resources_per_worker if config is not None else None
-    return float((per_worker or {}).get("CPU", 1))

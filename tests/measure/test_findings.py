@@ -147,6 +147,24 @@ def test_nothing_measured_is_said() -> None:
         findings_of(event, reserved_cpus=1.0)
 
 
+@pytest.mark.parametrize(
+    ("reserved", "host_s", "cores"), [(0.0, 0.02, 0.9), (0.0, 9.0, 1.5), (0.0, 0.0, 0.5), (1.0, 0.02, 1.0)]
+)
+def test_what_queues_steps_takes_cores_from_preprocessing(reserved: float, host_s: float, cores: float) -> None:
+    """As much as while the GPU is busy, at most a whole core, beside what delivers the batches; unless the worker reserves more."""
+    steps = [Measured(size=m, step_s=0.05, host_s=host_s if m == 64 else 0.001) for m in (8, 64)]
+    event: dict[str, Any] = {
+        "costs": [(0.01, 100.0)], "raylet_s_per_sample": 0.0, "stages": None, "ingest_samples_per_s": None,
+        "steps": [dataclasses.asdict(each) for each in steps], "blocks": 0, "gradient_bytes": 0, "nodes": 1, "workers": 2,
+        "gradients": [], "samples_each": 0, "beside_cpus": 1.0, "device": "GPU", "device_memory_bytes": None,
+    }  # fmt: skip
+    more: dict[str, Any] = {
+        "workload": "x", "buffered_blocks": 2, "noise_count": 4, "batch_size": 128, "local_batch_size": 60, "cores": 4, "measured": {}
+    }  # fmt: skip
+    found = findings_of(event, reserved_cpus=reserved, **more)
+    assert found.host_cpus_per_worker == pytest.approx(cores)
+
+
 def test_synchronisation_is_learned_from_two_workers_or_said_to_be_unknown() -> None:
     truth = StepTime(0.01, 0.0016, alpha_intra=0.03, gamma=2.0)
     steps = [Measured(size=m, step_s=truth.compute_time_s(m), synced_s=truth.predict(1, 2, m)) for m in (8, 16, 32, 64)]

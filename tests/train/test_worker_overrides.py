@@ -36,7 +36,7 @@ def test_what_is_not_said_stays_as_the_script_has_it() -> None:
     same = trainer(workers=(2, 5), scaling_config=scaling).with_workers()
     assert same.workers == (2, 5)
     assert reserved(same) == (3, 0)
-    assert reserved(trainer().with_workers(max_workers=3), gpus=2) == (1, 1)
+    assert reserved(trainer().with_workers(max_workers=3), gpus=2) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,9 @@ def test_what_a_worker_reserves() -> None:
     on_gpus = trainer(scaling_config=ray.train.ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 3, "GPU": 2}))
     assert reserved(on_gpus, gpus=4) == (3, 2)
     assert reserved(on_gpus.with_workers(cpus_per_worker=2, gpus_per_worker=1), gpus=4) == (2, 1)
+    # The process of a GPU shares the cores with preprocessing, as Ray Train's own default has it; that of a CPU keeps one.
+    assert reserved(trainer(), gpus=4) == (0, 1)
+    assert reserved(trainer(), gpus=0) == (1, 0)
     assert reserved(on_gpus.with_workers(gpus_per_worker=0), gpus=4) == (3, 0)
     # One that says nothing of GPUs goes on taking one where there are any.
     assert reserved(trainer().with_workers(cpus_per_worker=2), gpus=4) == (2, 1)

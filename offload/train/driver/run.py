@@ -228,10 +228,12 @@ class Run:
         given: Any = config.resources_per_worker if config is not None else None
         asked: dict[str, float] = dict(given or {})
         others = {name: float(amount) for name, amount in asked.items() if name not in ("CPU", "GPU", "memory")}
-        cpus = float(asked.get("CPU", 1) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
         gpus = float(
             asked.get("GPU", 1 if use_gpu else 0) if overrides.gpus_per_worker is None else overrides.gpus_per_worker
         )
+        # As in Ray Train: a worker on a GPU leaves most of a core idle while it waits for data, just when preprocessing needs it.
+        alone = 0 if gpus else 1
+        cpus = float(asked.get("CPU", alone) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
         if not (cpus or gpus or any(others.values())):
             cpus = TOKEN_CPUS
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)
