@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 TASK_S = 1.0
+BLOCK_HUB_S = 0.005  # twice the CPU time that the run's hub spends on a block
 LONGEST_TASK_S = 3.0  # longest task that may grow to hold a whole local batch
 BLOCK_BYTES = 128 << 20
 SAME_SPEED = 0.25  # relative difference up to which cores count as equally fast
@@ -50,7 +51,7 @@ def plan_tasks(
     if rates is None:
         sizes = [max(1, math.ceil(first_rows / cores))] * cores
     else:
-        full = _whole_batches(rates, block_bytes, local_batch_size)
+        full = _whole_batches(rates, block_bytes, local_batch_size, cores)
         count = PLAN_TASKS_PER_CORE * cores
         sizes = _tapered(remaining, full, cores) if remaining <= count * full else [full] * count
     return _clip(sizes, remaining)
@@ -71,20 +72,25 @@ def for_speed(size: int, speed: float, local_batch_size: int) -> int:
     return rows - rows % local_batch_size if rows >= local_batch_size else rows
 
 
-def rows_per_task(rates: Rates, block_bytes: int = BLOCK_BYTES) -> int:
-    """Rows that take ``TASK_S`` of one core, unless their block would outgrow ``block_bytes``; at least one."""
-    by_time = TASK_S / max(rates.core_seconds_per_sample, 1e-9)
+def task_s(cores: int) -> float:
+    """Seconds of a task's work. On hundreds of cores it is longer, so that one hub, half busy, keeps up with the blocks of all."""
+    return max(TASK_S, BLOCK_HUB_S * cores)
+
+
+def rows_per_task(rates: Rates, block_bytes: int = BLOCK_BYTES, *, cores: int = 1) -> int:
+    """Rows that take :func:`task_s` of one core, unless their block would outgrow ``block_bytes``; at least one."""
+    by_time = task_s(cores) / max(rates.core_seconds_per_sample, 1e-9)
     by_size = block_bytes / max(rates.bytes_per_sample, 1.0)
     return max(1, int(min(by_time, by_size)))
 
 
-def _whole_batches(rates: Rates, block_bytes: int, local_batch_size: int) -> int:
+def _whole_batches(rates: Rates, block_bytes: int, local_batch_size: int, cores: int) -> int:
     """Rows of a full task: as many local batches as fit, or part of one if a whole one would take too long or be too large."""
-    rows = rows_per_task(rates, block_bytes)
+    rows = rows_per_task(rates, block_bytes, cores=cores)
     if rows >= local_batch_size:
         return rows - rows % local_batch_size
     whole_s, whole_bytes = (local_batch_size * each for each in (rates.core_seconds_per_sample, rates.bytes_per_sample))
-    return local_batch_size if whole_s <= LONGEST_TASK_S and whole_bytes <= block_bytes else rows
+    return local_batch_size if whole_s <= max(LONGEST_TASK_S, task_s(cores)) and whole_bytes <= block_bytes else rows
 
 
 def _tapered(remaining: int, full: int, cores: int) -> list[int]:

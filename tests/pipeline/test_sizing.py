@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from offload.pipeline.sizing import (
     BLOCK_BYTES,
+    BLOCK_HUB_S,
     LONGEST_TASK_S,
     PLAN_TASKS_PER_CORE,
     TASK_S,
@@ -85,6 +86,17 @@ def test_a_task_is_as_long_as_it_may_be(rates: Rates, limit: int) -> None:
     almost = 1 - 1e-9
     longer_s, larger = (rows + 1) * rates.core_seconds_per_sample, (rows + 1) * max(rates.bytes_per_sample, 1)
     assert longer_s > TASK_S * almost or larger > limit * almost
+
+
+@settings(deadline=None)
+@given(cores=st.integers(1, 4000), core_s=st.floats(1e-4, 0.3))
+def test_tasks_of_many_cores_are_so_long_that_one_hub_keeps_up(cores: int, core_s: float) -> None:
+    rates = Rates(core_seconds_per_sample=core_s, bytes_per_sample=1.0)
+    (size,) = set(plan_tasks(10**12, cores=cores, first_rows=256, rates=rates, local_batch_size=32))
+    blocks_per_s = cores / (size * core_s)
+    assert blocks_per_s * BLOCK_HUB_S <= 1 + max(core_s, 32 * core_s) / (size * core_s)
+    if BLOCK_HUB_S * cores <= TASK_S:
+        assert size == plan_tasks(10**12, cores=1, first_rows=256, rates=rates, local_batch_size=32)[0]
 
 
 @settings(deadline=None)
