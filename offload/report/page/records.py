@@ -9,7 +9,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import ConfigError
+from offload.report.page.lines import Lines
 from offload.report.run_dir import EVENTS, METRICS, SKIPPED, SUMMARY
+from offload.report.run_tail import Look, Tail, tails_in
 
 Floats = NDArray[np.float64]
 
@@ -79,6 +81,11 @@ def read_run(path: Path) -> Records:
 
     Raises ConfigError if there is none, or a file cannot be read.
     """
+    return RunReader(check_run_dir(path)).read()
+
+
+def check_run_dir(path: Path) -> Path:
+    """Return the absolute path of a run directory. Raises ConfigError if there is none."""
     path = path.expanduser().absolute()
     names = (EVENTS, METRICS, SUMMARY)
     try:
@@ -96,20 +103,46 @@ def read_run(path: Path) -> Records:
         raise ConfigError(
             f"{path} is no run directory: it holds none of {', '.join(names)}. Name the folder of a run, such as runs/demo."
         )
-    notes: list[str] = []
-    events = list(_documents(path / EVENTS, notes, _is_event))
-    intervals = _intervals(
-        _documents(path / METRICS, notes, lambda each: _number(each.get("at")) == _number(each.get("at")))
-    )
-    skipped = list(_documents(path / SKIPPED, notes, lambda each: True))
-    return Records(
-        path=path,
-        summary=_summary(path / SUMMARY, notes),
-        events=events,
-        intervals=intervals,
-        skipped=skipped,
-        notes=tuple(notes),
-    )
+    return path
+
+
+class RunReader:
+    """A reader of a run that grows: each :meth:`read` parses only what is new.
+
+    ``look``: reads the files; by default, those in ``path`` on this host.
+    """
+
+    def __init__(self, path: Path, look: Look | None = None) -> None:
+        self._path, self._look = path, look or tails_in(path)
+        self._start()
+
+    def _start(self) -> None:
+        self._events, self._intervals = Lines(EVENTS, _is_event), Lines(METRICS, _has_time)
+        self._skipped = Lines(SKIPPED, lambda each: True)
+        self._columns = _Columns()
+
+    def read(self) -> Records:
+        """The run as it is now. Raises what ``look`` raises."""
+        lines = (self._events, self._intervals, self._skipped)
+        more = True
+        while more:
+            tails = self._look({each.name: each.offset for each in lines})
+            if any(each.replaced(tails.get(each.name)) for each in lines):  # another run has taken the directory
+                self._start()
+                return self.read()
+            more = any(each.take(tails.get(each.name)) for each in lines)
+        for document in self._intervals.fresh():
+            self._columns.add(document)
+        notes = [note for each in lines if (note := each.note())]
+        summary = _summary(tails.get(SUMMARY), notes)
+        return Records(
+            path=self._path,
+            summary=summary,
+            events=self._events.documents.copy(),
+            intervals=self._columns.intervals(),
+            skipped=self._skipped.documents.copy(),
+            notes=tuple(notes),
+        )
 
 
 def number(value: Any) -> float:
@@ -136,79 +169,51 @@ def _number(value: Any) -> float:
 
 
 def _is_event(document: dict[str, Any]) -> bool:
-    return isinstance(document.get("event"), str) and _number(document.get("at")) == _number(document.get("at"))
+    return isinstance(document.get("event"), str) and _has_time(document)
 
 
-def _documents(path: Path, notes: list[str], valid: Any) -> Iterator[dict[str, Any]]:
-    """The documents of a ``.jsonl`` file. A note counts the lines that are left out."""
-    damaged: list[int] = []
-    number = 0
-    ended = True
-    for number, line in enumerate(_lines(path), 1):
-        ended = line.endswith(b"\n")
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            damaged.append(number)
-            continue
-        if isinstance(document, dict) and valid(document):
-            yield document
-        else:
-            damaged.append(number)
-    if damaged == [number] and not ended:
-        notes.append(f"The last line of {path.name} is incomplete, as a crash leaves it. This report omits it.")
-    elif damaged:
-        which = ", ".join(str(each) for each in damaged[:5]) + (", …" if len(damaged) > 5 else "")
-        notes.append(
-            f"{path.name}: {len(damaged):,} damaged line{'s' if len(damaged) != 1 else ''} ({which}). This report omits them."
-        )
+def _has_time(document: dict[str, Any]) -> bool:
+    return _number(document.get("at")) == _number(document.get("at"))
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _summary(tail: Tail | None, notes: list[str]) -> dict[str, Any]:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a named pipe would wait for a writer forever
-            raise ConfigError(f"{path} is no ordinary file. Name the folder of a run.")
-        with open(path, "rb") as file:
-            yield from file
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _summary(path: Path, notes: list[str]) -> dict[str, Any]:
-    try:
-        document = json.loads(b"".join(_lines(path)) or b"{}")
+        document = json.loads((tail and tail.data) or b"{}")
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        notes.append(f"{path.name} is not a JSON object. This report uses the other files alone.")
+        notes.append(f"{SUMMARY} is not a JSON object. This report uses the other files alone.")
         return {}
     return document
 
 
-def _intervals(documents: Iterator[dict[str, Any]]) -> Intervals:
-    columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
-    metrics = _Sparse()
-    cores, busy_s = _Sparse(), _Sparse()
-    count = 0
-    for document in documents:
-        for name, column in columns.items():
+class _Columns:
+    """The lines of ``metrics.jsonl`` as growing columns."""
+
+    def __init__(self) -> None:
+        self._columns = {name: array("d") for name in COLUMNS}
+        self._metrics, self._cores, self._busy_s = _Sparse(), _Sparse(), _Sparse()
+        self._count = 0
+
+    def add(self, document: dict[str, Any]) -> None:
+        """Add a line."""
+        for name, column in self._columns.items():
             column.append(_number(document.get(name)))
         for name, value in _table(document.get("metrics")).items():
-            metrics.set(str(name), count, value)
+            self._metrics.set(str(name), self._count, value)
         for kind, group in _table(document.get("preprocessing")).items():
-            cores.set(str(kind), count, _table(group).get("cores"))
-            busy_s.set(str(kind), count, _table(group).get("busy_s"))
-        count += 1
-    return Intervals(
-        columns={name: np.asarray(column, dtype=np.float64) for name, column in columns.items()},
-        metrics=metrics.arrays(count),
-        cores=cores.arrays(count),
-        busy_s=busy_s.arrays(count),
-    )
+            self._cores.set(str(kind), self._count, _table(group).get("cores"))
+            self._busy_s.set(str(kind), self._count, _table(group).get("busy_s"))
+        self._count += 1
+
+    def intervals(self) -> Intervals:
+        """All lines so far."""
+        return Intervals(
+            columns={name: np.array(column, dtype=np.float64) for name, column in self._columns.items()},
+            metrics=self._metrics.arrays(self._count),
+            cores=self._cores.arrays(self._count),
+            busy_s=self._busy_s.arrays(self._count),
+        )
 
 
 def _table(value: Any) -> dict[Any, Any]:

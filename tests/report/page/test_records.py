@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from offload.errors import ConfigError
-from offload.report.page.records import COLUMNS, number, read_run, text
+from offload.report import run_tail
+from offload.report.page.records import COLUMNS, RunReader, number, read_run, text
+from offload.report.run_tail import Tails, tails_in
 from tests.report.runs import Writer, plain
 
 
@@ -106,3 +113,56 @@ def test_numbers_and_texts() -> None:
     assert text(None) == ""
     assert text({"a": 1}) == json.dumps({"a": 1})
     assert len(text("x" * 5000)) == 2000
+
+
+def grown(path: Path, into: Path, sizes: dict[str, int]) -> None:
+    """The beginnings of a run's files, of these sizes."""
+    into.mkdir(exist_ok=True)
+    for name, size in sizes.items():
+        with open(into / name, "ab") as file:
+            file.write((path / name).read_bytes()[file.tell() : size])
+
+
+@given(cuts=st.lists(st.floats(0, 1), max_size=6))
+@settings(max_examples=25)
+def test_a_run_read_while_it_grows_is_the_run_read_afterwards(
+    tmp_path_factory: pytest.TempPathFactory, grows: Path, cuts: list[float]
+) -> None:
+    into = tmp_path_factory.mktemp("grows") / "run"
+    taken: Counter[str] = Counter()
+
+    def look(offsets: Mapping[str, int]) -> Tails:
+        tails = tails_in(into)(offsets)
+        taken.update({name: len(tail.data) for name, tail in tails.items()})
+        return tails
+
+    reader = RunReader(into, look)
+    names = ("events.jsonl", "metrics.jsonl")
+    for cut in [*sorted(cuts), 1.0]:
+        grown(grows, into, {name: round(cut * (grows / name).stat().st_size) for name in names})
+        run = reader.read()
+    whole = read_run(into)
+    assert (run.events, run.notes) == (whole.events, whole.notes)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(run.intervals[name], whole.intervals[name])
+    assert dict(taken) == {name: (grows / name).stat().st_size for name in names}, "no byte is read twice"
+
+
+@pytest.fixture(scope="module")
+def grows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plain(tmp_path_factory.mktemp("whole") / "run", intervals=5)
+
+
+def test_a_run_that_takes_the_directory_of_another_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = plain(tmp_path / "run", intervals=9)
+    reader = RunReader(path)
+    assert len(reader.read().intervals) == 9
+    shutil.rmtree(path)
+    plain(path, intervals=4)
+    assert len(reader.read().intervals) == 4
+
+
+def test_a_file_larger_than_one_look_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tail, "MOST_BYTES", 1000)  # less than a line
+    path = plain(tmp_path / "run", intervals=7)
+    assert (len(read_run(path).intervals), read_run(path).notes) == (7, ())
