@@ -10,6 +10,7 @@ Where it stops: the tools' own settings, such as addresses and credentials, are 
 from __future__ import annotations
 
 import importlib
+import importlib.resources
 import math
 import os
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import ConfigError
-from offload.model.checks import check_path, check_text
+from offload.model.checks import check_count, check_path, check_text
 from offload.train.callback import Callback, Checkpoint, Decision, Ended, Interval, Metrics, Started
 
 _RATES = (
@@ -30,6 +31,15 @@ _RATES = (
     "preprocessing_cores",
     "global_batch_size",
 )
+GAUGES = (*_RATES, "epoch", "step")
+COUNTERS = ("decisions", "checkpoints")
+DASHBOARD = "grafana_dashboard.json"
+MOST_PORT = 65_535
+
+
+def grafana_dashboard() -> str:
+    """A dashboard of the metrics of :class:`Prometheus`, as JSON for Grafana's *Import dashboard*. It asks for a Prometheus data source."""
+    return importlib.resources.files("offload").joinpath(DASHBOARD).read_text(encoding="utf-8")
 
 
 def rates_of(interval: Interval) -> dict[str, float]:
@@ -183,22 +193,29 @@ class Prometheus(Callback):
     """Export the rates as metrics of Ray, which Prometheus reads from each Ray node: ``ray_offload_samples_per_s`` and so on.
 
     Beside the rates there are gauges ``ray_offload_epoch`` and ``ray_offload_step``, and counters ``ray_offload_decisions_total`` and
-    ``ray_offload_checkpoints_total``. The tag ``run`` is the name of the run directory. The nodes need
-    ``ray[default]``. The Ray that a run starts on this machine serves no metrics.
+    ``ray_offload_checkpoints_total``. The tag ``run`` is the name of the run directory. :func:`grafana_dashboard` shows all of them.
+    The run says where the driver's node serves them.
+
+    Args:
+        port: the port on this machine, reachable from it alone, if the run starts its own Ray; None: a free one. A Ray that the run
+            joins has a port already.
 
     Raises:
-        ConfigError: if Ray cannot be imported.
+        ConfigError: if ``ray[default]`` is missing, or the port is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int | None = None) -> None:
+        _library("aiohttp_cors", "Prometheus", "ray[default]")  # without it, Ray serves no metrics
         self._ray = _library("ray.util.metrics", "Prometheus", "ray[default]")
+        sane = f"a port from 1 to {MOST_PORT}, such as 8090"
+        self.ray_metrics_port = 0 if port is None else check_count("port", port, least=1, most=MOST_PORT, sane=sane)
 
     def started(self, started: Started) -> None:
         self._tags = {"run": started.run_dir.name}
-        self._gauges = {name: self._gauge(name) for name in (*_RATES, "epoch", "step")}
+        self._gauges = {name: self._gauge(name) for name in GAUGES}
         self._counters = {
             name: self._ray.Counter(f"offload_{name}_total", f"The run's {name}.", tag_keys=("run",))
-            for name in ("decisions", "checkpoints")
+            for name in COUNTERS
         }
 
     def interval(self, interval: Interval) -> None:

@@ -29,6 +29,7 @@ END_S = 7.0  # time for an orderly end, before the last resort
 COMMITTED_END_S = 30.0  # the same after a committed checkpoint, unless the user has pressed twice
 SAID = "offload: ended at once; the same command resumes from the last checkpoint."
 SHOW_CURSOR = "\x1b[?25h"  # progress bars hide the cursor
+LEAVE_SCREEN = "\x1b[?1049l"  # of a full-screen view
 
 
 class Interrupts:
@@ -112,8 +113,8 @@ def handled() -> Iterator[Interrupts]:
     if threading.current_thread() is not threading.main_thread():
         yield Interrupts()
         return
-    installed = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
-    interrupts = installed if isinstance(installed, Interrupts) else Interrupts()
+    installed = _installed()
+    interrupts = Interrupts() if installed is None else installed
     before = install(interrupts)
     try:
         yield interrupts
@@ -121,6 +122,26 @@ def handled() -> Iterator[Interrupts]:
         interrupts.installed = interrupts is installed
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _installed() -> Interrupts | None:
+    """The process's own handler of Ctrl-C, if it has one."""
+    found = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return found if isinstance(found, Interrupts) else None
+
+
+@contextmanager
+def on_screen() -> Iterator[None]:
+    """A context in which a full-screen view covers the terminal: the last resort ends it before it says anything."""
+    interrupts = _installed()
+    resort = None if interrupts is None else interrupts.last_resort
+    if resort is not None:
+        resort.on_screen = True
+    try:
+        yield
+    finally:
+        if resort is not None:
+            resort.on_screen = False
 
 
 def install(interrupts: Interrupts) -> dict[signal.Signals, Any]:
@@ -132,7 +153,7 @@ def install(interrupts: Interrupts) -> dict[signal.Signals, Any]:
 
 class LastResort(threading.Thread):
     """A thread that ends the process if an orderly end takes too long. It notices signals at once, even while the main thread is busy
-    in C++. ``kills``: functions to call before the end."""
+    in C++. ``kills``: functions to call before the end. ``on_screen``: whether a full-screen view covers the terminal."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         super().__init__(daemon=True, name="last-resort")
@@ -140,6 +161,7 @@ class LastResort(threading.Thread):
         self._interrupts = interrupts
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
+        self.on_screen = False
         self._patient = self._nothing_to_lose = False
         self._heard, self._until = 0, float("inf")
         self._said, self._exit_code = SAID, INTERRUPTED
@@ -187,7 +209,8 @@ class LastResort(threading.Thread):
     def end(self) -> NoReturn:
         """Call ``kills`` and end the process now."""
         with self._ending:  # never released: a second caller waits for the end
-            words = (SHOW_CURSOR if os.isatty(2) else "") + (f"{self._said}\n" if self._said else "")
+            restore = (LEAVE_SCREEN if self.on_screen else "") + SHOW_CURSOR
+            words = (restore if os.isatty(2) else "") + (f"{self._said}\n" if self._said else "")
             with contextlib.suppress(OSError):
                 os.write(2, words.encode())
             for kill in self.kills:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,9 @@ import offload
 from offload import callbacks
 from offload.report.run_dir import RunDirectory
 from offload.train.callback import Checkpoint, Decision, Ended, Interval, Metrics, Started
+from offload.train.cluster import connection
 from tests.helpers import ROOT
+from tests.prometheus import dashboard, expressions, free_port, scraping
 
 AT = 1_790_000_000.0
 
@@ -93,42 +99,46 @@ def test_weights_and_biases_keeps_an_offline_run(tmp_path: Path, monkeypatch: py
 
 EXPORTED = """
 import os, sys, urllib.request
-from pathlib import Path
-os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_metrics_report_interval_ms"] = "500"
-import ray
+from pathlib import Path
+import psutil
 from offload.callbacks import Prometheus
+from offload.train.cluster.connection import connected, metrics_address
 from tests.helpers import eventually
+from tests.prometheus import free_port
 from tests.test_callbacks import play
 
-ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-play(Prometheus(), Path(sys.argv[1]))
-(node,) = ray.nodes()
+callback = Prometheus(free_port())
 lines = []
 
 def exported():
-    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     try:
-        with urllib.request.urlopen(address, timeout=10) as answer:
+        with urllib.request.urlopen(metrics_address(ours=True), timeout=10) as answer:
             lines[:] = [each for each in answer.read().decode().splitlines() if each.startswith("ray_offload_")]
     except OSError:  # not there yet
         return False
     return len(lines) > 1
 
-eventually(exported)
+with connected(None, metrics_port=callback.ray_metrics_port):
+    assert metrics_address(ours=True) == f"http://127.0.0.1:{callback.ray_metrics_port}/metrics"
+    play(callback, Path(sys.argv[1]))
+    eventually(exported)
+    (agent,) = (each for each in psutil.Process().children(recursive=True) if each.name() == "ray::DashboardAgent")
+    listens = {each.laddr.ip.removeprefix("::ffff:") for each in agent.net_connections() if each.status == "LISTEN"}
+    print(*listens)
 print(*lines, sep="\\n")
 """
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_prometheus_finds_the_rates_at_ray_s_own_address(tmp_path: Path) -> None:
-    """In a Ray of its own: the one that a run starts serves no metrics."""
+def test_prometheus_finds_the_rates_on_the_ray_that_a_run_starts_and_only_from_this_machine(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", EXPORTED, str(tmp_path / "vit")], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    listens, *lines = done.stdout.splitlines()
+    assert listens == "127.0.0.1"
     values = {line.partition("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("ray_offload_")}
     assert values["ray_offload_samples_per_s"] == 120.0
     assert values["ray_offload_step"] == 20.0
@@ -143,7 +153,7 @@ def test_prometheus_finds_the_rates_at_ray_s_own_address(tmp_path: Path) -> None
         ("TensorBoard", "tensorboardX", "tensorboardX"),
         ("MLflow", "mlflow", "mlflow-skinny"),
         ("WandB", "wandb", "wandb"),
-        ("Prometheus", "ray.util.metrics", r"ray\[default\]"),
+        ("Prometheus", "aiohttp_cors", r"ray\[default\]"),
     ],
 )
 def test_a_missing_library_is_named_with_its_remedy(
@@ -152,6 +162,70 @@ def test_a_missing_library_is_named_with_its_remedy(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(offload.ConfigError, match=rf"callbacks\.{name} needs .*: pip install {package}\."):
         getattr(callbacks, name)()
+
+
+def test_the_dashboard_shows_every_exported_metric_and_no_other() -> None:
+    exported = {
+        f"ray_offload_{name}" for name in (*callbacks.GAUGES, *(f"{name}_total" for name in callbacks.COUNTERS))
+    }
+    shown = {name: set(re.findall(r"ray_offload_\w+", expr)) for name, expr in expressions().items()}
+    assert set().union(*shown.values()) == exported
+    panels = {name for panel, names in shown.items() if "/" in panel for name in names}
+    assert panels == exported, "each has a panel, not only an annotation"
+    assert all(names for names in shown.values())
+    variables = {each["name"] for each in dashboard()["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", callbacks.grafana_dashboard())) == variables
+
+
+def test_the_dashboard_is_one_that_grafana_s_published_schema_knows() -> None:
+    """Grafana's Foundation SDK, generated from that schema, reads every field and writes it again: it drops those that it does not know."""
+    from grafana_foundation_sdk.cog import plugins
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models import dashboard as models
+    from grafana_foundation_sdk.models import prometheus, timeseries
+
+    plugins.register_default_plugins()
+    read = models.Dashboard.from_json(dashboard())
+    assert lost(dashboard(), json.loads(json.dumps(read, cls=JSONEncoder))) == []
+    for panel in read.panels or ():
+        assert isinstance(panel, models.Panel)
+        assert isinstance(panel.options, timeseries.Options)
+        assert all(isinstance(each, prometheus.Dataquery) for each in panel.targets or ())
+
+
+def lost(given: Any, kept: Any, where: str = "") -> list[str]:
+    """The places at which a document differs from what another kept of it."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        return [each for name in given for each in lost(given[name], kept.get(name), f"{where}/{name}")]
+    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        pairs = zip(given, kept, strict=True)
+        return [each for number, (one, other) in enumerate(pairs) for each in lost(one, other, f"{where}/{number}")]
+    return [] if given == kept else [where]
+
+
+@pytest.mark.soak
+def test_every_panel_shows_data_that_a_real_prometheus_scrapes_of_a_real_run(tmp_path: Path) -> None:
+    port, began = free_port(), time.time()
+    command = [sys.executable, "-m", "offload", "run", "tests/programs/live_run.py", "--run-dir", tmp_path / "vit"]
+    with scraping(f"127.0.0.1:{port}", tmp_path) as prometheus:
+        done = subprocess.run([*command, "--", str(port), "3"], cwd=ROOT, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+        assert f"metrics for Prometheus: http://127.0.0.1:{port}/metrics" in done.stderr
+        empty = [name for name, expr in expressions().items() if not prometheus.series(expr, began, time.time())]
+    assert empty == []
+
+
+def test_a_port_that_is_none_or_taken_is_refused() -> None:
+    with pytest.raises(offload.ConfigError, match=r"port must be at least 1 \(a port from 1 to 65535, .*found 0"):
+        callbacks.Prometheus(0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            offload.ConfigError, match=rf"127\.0\.0\.1:{port}: Address already in use\. Pass another port"
+        ):
+            connection._start_local(metrics_port=port)
 
 
 def test_settings_that_are_no_text_are_refused() -> None:

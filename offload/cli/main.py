@@ -125,6 +125,7 @@ def _run_options(command: Any) -> Any:
 @click.option("--max-workers", type=int, metavar="N", help="The most workers, instead of the script's setting.")
 @click.option("--cpus-per-worker", type=float, metavar="N", help="CPUs that each worker reserves.")
 @click.option("--gpus-per-worker", type=float, metavar="N", help="GPUs that each worker reserves.")
+@click.option("--watch", is_flag=True, help="A full-screen view instead of the live line.")
 @_run_options
 def run(
     script: Path,
@@ -132,6 +133,7 @@ def run(
     max_workers: int | None,
     cpus_per_worker: float | None,
     gpus_per_worker: float | None,
+    watch: bool,
     run_dir: Path | None,
     overwrite: bool,
     address: str | None,
@@ -148,6 +150,7 @@ def run(
     The command resumes an unfinished run in the directory. Ctrl-C commits a checkpoint and ends; twice ends at once. SIGTERM and
     SIGHUP do the same. Exit codes: 0 success, 130 interrupted, 2 an error before the first step, 1 a later failure.
     """
+    from offload.report.full_screen import check_view
     from offload.train.cluster.connection import check_address
     from offload.train.config import WorkerOverrides
 
@@ -155,10 +158,11 @@ def run(
     with stdout_for_json(as_json) as emit:
         # Check these before the script runs, which may take long.
         WorkerOverrides(**numbers)  # type: ignore[arg-type]
+        check_view(quiet=quiet, watch=watch)
         check_script(script)
         address = check_address(address)
         trainer = build_trainer(script, args, address).with_workers(**numbers)  # type: ignore[arg-type]
-        _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, storage_path, quiet, emit)
+        _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, storage_path, quiet, emit, watch=watch)
 
 
 @main.command()
@@ -219,11 +223,15 @@ def _fit(
     quiet: bool,
     emit: Any,
     after: Callable[[Path], tuple[dict[str, Any], str]] | None = None,
+    *,
+    watch: bool = False,
 ) -> None:
     """Train and print the result. ``after`` may add fields to the document and lines to the text of a finished run."""
     from offload.report.run_dir import REPORT
 
-    result = trainer.fit(run_dir=run_dir, overwrite=overwrite, address=address, storage_path=storage_path, quiet=quiet)
+    result = trainer.fit(
+        run_dir=run_dir, overwrite=overwrite, address=address, storage_path=storage_path, quiet=quiet, watch=watch
+    )
     document, text = result.document, f"{result.summary()}\n\nreport: {result.run_dir / REPORT}"
     if after is not None and result.status == "finished":
         fields, lines = after(result.run_dir)

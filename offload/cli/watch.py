@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -13,11 +14,13 @@ from rich.console import Console
 from rich.live import Live
 
 from offload.cli.output import stdout_for_json
+from offload.errors import ConfigError, argument
 from offload.interrupts import INTERRUPTED
 from offload.prices import load_catalog
-from offload.report.page.records import read_run
+from offload.report.page.records import RunReader, check_run_dir
 from offload.report.page.story import Story
 from offload.report.page.watched import Watched, watched
+from offload.report.run_tail import RunOverError
 from offload.report.watch_screen import plain, screen
 
 EVERY_S = 2.0
@@ -25,31 +28,62 @@ PLAIN_EVERY_S = 10.0
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--address", metavar="HOST:PORT", help='A Ray cluster ("auto": this host\'s), instead of RUN_DIR: its run is shown.'
+)
+@click.option("--run", "name", metavar="NAME", help="With --address: which run, if several train there.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the present state as one JSON document on stdout, and end."
 )
-def watch(run_dir: Path, as_json: bool) -> None:
+def watch(run_dir: Path | None, address: str | None, name: str | None, as_json: bool) -> None:
     """Show a run while it trains: rates and both ceilings, nodes, decisions, last checkpoint, cost and errors.
 
-    It reads the run directory and ends with the run. Without a terminal it prints a line every ten seconds. Ctrl-C ends this view
-    and leaves the run alone.
+    It reads the run directory, or asks the cluster, and ends with the run. Without a terminal it prints a line every ten seconds.
+    Ctrl-C ends this view and leaves the run alone.
 
     Exit codes: 0 the run has ended, 130 interrupted, 2 no such run.
     """
-    with stdout_for_json(as_json) as emit:
-        state = _state(run_dir)
-        if as_json:
-            emit({"schema": "offload.watch/1", **dataclasses.asdict(state)}, "")
-            return
+    catalog = load_catalog(None)
     try:
-        _follow(run_dir, state)
+        with stdout_for_json(as_json) as emit, _reader(run_dir, address, name) as reader:
+
+            def state() -> Watched:
+                return watched(Story(reader.read(), catalog, {}), time.time())
+
+            first = state()
+            if as_json:
+                emit({"schema": "offload.watch/1", **dataclasses.asdict(first)}, "")
+            else:
+                _follow(state, first)
+    except RunOverError as over:
+        click.echo(f"offload: {over}", err=True)
     except KeyboardInterrupt:
         click.echo("offload: the view has ended; the run goes on.", err=True)
         sys.exit(INTERRUPTED)
 
 
-def _follow(run_dir: Path, state: Watched) -> None:
+@contextmanager
+def _reader(run_dir: Path | None, address: str | None, name: str | None) -> Iterator[RunReader]:
+    """A reader of the run that the user names."""
+    if (run_dir is None) == (address is None):
+        raise ConfigError(
+            f"name either the folder of a run, such as runs/demo, or {argument('address', 'HOST:PORT')} of the Ray cluster on which "
+            "it trains."
+        )
+    if address is None:
+        if name is not None:
+            raise ConfigError(f"{argument('run', name)} chooses among the runs of a cluster: pass its address, too.")
+        assert run_dir is not None
+        yield RunReader(check_run_dir(run_dir))
+        return
+    from offload.train.hub.view import reader_on
+
+    with reader_on(address, name) as reader:
+        yield reader
+
+
+def _follow(read: Callable[[], Watched], state: Watched) -> None:
     console = Console(highlight=False)
     live = Live(screen(state), console=console, screen=True, auto_refresh=False) if console.is_terminal else None
     with live or nullcontext():
@@ -59,9 +93,5 @@ def _follow(run_dir: Path, state: Watched) -> None:
             else:
                 live.update(screen(state), refresh=True)
             time.sleep(EVERY_S if live is not None else PLAIN_EVERY_S)
-            state = _state(run_dir)
+            state = read()
     console.print(screen(state) if live is not None else plain(state), soft_wrap=live is None, markup=False)
-
-
-def _state(run_dir: Path) -> Watched:
-    return watched(Story(read_run(run_dir), load_catalog(None), {}), time.time())

@@ -146,9 +146,11 @@ class _Board:
 
 
 class Preprocessor:
-    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls. ``me``: its number in the pool."""
+    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls. ``me``: its number in the pool.
+    ``title``: its name in Ray's dashboard."""
 
-    def __init__(self, run: Any = None, me: Ordinal | None = None) -> None:
+    def __init__(self, run: Any = None, me: Ordinal | None = None, title: str = "preprocessing") -> None:
+        self._title = title
         begin(me or Ordinal())
         keep_freed_memory()
         self._board = _Board(run)
@@ -157,6 +159,9 @@ class Preprocessor:
         self._scratch = Scratch()  # safe to reuse: a returned block is in the object store before the next call begins
         self._ended: tuple[float, float] | None = None
         self._done = 0  # tasks
+
+    def __repr__(self) -> str:
+        return self._title
 
     def warm(self, recipe: PackedRecipe) -> None:
         """Import and set up the needs of the recipe before there is work."""
@@ -251,6 +256,8 @@ class Pool:
         self._actor: Any = ray.remote(Preprocessor)
         self._options: dict[str, Any] = {"num_cpus": task_cpus, "runtime_env": dict(runtime_env) or None}
         self._work = work
+        hub = None if work.run is None else ray.get_runtime_context().get_actor_name()
+        self._title = f"{hub.removesuffix(' hub')} preprocessing" if hub else "preprocessing"
         self._recipes: list[PackedRecipe] = []
         self._cores: list[_Core] = []
         for node in nodes:
@@ -302,7 +309,7 @@ class Pool:
         me = lowest_free({core.number for core in self._cores}, max(planned, len(self._cores) + 1))
         actor = self._actor.options(
             **self._options, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(self._work.run, me)
+        ).remote(self._work.run, me, self._title)
         core = _Core(node=node, actor=actor, number=me.number, replaced=replaced)
         for recipe in self._recipes:
             self._warm(core, recipe)

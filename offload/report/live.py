@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.live import Live
@@ -62,6 +63,9 @@ class LiveLine:
     def __exit__(self, *exc: object) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def follow(self, run_dir: Path) -> None:
+        """The run has begun to write this directory. The line needs nothing of it."""
 
     def update(self, values: dict[str, Any]) -> None:
         """Show the newest interval."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -10,19 +12,25 @@ from rich.text import Text
 from offload.report.page.watched import Watched
 
 
-def screen(state: Watched) -> RenderableType:
-    """The state as panels, from the most important one down: a small terminal cuts the lower ones."""
-    panels: list[RenderableType] = [
-        Panel(_rows(state.facts), title=f"{state.name}: {state.status}", title_align="left")
-    ]
+def screen(state: Watched, output: Sequence[str] = ()) -> RenderableType:
+    """The state as panels, from the most important one down: a small terminal cuts the lower ones.
+
+    ``output``: the newest lines that the run has printed.
+    """
+    status = "training" if state.status == "unfinished" and not state.warning else state.status
+    panels: list[RenderableType] = [_panel(Text(f"{state.name}: {status}", style="bold"), _rows(state.facts), "cyan")]
     if state.warning:
         panels.append(Text(state.warning, style="yellow"))
-    for title, lines in (("errors", state.errors), ("decisions", state.decisions)):
+    for title, lines in (("errors", state.errors), ("decisions", state.decisions), ("output", output)):
         if lines:
-            text = Text("\n".join(lines), no_wrap=title == "decisions", overflow="ellipsis")
-            panels.append(Panel(text, title=title, title_align="left"))
-    panels.append(Panel(_rows(state.nodes), title="nodes", title_align="left"))
+            text = Text("\n".join(lines), no_wrap=title != "errors", overflow="ellipsis")
+            panels.append(_panel(Text(title), text, "red" if title == "errors" else "dim"))
+    panels.append(_panel(Text("nodes"), _rows(state.nodes), "dim"))
     return Group(*panels)
+
+
+def _panel(title: Text, content: RenderableType, border: str) -> Panel:
+    return Panel(content, title=title, title_align="left", border_style=border)
 
 
 def plain(state: Watched) -> str:

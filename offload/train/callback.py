@@ -149,7 +149,13 @@ class Callback:
 
     An error in a method does not end the run. The run says the first one of each callback, writes an event ``callback_failed`` into
     ``events.jsonl``, and goes on calling.
+
+    Attributes:
+        ray_metrics_port: for a callback that exports metrics of Ray: the port at which a Ray that the run starts serves them on this
+            machine, 0 for a free one. None: the callback exports none.
     """
+
+    ray_metrics_port: int | None = None
 
     def started(self, started: Started) -> None:
         """The run starts or resumes."""

@@ -184,9 +184,10 @@ def test_a_run_is_stopped_by_ctrl_c_resumed_by_the_same_command_and_not_repeated
     assert ("checkpoint", "stop") in [(e["event"], e.get("reason")) for e in read_lines(run_dir / EVENTS)]
 
     slow.unlink()
-    again = ["run", script, "--json", *command[3:]]
+    again = ["run", script, "--json", "--watch", *command[3:]]
     done = offload(*again)
     assert done.returncode == 0, done.stderr
+    assert "standard error is no terminal, so there is a line every ten seconds" in done.stderr
     assert "resuming the run" in done.stderr
     assert f"resumed at epoch 1, step {document['steps']:,}" in done.stderr
     for when in ("while the script is loaded", "while the trainer is built", "while training", "when all is over"):
@@ -459,8 +460,8 @@ OPTIONS: dict[str, list[str]] = {
     ],
     "probe": ["--address", "--core-speed", "--json", "--loader", "--output", "--quiet", "args", "script"],
     "report": ["--catalog", "--json", "--output", "--png", "--usd-per-hour", "run_dirs"],
-    "watch": ["--json", "run_dir"],
-    "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "args", "script"],
+    "watch": ["--address", "--json", "--run", "run_dir"],
+    "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "--watch", "args", "script"],
     "launch ray": [
         "--address", "--cpus-per-worker", "--dry-run", "--env", "--gpus-per-worker", "--json", "--max-workers", "--name", "--no-wait",
         "--overwrite", "--requirements", "--run-dir", "--status", "--stop", "--storage-path", "--working-dir", "args", "script",

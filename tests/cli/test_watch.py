@@ -86,3 +86,27 @@ def test_no_run_directory_is_refused(tmp_path: Path, name: str) -> None:
     assert done.exit_code == 2
     assert "Name the folder of a run" in done.stderr
     assert watch.name == "watch"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "name either the folder of a run, such as runs/demo, or --address HOST:PORT of the Ray cluster"),
+        (["runs/a", "--address", "auto"], "name either the folder of a run"),
+        (["runs/a", "--run", "vit"], "--run vit chooses among the runs of a cluster: pass its address, too."),
+        (["--address", "local"], "no run trains on the Ray cluster at 'local'. For a run that has ended"),
+        (["--address", "127.0.0.1:1"], "no Ray cluster can be reached at '127.0.0.1:1': Connection refused"),
+    ],
+)
+def test_a_view_of_nothing_is_refused_in_a_sentence(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(main, ["watch", *arguments])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("offload: ")
+    assert says in done.stderr
+
+
+def test_a_run_that_shows_nothing_and_everything_is_refused_before_its_script_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit(9)\n")
+    done = CliRunner().invoke(main, ["run", str(tmp_path / "train.py"), "--watch", "--quiet"])
+    assert done.exit_code == 2
+    assert "--watch shows a full-screen view, and --quiet shows nothing: drop one of them." in done.stderr

@@ -28,6 +28,7 @@ from offload.interrupts import Interrupts, handled
 from offload.model.bundle import GPU_TYPE
 from offload.model.checks import check_text
 from offload.model.placement import NodeResources, beside
+from offload.preload.local_agent import LOOPBACK
 from offload.train.cluster import ray_processes
 from offload.train.cluster.ray_nodes import addresses_here, free_resources, is_node_of
 from offload.train.cluster.reaper import end_marked
@@ -88,12 +89,14 @@ class Cluster:
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator[Cluster]:
+def connected(address: str | None, *, metrics_port: int | None = None) -> Iterator[Cluster]:
     """A connection for the duration of a run. A cluster that this call started ends with it.
+
+    ``metrics_port``: the port at which a cluster that it starts serves Ray's metrics, 0 for a free one; None: it serves none.
 
     Raises ConfigError if nothing listens at ``address``, or the listener does not answer.
     """
-    with handled() as interrupts, _opened(address, interrupts) as ours:
+    with handled() as interrupts, _opened(address, interrupts, metrics_port) as ours:
         yield _describe(ours=ours)
 
 
@@ -107,7 +110,7 @@ def kept(address: str | None) -> Iterator[Cluster]:
 
 
 @contextmanager
-def _opened(address: str | None, interrupts: Interrupts) -> Iterator[bool]:
+def _opened(address: str | None, interrupts: Interrupts, metrics_port: int | None = None) -> Iterator[bool]:
     """A connection, and whether it is to a Ray that it started."""
     if (warning := ray_version_warning(ray.__version__)) is not None:
         logging.getLogger("offload").warning(warning)
@@ -116,7 +119,7 @@ def _opened(address: str | None, interrupts: Interrupts) -> Iterator[bool]:
         with interrupts.finally_killing(ray_processes.kill_own):
             yield False
     elif address is None or address == "local":
-        with _started(interrupts):
+        with _started(interrupts, metrics_port):
             yield True
     else:
         with _joined(address, interrupts):
@@ -136,7 +139,7 @@ class ControlLostError(RunError):
 
 
 @contextmanager
-def _started(interrupts: Interrupts) -> Iterator[None]:
+def _started(interrupts: Interrupts, metrics_port: int | None) -> Iterator[None]:
     """Start a Ray of this process's own. A run that ends at once leaves no process. After other runs, processes that the user's
     function left running stay, such as an upload."""
     token, mark = os.environ.get("RAY_AUTH_TOKEN"), ray_processes.new_mark()
@@ -144,7 +147,7 @@ def _started(interrupts: Interrupts) -> Iterator[None]:
         at_once = False
         try:
             with interrupts.shielded(nothing_to_lose=True):
-                _start_local(mark)
+                _start_local(mark, metrics_port)
             interrupts.check()
             yield
         except (KeyboardInterrupt, ControlLostError):
@@ -169,15 +172,41 @@ def _joined(address: str, interrupts: Interrupts) -> Iterator[None]:
             ray.shutdown()
 
 
-def _start_local(mark: str = "") -> None:
+def _start_local(mark: str = "", metrics_port: int | None = None) -> None:
+    if metrics_port:
+        _check_free(metrics_port)
     # If RAY_AUTH_MODE is unset, the new cluster uses token authentication (a mode set before the import of ray stays). A token of
     # its own keeps Ray from writing one to the home directory, where it would outlive the cluster.
     if os.environ.get("RAY_AUTH_MODE") != "disabled" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", _own_token())
     _quiet()
     ray_processes.start_local(
-        mark or ray_processes.new_mark(), num_cpus=machine.usable_cores(), include_dashboard=False, **_RAY_INIT
+        mark or ray_processes.new_mark(),
+        metrics_port=metrics_port,
+        num_cpus=machine.usable_cores(),
+        include_dashboard=False,
+        **_RAY_INIT,
     )
+
+
+def _check_free(port: int) -> None:
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((LOOPBACK, port))
+    except OSError as error:
+        raise ConfigError(
+            f"Ray's metrics cannot be served at {LOOPBACK}:{port}: {error.strerror}. Pass another port, or none for a free one."
+        ) from None
+
+
+def metrics_address(*, ours: bool) -> str | None:
+    """Where this process's node serves Ray's metrics; None if it serves none. ``ours``: whether this process started that Ray."""
+    here = ray.get_runtime_context().get_node_id()
+    node = next(n for n in ray.nodes() if n["NodeID"] == here)  # type: ignore[no-untyped-call]
+    port = int(node["MetricsExportPort"])
+    host = LOOPBACK if ours else node["NodeManagerAddress"]
+    return f"http://{host}:{port}/metrics" if port > 0 else None
 
 
 @functools.cache

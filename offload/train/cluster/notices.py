@@ -45,6 +45,9 @@ class Watcher:
         self._unanswered = 0
         self._told: set[str] = set()
 
+    def __repr__(self) -> str:
+        return "spot watcher"
+
     def watch(self) -> None:
         """Poll until there is a notice and the node is draining."""
         while not self._drained():

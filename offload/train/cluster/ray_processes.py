@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ import ray._private.worker
 
 from offload.errors import RunError
 from offload.interrupts import HELD
-from offload.preload import NONE_AHEAD, minimal_agent, setup_worker
+from offload.preload import NONE_AHEAD, local_agent, minimal_agent, setup_worker
 from offload.train.cluster.reaper import MARK, end_marked
 
 RECONNECT = "gcs_rpc_server_reconnect_timeout_s"  # Ray's setting for how long processes look for a lost control process
@@ -53,12 +53,15 @@ def new_mark() -> str:
     return secrets.token_hex(16)
 
 
-def start_local(mark: str, **options: Any) -> None:
-    """Start a Ray on this machine, whose processes carry ``mark``, and connect to it."""
+def start_local(mark: str, *, metrics_port: int | None = None, **options: Any) -> None:
+    """Start a Ray on this machine, whose processes carry ``mark``, and connect to it.
+
+    ``metrics_port``: the port at which it serves its metrics on the loopback address, 0 for a free one; None: it serves none.
+    """
     os.environ[MARK] = mark
     try:
-        with _undisturbed(), _without_helpers():
-            ray.init(address="local", _system_config=SYSTEM_CONFIG, **options)
+        with _undisturbed(), _without_helpers(), minimal_agents() if metrics_port is None else _local_agents():
+            ray.init(address="local", _system_config=SYSTEM_CONFIG, _metrics_export_port=metrics_port, **options)
     finally:
         del os.environ[MARK]
 
@@ -81,14 +84,12 @@ def _without_helpers() -> Iterator[None]:
         ray._private.parameter.RayParams,
         no_monitor=True,
         include_log_monitor=False,  # type: ignore[arg-type]
+        dashboard_agent_listen_port=0,
         setup_worker_path=setup_worker.__file__,
     )
-    with (
-        _instead(
-            (ray._private.parameter, "RayParams", alone),
-            (ray._private.node.Node, "start_api_server", lambda node, **named: None),
-        ),
-        minimal_agents(),
+    with _instead(
+        (ray._private.parameter, "RayParams", alone),
+        (ray._private.node.Node, "start_api_server", lambda node, **named: None),
     ):
         yield
 
@@ -98,17 +99,28 @@ def minimal_agents() -> Iterator[None]:
     """Within, the nodes that this process starts have agents without what serves the dashboard
     (:mod:`offload.preload.minimal_agent`)."""
     missing = ImportError("no dashboard is wanted")
+    with (
+        _agents_by(minimal_agent.__file__),
+        _instead((ray._private.utils, "get_dashboard_dependency_error", lambda: missing)),
+    ):
+        yield
+
+
+def _local_agents() -> AbstractContextManager[None]:
+    """Within, the nodes that this process starts have agents that listen on the loopback address alone
+    (:mod:`offload.preload.local_agent`)."""
+    return _agents_by(local_agent.__file__)
+
+
+def _agents_by(script: str) -> AbstractContextManager[None]:
+    """Within, this script starts the agents of the nodes that this process starts."""
     python_of = ray._private.services._build_python_executable_command_memory_profileable
 
     def with_ours(component: str, *args: Any, **named: Any) -> list[str]:
         agent = component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT
-        return [*python_of(component, *args, **named), *([minimal_agent.__file__] if agent else [])]
+        return [*python_of(component, *args, **named), *([script] if agent else [])]
 
-    with _instead(
-        (ray._private.services, python_of.__name__, with_ours),
-        (ray._private.utils, "get_dashboard_dependency_error", lambda: missing),
-    ):
-        yield
+    return _instead((ray._private.services, python_of.__name__, with_ours))
 
 
 @contextmanager

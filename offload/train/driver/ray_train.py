@@ -38,6 +38,8 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ResizeDecision,
     ScalingDecision,
 )
+from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
 
 from offload.errors import RunError
@@ -64,11 +66,12 @@ BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset", "Broken pi
 
 
 class DecidedWorkers(FixedScalingPolicy):
-    """A scaling policy that follows the run's orders. ``announced``: whether Ray Data learns of the workers."""
+    """A scaling policy that follows the run's orders. ``announced``: whether Ray Data learns of the workers. ``run``: the run's name
+    on the cluster."""
 
-    def __init__(self, scaling_config: Any, hub: HubClient, *, announced: bool) -> None:
+    def __init__(self, scaling_config: Any, hub: HubClient, *, announced: bool, run: str) -> None:
         super().__init__(scaling_config)
-        self._hub, self._announced = hub, announced
+        self._hub, self._announced, self.run = hub, announced, run
         self._started_at = time.monotonic()
 
     def look_s(self, usual_s: float) -> float:
@@ -105,7 +108,15 @@ class DecidedWorkers(FixedScalingPolicy):
 
 
 class TrainController(ray_controller.TrainController):
-    """Ray Train's controller, which polls a young worker group more often."""
+    """Ray Train's controller, which polls a young worker group more often. Ray's dashboard shows whose controller and workers they are."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._run: str = named["scaling_policy"].run
+        self.worker_group_cls = _group_of(self._run)
+
+    def __repr__(self) -> str:
+        return f"{self._run} controller"
 
     @property
     def _health_check_interval_s(self) -> float:
@@ -115,6 +126,20 @@ class TrainController(ray_controller.TrainController):
     @_health_check_interval_s.setter
     def _health_check_interval_s(self, seconds: float) -> None:
         self._usual_interval_s = seconds
+
+
+def _group_of(run: str) -> type[WorkerGroup]:
+    """Ray Train's worker group, with workers that Ray's dashboard shows as those of this run."""
+
+    class Worker(RayTrainWorker):
+        def __repr__(self) -> str:
+            return f"{run} worker"
+
+    class Group(WorkerGroup):
+        _worker_cls = Worker
+
+    Worker.__name__ = Worker.__qualname__ = RayTrainWorker.__name__  # by which Ray's users know it
+    return Group
 
 
 class GoOn(FailurePolicy):
@@ -223,13 +248,22 @@ class LastLook(WorkerGroupCallback):
 # To a type checker, ray.train.torch.TorchTrainer is version 1's, which lacks methods of version 2's.
 class TorchTrainer(ray.train.torch.TorchTrainer):
     """Ray Train's trainer with fewer processes. ``beside_ray_data``: whether Ray Data pipelines run beside the workers;
-    ``hub``: the source of the wanted number of workers; ``controller_env``: the controller's runtime environment."""
+    ``hub``: the source of the wanted number of workers; ``run``: the run's name on the cluster; ``controller_env``: the
+    controller's runtime environment."""
 
     def __init__(
-        self, train: Any, *, hub: HubClient, beside_ray_data: bool, controller_env: Mapping[str, Any], **options: Any
+        self,
+        train: Any,
+        *,
+        hub: HubClient,
+        run: str,
+        beside_ray_data: bool,
+        controller_env: Mapping[str, Any],
+        **options: Any,
     ) -> None:
         super().__init__(train, **options)
-        self._hub, self._beside_ray_data, self._controller_env = hub, beside_ray_data, controller_env
+        self._hub, self._run, self._controller_env = hub, run, controller_env
+        self._beside_ray_data = beside_ray_data
         self._controller: Any = None
 
     def end(self) -> None:
@@ -252,7 +286,7 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         config: Any = self.scaling_config
         run_config: Any = self.run_config
-        arguments["scaling_policy"] = DecidedWorkers(config, self._hub, announced=self._beside_ray_data)
+        arguments["scaling_policy"] = DecidedWorkers(config, self._hub, announced=self._beside_ray_data, run=self._run)
         arguments["failure_policy"] = GoOn(run_config.failure_config, self._hub)
         # As Ray Train does it, but in the given environment, and without a handler of Ctrl-C: the driver handles that.
         env_vars = {BLOCKING_GET_WARNING: "0", **get_env_vars_to_propagate()}

@@ -54,6 +54,7 @@ from offload.train.driver.ray_train import TorchTrainer
 from offload.train.driver.tuner import Tuner
 from offload.train.hub.actor import Hub
 from offload.train.hub.client import HubClient
+from offload.train.hub.names import named_hub
 from offload.train.messages import TRAIN
 from offload.train.worker.loop import first_pass
 from offload.train.worker.process import run_worker
@@ -127,12 +128,17 @@ class Run:
         if held := self.cluster.held_of_all():
             self.log.tell("others_hold", held=held)
         threads = FEED_THREADS + 6 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
-        actor = on_this_node(
-            ray.remote(Hub),
-            max_concurrency=threads,
-            enable_task_events=False,
-            runtime_env=dict(cores.runtime_env) or None,
-        ).remote(self.streams, cores, len(self.cluster.nodes))
+
+        def start_hub(**named: str) -> Any:
+            return on_this_node(
+                ray.remote(Hub),
+                max_concurrency=threads,
+                enable_task_events=False,
+                runtime_env=dict(cores.runtime_env) or None,
+                **named,
+            ).remote(self.streams, cores, len(self.cluster.nodes), self.directory.path)
+
+        run, actor = named_hub(self.directory.path.name, start_hub)
         hub = HubClient(actor)
         conductor = Conductor(
             self.fleet, self._first_actions, hub=hub, requests=NodeRequests(), tell=self.log.tell, free=free_resources
@@ -141,7 +147,7 @@ class Run:
             request = first_pass(self.split, deterministic=self.trainer.deterministic)
             hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
         marker = Marker.of(storage, name)
-        torch_trainer = self._torch_trainer(hub, name, storage, marker)
+        torch_trainer = self._torch_trainer(hub, run, name, storage, marker)
         watchers = Watchers(hub, self.log.tell)
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
@@ -261,7 +267,9 @@ class Run:
             marker=marker,
         )
 
-    def _torch_trainer(self, hub: HubClient, name: str, storage: Storage, marker: Marker | None) -> TorchTrainer:
+    def _torch_trainer(
+        self, hub: HubClient, run: str, name: str, storage: Storage, marker: Marker | None
+    ) -> TorchTrainer:
         given = self.trainer.scaling_config or ray.train.ScalingConfig()
         per_worker: Any = given.resources_per_worker
         resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus, "GPU": self.worker.gpus}
@@ -285,6 +293,7 @@ class Run:
         return TorchTrainer(
             self.worker_main(self.trainer.train, self._setup(hub, marker)),
             hub=hub,
+            run=run,
             controller_env=preload.runtime_env(self.job_env),
             beside_ray_data=not all(each.pooled for each in self.listed.values()),
             scaling_config=scaling,

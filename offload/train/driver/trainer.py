@@ -32,7 +32,7 @@ from offload.pipeline.aside import call_aside
 from offload.pipeline.sources.ray_dataset import units_of
 from offload.pipeline.sources.units import UnitIndex
 from offload.pipeline.spec import Pipeline, as_pipeline
-from offload.report.live import LiveLine
+from offload.report.full_screen import live_view
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
 from offload.report.summary import format_summary
 from offload.train.callback import Callback
@@ -45,13 +45,14 @@ from offload.train.checkpoints.storage import (
     remove_checkpoints,
     storage_of,
 )
-from offload.train.cluster.connection import check_address, connected
+from offload.train.cluster.connection import check_address, connected, metrics_address
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides, workers_range
 from offload.train.driver.listed import Listed
 from offload.train.driver.run import Run
 from offload.train.messages import TRAIN
 from offload.train.worker.context import Context
 
+NO_METRICS = "this Ray serves no metrics, so Prometheus finds none: start it again with ray[default] installed, or let the run start one"
 PATIENCE_S = 3.0  # time after which a listing shows its progress
 
 _Config = TypeVar("_Config", Adaptation, Checkpoints, Cluster)
@@ -211,6 +212,7 @@ class Trainer:
         address: str | None = None,
         storage_path: str | None = None,
         quiet: bool = False,
+        watch: bool = False,
     ) -> Result:
         """Run the training and return its result. Resume the unfinished run in ``run_dir``, if there is one.
 
@@ -221,11 +223,14 @@ class Trainer:
                 address is refused before the run lists or starts anything.
             storage_path: the folder of checkpoints, instead of the Trainer's.
             quiet: whether to hide the live line.
+            watch: whether to show a full-screen view instead of the live line, if standard error is a terminal. The view holds
+                back what this process prints until it ends.
 
         Raises:
             ConfigError: for problems found before the first step.
             RunError: for later failures.
         """
+        view = live_view(quiet=quiet, watch=watch)
         address = check_address(address)
         run_dir = f"runs/{Path(sys.argv[0]).stem or 'run'}" if run_dir is None else run_dir
         directory = RunDirectory(
@@ -244,19 +249,24 @@ class Trainer:
                 _check_nothing_was_committed(directory, storage, name)
             return storage, holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
 
-        with LiveLine(quiet=quiet) as live:
+        with view as live:
             if storage_path is not None:
                 live.status(f"checking the checkpoint storage {storage_path}")
             storage, outdated = in_time(storage_checked, storage_path or str(directory.path))
             live.status("listing the data")
             listed = {name: self.listed(name, live.waiting) for name in self.datasets}
             live.status("starting Ray")
-            with connected(address) as cluster:
+            metrics_port = next((c.ray_metrics_port for c in self.callbacks if c.ray_metrics_port is not None), None)
+            with connected(address, metrics_port=metrics_port) as cluster:
+                if metrics_port is not None:
+                    where = metrics_address(ours=cluster.ours)
+                    live.note(f"metrics for Prometheus: {where}" if where else NO_METRICS)
                 run = Run(self, directory, live, listed, cluster)
                 # Only after all checks: a mistyped path must not destroy an earlier run.
                 if outdated:
                     remove_checkpoints(storage, name)
                 directory.begin()
+                live.follow(directory.path)
                 return Result(document=run.go(name, storage), run_dir=directory.path)
 
     def listed(self, name: str, waiting: Callable[[str], None]) -> Listed:

@@ -6,10 +6,14 @@ This module imports neither torch nor Ray Train: on a host with few cores, the h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import ray
 
 from offload.pipeline.feed import Feed
 from offload.pipeline.streams import Cores, Stream
+from offload.report.run_tail import Tails, tails_in
 from offload.train.hub.board import Board
 from offload.train.messages import GroupStart
 
@@ -18,10 +22,19 @@ class Hub(Feed, Board):
     """The actor from which workers take batches and to which they report; the driver reads it. Call it through
     :class:`offload.train.hub.client.HubClient`."""
 
-    def __init__(self, streams: dict[str, Stream], cores: Cores, nodes: int) -> None:
+    def __init__(self, streams: dict[str, Stream], cores: Cores, nodes: int, run_dir: Path) -> None:
+        self._run_dir, self._tails = run_dir, tails_in(run_dir)
         Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=nodes)
         self._without_cache: set[str] = set()
         Feed.__init__(self, streams, cores, handle=ray.get_runtime_context().current_actor)
+
+    def run_dir(self) -> Path:
+        """The run directory, on this host."""
+        return self._run_dir
+
+    def tails(self, offsets: Mapping[str, int]) -> Tails:
+        """What the files of the run directory hold from these offsets on, for views on other hosts."""
+        return self._tails(offsets)
 
     def begin_group(self) -> GroupStart:
         """Start a worker group; drop the passes of the previous group."""

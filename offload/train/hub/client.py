@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
@@ -10,6 +11,7 @@ import ray
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, PassRequest, Reach, Slice
+from offload.report.run_tail import Tails
 from offload.train.cluster.connection import answer
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
@@ -64,6 +66,16 @@ class HubClient:
     def note(self, kind: str, /, **values: Any) -> None:
         """See :meth:`Board.note`. Does not wait."""
         self._start(Board.note, kind, **values)
+
+    # -- a view ----------------------------------------------------------------------------------------------------
+
+    def run_dir(self) -> Path:
+        """See :meth:`Hub.run_dir`."""
+        return self._ask(Hub.run_dir)
+
+    def tails(self, offsets: Mapping[str, int]) -> Tails:
+        """See :meth:`Hub.tails`."""
+        return self._ask(Hub.tails, offsets)
 
     # -- the workers -----------------------------------------------------------------------------------------------
 

@@ -144,6 +144,7 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
     ours = TorchTrainer(
         lambda: None,
         hub=HubClient(None),
+        run="vit",
         beside_ray_data=False,
         controller_env={},
         scaling_config=scaling,
@@ -181,6 +182,12 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
     assert order == sorted(order), relies(file, "on_worker_group_shutdown is entered while reports are still taken in")
     assert "after_worker_group_poll_status" in inspect.getsource(WorkerGroup.poll_status), relies(
         file, "poll_status takes in what workers reported"
+    )
+    assert ray_controller.TrainController.worker_group_cls is WorkerGroup, relies(
+        file, "TrainController.worker_group_cls"
+    )
+    assert "(self._worker_cls)" in inspect.getsource(WorkerGroup._create_workers), relies(
+        file, "WorkerGroup._worker_cls"
     )
     for method in ("make_decision_for_non_running_worker_group", "make_decision_for_running_worker_group"):
         assert hasattr(FixedScalingPolicy, method), relies(file, f"FixedScalingPolicy.{method}")
