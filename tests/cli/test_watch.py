@@ -95,7 +95,6 @@ def test_no_run_directory_is_refused(tmp_path: Path, name: str) -> None:
         (["runs/a", "--address", "auto"], "name either the folder of a run"),
         (["runs/a", "--run", "vit"], "--run vit chooses among the runs of a cluster: pass its address, too."),
         (["--address", "local"], "no run trains on the Ray cluster at 'local'. For a run that has ended"),
-        (["--address", "127.0.0.1:1"], "no Ray cluster can be reached at '127.0.0.1:1': Connection refused"),
     ],
 )
 def test_a_view_of_nothing_is_refused_in_a_sentence(arguments: list[str], says: str) -> None:
@@ -103,6 +102,13 @@ def test_a_view_of_nothing_is_refused_in_a_sentence(arguments: list[str], says: 
     assert done.exit_code == 2
     assert done.stderr.startswith("offload: ")
     assert says in done.stderr
+
+
+def test_a_cluster_that_is_not_there_is_named_with_its_remedy() -> None:
+    """In a process of its own, which is not connected to a Ray."""
+    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:1"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2
+    assert done.stderr.startswith("offload: no Ray cluster can be reached at '127.0.0.1:1': Connection refused.")
 
 
 def test_a_run_that_shows_nothing_and_everything_is_refused_before_its_script_runs(tmp_path: Path) -> None:
