@@ -4,6 +4,7 @@
     python benchmarks/model_check.py links -o result.json
     python benchmarks/model_check.py decisions -o result.json
     python benchmarks/model_check.py coverage -o result.json
+    python benchmarks/model_check.py noise -o result.json
 
 ``network``: the model's input rate beside the project's own feed on a simulated clock (:mod:`benchmarks.simulated`), for GPU nodes and CPU
 nodes on links of several speeds. Nothing of it depends on the machine.
@@ -13,6 +14,8 @@ nodes on links of several speeds. Nothing of it depends on the machine.
 
 ``coverage``: how often the 95 % range of a plan holds the truth, in random worlds that a simulated probe measured
 (:mod:`benchmarks.worlds`).
+
+``noise``: the goodput that a plan loses because a probe saw few gradients (:mod:`benchmarks.noise_worlds`).
 """
 
 import itertools
@@ -29,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
-from benchmarks import side_by_side
+from benchmarks import noise_worlds, side_by_side
 from benchmarks.decision_worlds import table
 from benchmarks.simulated import Node, World, simulate
 from benchmarks.slow_links import PAYLOAD, Link, core_seconds, measure
@@ -225,6 +228,25 @@ def coverage(worlds: int, output: Path | None) -> None:
         click.echo(
             f"{scenario.label:50} coverage {row['coverage']:6.1%}  half-width {row['half_width']:6.1%}  "
             f"{row['half_width_over_oracle']:5.2f} × the oracle's {row['oracle_half_width']:6.1%}"
+        )
+    if output is not None:
+        output.write_text(
+            json.dumps({"command": shlex.join(["python", *sys.argv]), "worlds": worlds, "rows": rows}, indent=1) + "\n"
+        )
+
+
+@main.command()
+@click.option("--worlds", default=300, show_default=True, type=click.IntRange(min=20), help="Of each scenario.")
+@click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
+def noise(worlds: int, output: Path | None) -> None:
+    """Gradient noise: the goodput that few gradients lose, beside the rule before."""
+    rows = []
+    for scenario in noise_worlds.SCENARIOS:
+        row: dict[str, Any] = {"scenario": scenario.label, **noise_worlds.losses(scenario, worlds)}
+        rows.append(row)
+        click.echo(
+            f"{scenario.label:75} loses {row['median_loss']:6.1%} in the median, {row['p90_loss']:6.1%} in 90 % of worlds; before "
+            f"{row['median_loss_before']:6.1%}, {row['p90_loss_before']:6.1%}; {row['mean_gradients']:.0f} gradients"
         )
     if output is not None:
         output.write_text(

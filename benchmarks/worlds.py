@@ -178,7 +178,7 @@ def _probed(
         workers=scenario.probed_workers,
         gradients=[],
         samples_each=0,
-        noise_count=0,
+        gradients_s=0.0,
         batch_size=SIZES[-1],
         local_batch_size=SIZES[-1],
         device="NVIDIA A10G",

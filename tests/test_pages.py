@@ -61,6 +61,7 @@ def probed() -> Iterator[Findings]:
             local_batch_size=256,
         )  # fmt: skip
     yield dataclasses.replace(FOUND, workers=2)
+    yield dataclasses.replace(FOUND, gradients=[(6.0, 0.0), (8.0, -4.0), (7.0, 4.0), (7.0, 2.0)])
 
 
 def check_quotes(quoted: list[str], said: set[str]) -> None:

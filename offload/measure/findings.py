@@ -47,8 +47,10 @@ class Findings:
         blocks: the number of the model's repeated blocks if the probe measured a smaller depth, else 0.
         gradient_bytes: bytes of one worker's gradients at the model's full depth; None: unknown.
         nodes, workers: the nodes and workers of the steps with synchronisation; 1 and 1 without any.
-        gradients, samples_each, noise_count: for each group of ``noise_count`` gradients of ``samples_each`` samples, the mean
-            of their squared norms and the squared norm of their mean.
+        gradients: for each gradient of ``samples_each`` samples, at equal parameters, its squared norm and its scalar product with the
+            sum of those before it.
+        samples_each: the samples behind each gradient.
+        gradients_s: the seconds that the gradients took.
         batch_size: the script's initial global batch.
         local_batch_size: the local batch of its workers.
         device: the accelerator's name, or ``cpu``.
@@ -73,7 +75,7 @@ class Findings:
     workers: int
     gradients: Sequence[tuple[float, float]]
     samples_each: int
-    noise_count: int
+    gradients_s: float
     batch_size: int
     local_batch_size: int
     device: str
@@ -113,14 +115,15 @@ class Findings:
     @property
     def noise(self) -> GradientNoise | None:
         """Gradient noise at the initial batch, or None if the gradients do not reveal it."""
-        if not self.gradients:
+        if len(self.gradients) < 2 or not np.isfinite(self.gradients).all():
             return None
-        mean_square, square_of_mean = np.mean(np.array(self.gradients, dtype=float), axis=0).tolist()
-        if not (math.isfinite(mean_square) and math.isfinite(square_of_mean)):
-            return None
-        return noise_from_gradients(
-            mean_square, square_of_mean, self.noise_count, self.samples_each, float(self.batch_size)
-        )
+        squares, products = zip(*self.gradients, strict=True)
+        return noise_from_gradients(squares, products, self.samples_each, float(self.batch_size))
+
+    @property
+    def noise_samples(self) -> int:
+        """The samples whose gradients were compared."""
+        return len(self.gradients) * self.samples_each
 
     @property
     def gpu_ceiling(self) -> float:
@@ -196,7 +199,15 @@ def profile_document(found: Findings) -> dict[str, Any]:
         "overlap": found.overlap,
         "host_cpus_per_worker": found.host_cpus_per_worker,
         "batch_size": found.batch_size,
-        "noise": None if noise is None else {"sqr": noise.sqr, "var": noise.var, "batch_size": found.batch_size},
+        "noise": None
+        if noise is None
+        else {
+            "sqr": noise.sqr,
+            "var": noise.var,
+            "batch_size": found.batch_size,
+            "sqr_error": noise.sqr_error,
+            "samples": found.noise_samples,
+        },
         "uncertainty": {
             "core_seconds_per_sample": _uncertainty_of_mean(found.core_seconds),
             "step": min(max(float(fit.uncertainty(1, 1, found.local_batch_size)), LEAST_UNCERTAINTY), 1.0),
@@ -284,6 +295,14 @@ def _caveats(found: Findings) -> list[str]:
             f"To save time the step was measured with one and with two of the model's {found.blocks} equal blocks, and the gradient "
             "noise with one."
         )
+    noise = found.noise
+    if noise is not None and not noise.told:
+        missing = noise.samples_missing(found.noise_samples)
+        took_s = found.gradients_s * missing / found.noise_samples
+        said.append(
+            f"The gradients of {found.noise_samples:,} samples hardly tell the gradient noise, so a plan grows the batch with caution. "
+            f"To tell it, the probe would need at least {missing:,} more, about {max(took_s, 0.1):,.1f} s."
+        )
     small = [each.size for each in found.steps]
     if max(small) < found.local_batch_size:
         said.append(
@@ -318,6 +337,7 @@ def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any)
         workers=event["workers"],
         gradients=[(a, b) for a, b in event["gradients"]],
         samples_each=event["samples_each"],
+        gradients_s=event["gradients_s"],
         host_cpus_per_worker=max(reserved_cpus, event["beside_cpus"] / event["workers"] + queueing),
         device=event["device"],
         device_memory_bytes=event["device_memory_bytes"],

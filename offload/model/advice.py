@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from offload.model.catalog import NodeType
 from offload.model.gpu_speeds import RelativeSpeed
+from offload.model.noise import GradientNoise
 from offload.model.plans import Candidate
 
 _BINDS = {
@@ -65,6 +66,24 @@ def price_warnings(kinds: Sequence[NodeType]) -> list[str]:
         return []
     priced = ", ".join(f"{kind.name}: {kind.region}" for kind in kinds if kind.region)
     return [f"the prices come from different regions ({priced})."]
+
+
+def noise_warnings(noise: GradientNoise | None, samples: int | None) -> list[str]:
+    """Warnings about a batch whose gradient noise the profile hardly tells. ``samples``: those behind it, if known."""
+    if noise is None:
+        return []
+    if not noise.sqr and not noise.sqr_error and noise.var:
+        return [
+            "the profile's noise.sqr is 0 without a standard error (noise.sqr_error), so any batch looks free: probe again, or give a "
+            "fixed batch."
+        ]
+    if noise.told:
+        return []
+    share = f"|G|² by ± {noise.sqr_error / noise.sqr:.0%}" if noise.sqr else "|G|² not even from 0"
+    said = f"the profile hardly tells the gradient noise ({share}), so the plan grows the batch with caution."
+    if samples is not None:
+        said += f" At least {noise.samples_missing(samples):,} more than its {samples:,} samples would tell."
+    return [said + " A run measures the noise anew, and adapts the batch."]
 
 
 def spot_warnings(kinds: Sequence[NodeType], assumed_per_hour: float) -> list[str]:

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from offload.errors import ConfigError
-from offload.model.advice import explain, network_warnings, price_warnings, speed_warnings, spot_warnings
+from offload.model.advice import (
+    explain,
+    network_warnings,
+    noise_warnings,
+    price_warnings,
+    speed_warnings,
+    spot_warnings,
+)
 from offload.model.catalog import Catalog, NodeType, Shape
 from offload.model.checks import check_count, check_number
 from offload.model.overlap import Floats, overlapped
@@ -55,7 +62,8 @@ def plan(
         gpu_types, gpu_nodes: types that hold the workers, and the range of node counts.
         cpu_types, cpu_nodes: types that only preprocess, at most one of them in a shape, and the range of node counts.
         batch_size: the global batch; the profile's by default.
-        max_batch_size: choose the global batch by goodput, from the initial one to this. Needs gradient noise.
+        max_batch_size: choose the global batch by goodput, from the initial one to this. Needs gradient noise. Where that is
+            uncertain, a lower bound of goodput counts.
         samples: the amount of work: samples of an epoch × epochs, at the initial batch.
         objective: "cost": the least dollars per unit of goodput; "time": the highest goodput, at the lowest price.
         budget_usd, deadline_hours: limits on the whole job; both need ``samples``.
@@ -104,6 +112,7 @@ def plan(
             *network_warnings(candidates, kinds),
             *price_warnings([*kinds.values(), *compared]),
             *profile.synchronisation.said([(_gpu_nodes(c, hosts), c.workers) for c in candidates]),
+            *(noise_warnings(profile.noise, profile.noise_samples) if max_batch_size is not None else ()),
             *speed_warnings(job.speeds.from_data_sheets(hosts), profile.device),
             *spot_warnings(on_spot, INTERRUPTIONS_PER_HOUR),
         ),
@@ -143,7 +152,7 @@ class _Job:
             input=profile.input,
             step_time=step.step_time,
             overlap=profile.overlap,
-            noise=profile.noise,
+            noise=profile.noise and profile.noise.cautious,
             batch_range=self.batch_range,
             max_local_batch_size=profile.max_local_batch_size,
         )

@@ -76,7 +76,9 @@ _NOISE = {
     "sqr": _Rule(sane="such as 0.00136", required=True),
     "var": _Rule(sane="such as 0.000502", required=True),
     "batch_size": _Rule(sane="the global batch it was measured at, such as 64", least=1.0, required=True, whole=True),
+    "sqr_error": _Rule(sane="the standard error of noise.sqr, such as 0.0004", default=0.0),
 }
+_NOISE_SAMPLES = {"samples": _Rule(sane="the samples behind the gradients, such as 512", least=1.0, whole=True)}
 _UNCERTAINTY = {
     "core_seconds_per_sample": _Rule(sane="a share, such as 0.03 for ± 3 %", most=1.0, default=0.0),
     "step": _Rule(sane="a share, such as 0.02 for ± 2 %", most=1.0, default=0.0),
@@ -118,6 +120,7 @@ class Profile:
         overlap: delta of the joint model.
         batch_size: the global batch to plan with when none is given, or None.
         noise: gradient noise, or None.
+        noise_samples: the samples whose gradients were compared; None: unknown.
         uncertainty: the uncertainty of the two sides.
         synchronisation: which of the step's terms were measured.
         workload: the probed workload, for the reader.
@@ -132,6 +135,7 @@ class Profile:
     overlap: float = OVERLAP
     batch_size: int | None = None
     noise: GradientNoise | None = None
+    noise_samples: int | None = None
     uncertainty: Uncertainty = field(default_factory=Uncertainty)
     synchronisation: Synchronisation = field(default_factory=Synchronisation)
     workload: str = ""
@@ -177,6 +181,7 @@ class Profile:
             overlap=top["overlap"],
             batch_size=None if top["batch_size"] is None else int(top["batch_size"]),
             noise=read.noise(document.get("noise")),
+            noise_samples=read.noise_samples(document.get("noise")),
             uncertainty=Uncertainty(
                 step_directions=read.rows("uncertainty.step_directions", uncertainty.get("step_directions")),
                 local_batch_sizes=read.sizes("uncertainty.local_batch_sizes", uncertainty.get("local_batch_sizes")),
@@ -261,7 +266,13 @@ class _Reader:
     def noise(self, section: Any) -> GradientNoise | None:
         if section is None:
             return None
-        return GradientNoise(**self.numbers("noise.", self.table("noise", section), _NOISE))
+        table = self.table("noise", section)
+        return GradientNoise(**self.numbers("noise.", table, _NOISE, others=tuple(_NOISE_SAMPLES)))
+
+    def noise_samples(self, section: Any) -> int | None:
+        """The samples whose gradients were compared; None if the profile does not tell."""
+        samples = self.numbers("noise.", section or {}, _NOISE_SAMPLES, closed=False)["samples"]
+        return None if samples is None else int(samples)
 
     def rows(self, name: str, listed: Any) -> tuple[tuple[float, ...], ...]:
         """Rows of a number for each of the step's parameters."""

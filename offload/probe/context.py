@@ -16,6 +16,7 @@ import torch
 
 from offload.errors import RunError
 from offload.measure.sizes import FEW_STEPS, FEW_WARM_STEPS, STEPS, WARM_STEPS, Measured, next_size
+from offload.model.noise import noise_from_gradients
 from offload.probe.depth import Depth, repeated_blocks
 from offload.probe.kept import Rows
 from offload.train.checkpoints.sharded import is_sharded
@@ -26,9 +27,8 @@ from offload.train.worker.delivery import Delivery
 from offload.train.worker.loop import StopRun, TrainingLoop
 from offload.train.worker.stepping import step_all
 
-NOISE_GROUPS = 4
-FEW_GROUPS = 2
-NOISE_GRADIENTS = 4  # gradients compared within a group, at equal parameters
+GRADIENTS = 16  # compared at equal parameters, to tell their noise; more if they do not, while time and rows last
+FEW_GRADIENTS = 8  # without a GPU, where a step takes long
 
 
 class ProbeContext(Context):
@@ -45,10 +45,11 @@ class ProbeContext(Context):
         self.budget_s = 20.0
         self.told: Callable[[float], None] = lambda share: None
         self.measured: list[Measured] = []
-        self.gradients: list[tuple[float, float]] = []  # by group: mean of squared norms, squared norm of the mean
+        # Of each: its squared norm, and its scalar product with the sum of those before it.
+        self.gradients: list[tuple[float, float]] = []
+        self.gradients_s = 0.0
         self.samples_each = 0
         self._comparing = self._syncing = False
-        self._group: list[float] = []
         self._sum: list[torch.Tensor] | None = None
         self._began = 0.0
         self._open = False
@@ -79,7 +80,7 @@ class ProbeContext(Context):
         self._loop.state.models = []
         self.measured.clear()
         self.gradients.clear()
-        self._group, self._sum, self._comparing = [], None, False
+        self._sum, self._comparing = None, False
 
     def epochs(self, n: int) -> Iterator[int]:
         """Yield one epoch, in which the probe measures everything."""
@@ -144,12 +145,32 @@ class ProbeContext(Context):
         self.told(0.8)
         if self._one_by_one or not self._backwards:  # such batches cannot adapt, and need no gradient noise
             return
-        self._comparing = True
-        small = self.samples_each = max(1, min(self.measured[-1].size, wanted) // 2)
-        groups = NOISE_GROUPS if self.device.type == "cuda" else FEW_GROUPS
-        for number in range(groups * NOISE_GRADIENTS):
-            yield self._rows(small, number * small), small
+        yield from self._compared(began, half=max(1, min(self.measured[-1].size, wanted) // 2))
         self.told(1.0)
+
+    def _compared(self, began: float, *, half: int) -> Iterator[tuple[Any, int]]:
+        """Small batches at equal parameters, until their gradients tell the noise, or time or rows are used up.
+
+        The rows are all different: the same gradients twice would hide the noise. The last rows come first, since the steps before
+        trained the first ones.
+        """
+        least = GRADIENTS if self.device.type == "cuda" else FEW_GRADIENTS
+        rows: int = self._agreed(len(self.cached)) or 1
+        small = self.samples_each = max(min(half, rows // least), min(half, 2))
+        self._comparing, comparing = True, time.monotonic()
+        for number in range(rows // small):
+            late = time.monotonic() - began > self.budget_s
+            if self._agreed(int(number >= least and (late or self._told_noise()))):
+                break
+            yield self._rows(small, rows - (number + 1) * small), small
+            self.gradients_s = time.monotonic() - comparing
+
+    def _told_noise(self) -> bool:
+        """Whether the gradients so far tell their noise."""
+        if len(self.gradients) < 2 or not np.isfinite(self.gradients).all():
+            return False
+        squares, products = zip(*self.gradients, strict=True)
+        return noise_from_gradients(squares, products, 1, 1).told
 
     @property
     def _warm(self) -> int:
@@ -234,8 +255,8 @@ class ProbeContext(Context):
         """Step the optimizers."""
         self._open = False
         self._one_by_one = self._one_by_one or bool(optimizers)
-        if self._comparing and self._group:
-            return False  # the next gradient must be at equal parameters
+        if self._comparing:
+            return False  # all gradients must be at equal parameters
         scaler = self._loop.state.scaler
         chosen = optimizers or tuple(self._loop.state.optimizers)
         for optimizer in chosen:
@@ -255,19 +276,13 @@ class ProbeContext(Context):
             parameter.grad = None
         if not gradients:
             raise RunError("the probed loss reaches no parameter of the prepared optimizers.")
-        self._group.append(float(sum(g.double().square().sum() for g in gradients)))
+        square = float(sum(g.double().square().sum() for g in gradients))
         if self._sum is None:
-            self._sum = gradients
+            self._sum, product = gradients, 0.0
         else:
+            product = float(sum((g.double() * s).sum() for g, s in zip(gradients, self._sum, strict=True)))
             torch._foreach_add_(self._sum, gradients)
-        if len(self._group) == NOISE_GRADIENTS:
-            mean = [total / NOISE_GRADIENTS for total in self._sum]
-            square = float(sum(m.double().square().sum() for m in mean))
-            self.gradients.append((float(np.mean(self._group)), square))
-            # One optimizer step between groups: the noise is that of a short run, not only of the first weights.
-            for parameter, value in zip(reached, mean, strict=True):
-                parameter.grad = value * scale
-            self._group, self._sum = [], None
+        self.gradients.append((square, product))
 
     def sum(self, value: Any) -> Any:
         """Return the value of this worker: a probe reports nothing."""

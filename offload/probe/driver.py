@@ -17,7 +17,6 @@ from offload.measure.findings import Findings, findings_of
 from offload.model.placement import WorkerResources
 from offload.pipeline.index_rows import rows_at
 from offload.probe.bar import bar
-from offload.probe.context import NOISE_GRADIENTS
 from offload.probe.worker import Budget, run_probe
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
@@ -76,7 +75,6 @@ def probe(
         measured=measured,
         batch_size=trainer.batch_size.initial,
         local_batch_size=single.batch_size.split(workers).local_batch_size,
-        noise_count=NOISE_GRADIENTS,
         cores=cores,
         reserved_cpus=reserved,
     )

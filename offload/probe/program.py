@@ -80,7 +80,7 @@ def probe_program(
         workers=1,
         gradients=[],
         samples_each=0,
-        noise_count=0,
+        gradients_s=0.0,
         batch_size=probe.samples,
         local_batch_size=probe.samples,
         device=torch.cuda.get_device_name() if cuda else "cpu",

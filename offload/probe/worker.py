@@ -98,6 +98,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
             gradients=context.gradients,
             gradient_bytes=context.gradient_bytes,
             samples_each=context.samples_each,
+            gradients_s=context.gradients_s,
             blocks=0 if context.depth is None else len(context.depth),
             measuring_s=drained["drained_s"] + time.monotonic() - measuring,
             device=torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu",

@@ -32,9 +32,9 @@ FOUND = Findings(
     gradient_bytes=1e8,
     nodes=1,
     workers=1,
-    gradients=[(6.0, 3.0), (8.0, 4.0)],
+    gradients=[(6.0, 0.0), (8.0, 4.0), (7.0, 4.0), (7.0, 6.0)],
     samples_each=32,
-    noise_count=4,
+    gradients_s=0.4,
     batch_size=64,
     local_batch_size=64,
     device="NVIDIA A10G",
@@ -64,9 +64,11 @@ def test_a_profile_is_what_was_measured() -> None:
     assert profile.step_time.predict(1, 1, 64) == pytest.approx(STEP.predict(1, 1, 64), rel=0.01)
     assert profile.batch_size == 64
     assert profile.noise is not None
-    # sqr = (4·3.5 − 7)/3, var of a gradient of 32 = (7 − 3.5)·4/3, halved at 64.
-    assert profile.noise.sqr == pytest.approx(7 / 3)
-    assert profile.noise.var == pytest.approx(14 / 3 / 2)
+    # sqr = the products over the 6 pairs, var of a gradient of 32 = the mean square less sqr, halved at 64.
+    assert profile.noise.sqr == pytest.approx(14 / 6)
+    assert profile.noise.var == pytest.approx((7 - 14 / 6) / 2)
+    assert 0 < profile.noise.sqr_error < 7
+    assert profile.noise_samples == 4 * 32
     assert profile.max_local_batch_size == int((MEMORY_SHARE * 24e9 - 1e9) / 2e7)
     assert profile.uncertainty.core_seconds_per_sample >= 0.01
     assert sum(stage.core_seconds_per_sample for stage in profile.stages) == pytest.approx(0.029)
@@ -135,7 +137,7 @@ def test_a_probe_as_people_read_it() -> None:
 
 
 def test_gradients_that_are_not_finite_give_no_noise() -> None:
-    assert profile_document(dataclasses.replace(FOUND, gradients=[(float("inf"), 1.0)]))["noise"] is None
+    assert profile_document(dataclasses.replace(FOUND, gradients=[(float("inf"), 0.0), (1.0, 1.0)]))["noise"] is None
     assert profile_document(dataclasses.replace(FOUND, gradients=[]))["noise"] is None
 
 

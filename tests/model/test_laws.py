@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError
 from offload.model import GradientNoise, InputRate, JointGoodput, NodeType, Shape, StepTime
-from offload.model.noise import noise_from_gradients
 from offload.model.overlap import overlap_of_queue, overlapped
 from tests.strategies import cpu_types, gpu_types, input_rates, noises, step_times
 
@@ -120,28 +119,6 @@ def test_efficiency_at_the_initial_batch_is_one_and_below_it_undefined() -> None
     assert noise.efficiency(64) == pytest.approx(1.0)
     with pytest.raises(ConfigError, match=r"at least the initial 64, found 63"):
         noise.gain(np.array([128, 63]))
-
-
-def test_noise_is_estimated_without_bias() -> None:
-    # Gradients of 16 samples each: mean of norm 2, and a variance of 5 per gradient.
-    rng = np.random.default_rng(0)
-    mean = np.full(100, 0.2)
-    estimates = []
-    for _ in range(400):
-        gradients = mean + rng.normal(0, math.sqrt(5 / 100), size=(4, 100))
-        estimates.append(
-            noise_from_gradients(
-                float(np.mean(np.sum(gradients**2, axis=1))),
-                float(np.sum(np.mean(gradients, axis=0) ** 2)),
-                count=4,
-                samples_each=16,
-                batch_size=64,
-            )
-        )
-    assert np.mean([e.sqr for e in estimates]) == pytest.approx(4.0, rel=0.03)
-    assert np.mean([e.var for e in estimates]) == pytest.approx(5 * 16 / 64, rel=0.03)
-    with pytest.raises(ConfigError, match="at least two gradients"):
-        noise_from_gradients(1.0, 1.0, count=1, samples_each=16, batch_size=64)
 
 
 # --- input side -------------------------------------------------------------------------------------------------------
