@@ -7,23 +7,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from offload.model.noise import GradientNoise
 
-MEMORY = 0.999  # decay per step at the initial batch; a step of k times that batch decays like k steps
+MEMORY = 0.999  # longest, decay per step at the initial batch; a step of k times that batch decays like k steps
+PRECISE = 0.2  # relative error of |G|² at which older estimates are no longer needed: the noise drifts during training
+FEWEST = 4.0  # estimates that always count
+SPREAD_MEMORY = 0.95  # decay per estimate of what tells their spread
 LEAST_VAR = 1e-6
+NUMBERS = ("weight", "weight_squares", "newest", "spread", "spread_weight")  # of the state
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseAverage:
-    """Bias-corrected exponential means of ``|G|²`` and ``tr(Σ)`` at the initial global batch.
+    """Bias-corrected exponential means of ``|G|²`` and ``tr(Σ)`` at the initial global batch, over as few steps as tell them.
 
     Args:
         batch_size: the initial global batch M0.
         sqr, var: weighted sums of the estimates, by parameter group; an estimate may be negative, a mean is cut at 0.
-        weight: the weight of the sums; 0 before the first estimate.
+        weight, weight_squares: the weight of the sums, and the sum of the squared weights; 0 before the first estimate.
+        newest: the newest estimate of ``|G|²`` of all parameters.
+        spread, spread_weight: a weighted sum of half the squared differences between estimates in a row, which drift hardly enlarges,
+            and its weight.
         paired: whether the estimates compare gradients of consecutive steps, which differ by more than noise. The first estimate
             from gradients of the same step replaces them.
     """
@@ -32,6 +39,10 @@ class NoiseAverage:
     sqr: tuple[float, ...] = ()
     var: tuple[float, ...] = ()
     weight: float = 0.0
+    weight_squares: float = 0.0
+    newest: float = 0.0
+    spread: float = 0.0
+    spread_weight: float = 0.0
     paired: bool = True
 
     def updated(
@@ -44,14 +55,22 @@ class NoiseAverage:
         if not all(map(math.isfinite, (*sqr, *var))) or (paired and not self.paired):
             return self
         anew = not self.weight or self.paired != paired or len(sqr) != len(self.sqr)
-        kept = 0.0 if anew else float(MEMORY ** (scale * steps))
-        new = 1 - float(MEMORY ** (scale * steps))
-        before_sqr, before_var = ((0.0,) * len(sqr), (0.0,) * len(var)) if anew else (self.sqr, self.var)
+        old = NoiseAverage(batch_size=self.batch_size, sqr=(0.0,) * len(sqr), var=(0.0,) * len(var)) if anew else self
+        longest = float(MEMORY ** (scale * steps))
+        kept, new, whole = min(longest, 1 - 1 / old._needed), 1 - longest, math.fsum(sqr)
+        spread, spread_weight = old.spread, old.spread_weight
+        if not anew:
+            spread = SPREAD_MEMORY * spread + (whole - old.newest) ** 2 / 2
+            spread_weight = SPREAD_MEMORY * spread_weight + 1
         return NoiseAverage(
             batch_size=self.batch_size,
-            sqr=tuple(kept * old + new * x for old, x in zip(before_sqr, sqr, strict=True)),
-            var=tuple(kept * old + new * x for old, x in zip(before_var, var, strict=True)),
-            weight=kept * self.weight + new if not anew else new,
+            sqr=tuple(kept * before + new * x for before, x in zip(old.sqr, sqr, strict=True)),
+            var=tuple(kept * before + new * x for before, x in zip(old.var, var, strict=True)),
+            weight=kept * old.weight + new,
+            weight_squares=kept**2 * old.weight_squares + new**2,
+            newest=whole,
+            spread=spread,
+            spread_weight=spread_weight,
             paired=paired,
         )
 
@@ -64,8 +83,26 @@ class NoiseAverage:
 
     @property
     def whole(self) -> GradientNoise | None:
-        """The noise of all parameters together; None before the first estimate."""
-        return self._noise(sum(self.sqr), sum(self.var)) if self.weight else None
+        """The noise of all parameters together, with its error; None before the first estimate."""
+        if not self.weight:
+            return None
+        noise = self._noise(sum(self.sqr), sum(self.var))
+        if not self.spread_weight:  # one estimate tells nothing about its own error
+            return replace(noise, sqr_error=noise.sqr + noise.var)
+        return replace(noise, sqr_error=math.sqrt(self._variance * self.weight_squares) / self.weight)
+
+    @property
+    def _variance(self) -> float:
+        """The variance of one estimate of ``|G|²``."""
+        return self.spread / self.spread_weight
+
+    @property
+    def _needed(self) -> float:
+        """The estimates that make the mean of ``|G|²`` precise."""
+        sqr = max(sum(self.sqr), 0.0)
+        if not self.spread_weight or not sqr:
+            return math.inf
+        return max(self._variance / (PRECISE * sqr / self.weight) ** 2, FEWEST)
 
     def _noise(self, sqr: float, var: float) -> GradientNoise:
         return GradientNoise(
@@ -74,15 +111,21 @@ class NoiseAverage:
 
     def to_state(self) -> dict[str, Any]:
         """The state as plain numbers and lists."""
-        return {"sqr": list(self.sqr), "var": list(self.var), "weight": self.weight, "paired": self.paired}
+        return {
+            "sqr": list(self.sqr),
+            "var": list(self.var),
+            "paired": self.paired,
+            **{name: getattr(self, name) for name in NUMBERS},
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], batch_size: int) -> NoiseAverage:
-        """The inverse of :meth:`to_state`."""
+        """The inverse of :meth:`to_state`. What an older state lacks is 0: its error is then unknown until the next estimates."""
         return cls(
             batch_size=batch_size,
             sqr=tuple(map(float, state["sqr"])),
             var=tuple(map(float, state["var"])),
             weight=float(state["weight"]),
             paired=bool(state["paired"]),
+            **{name: float(state.get(name, 0.0)) for name in NUMBERS if name != "weight"},
         )

@@ -13,6 +13,7 @@ import numpy as np
 from offload.adapt.situation import Objective, Option, Rules, Situation
 from offload.model.batch_split import BatchSplit
 from offload.model.goodput import JointGoodput
+from offload.model.noise import GradientNoise
 from offload.model.step_time import StepTime
 
 EXPLORED = 2  # times the largest batch seen: beyond it the model would guess
@@ -51,16 +52,22 @@ class Model:
         alpha_s = float(fit.step_time.compute_time_s(self.situation.split.local_batch_size))
         return replace(fit.step_time, alpha_compute=alpha_s, beta_compute=0.0)
 
+    @cached_property
+    def _noise(self) -> GradientNoise | None:
+        """The noise at the end of its uncertainty that makes large batches worth less."""
+        noise = self.situation.noise
+        return None if noise is None else noise.cautious
+
     def _joint(self, options: Sequence[Option]) -> JointGoodput:
         """The model of these options, whose worker counts differ."""
         rates = {option.workers: self.situation.seen.input_samples_per_s(option.cores) for option in options}
-        return JointGoodput(self._step_time, self.situation.noise, rates.__getitem__, overlap=self.rules.overlap)
+        return JointGoodput(self._step_time, self._noise, rates.__getitem__, overlap=self.rules.overlap)
 
     def at(self, options: Sequence[Option], splits: Sequence[BatchSplit]) -> list[Choice]:
         """The options with these batches."""
         if not options:
             return []
-        noise = self.situation.noise
+        noise = self._noise
         columns = [
             (o.nodes, s.workers, s.local_batch_size, s.accum_steps) for o, s in zip(options, splits, strict=True)
         ]

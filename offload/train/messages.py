@@ -82,7 +82,7 @@ class GroupStatus:
         split: the split of the newest step's global batch.
         changes: the number of changes of ``split`` since the group started: totals across a change belong to no single batch.
         useful: progress in samples as useful as those of initial batches.
-        noise: ``(sqr, var)`` of all parameters at the initial batch; None before the first estimate.
+        noise: ``(sqr, var, sqr_error)`` of all parameters at the initial batch; None before the first estimate.
         goal: the value of ``useful`` at the end of training; None if unknown.
         learned: :attr:`Orders.learned` from the checkpoint from which training resumed.
         most_local: the largest local batch that fits into the device's memory, as far as known.
@@ -92,7 +92,7 @@ class GroupStatus:
     split: BatchSplit | None = None
     changes: int = 0
     useful: float = 0.0
-    noise: tuple[float, float] | None = None
+    noise: tuple[float, float, float] | None = None
     goal: float | None = None
     learned: dict[str, Any] | None = None
     most_local: int | None = None

@@ -161,11 +161,14 @@ class Tuner:
         return [CoresWanted(cores=wanted, because=because)]
 
     def _situation(self, news: News, split: BatchSplit, options: Sequence[Option], fleet: Fleet) -> Situation:
-        noise, goal = news.group.noise, news.group.goal
+        known, goal = news.group.noise, news.group.goal
+        noise = None
+        if known is not None:
+            noise = GradientNoise(known[0], known[1], batch_size=self._batch_size.initial, sqr_error=known[2])
         return Situation(
             split=split,
             seen=self.seen,
-            noise=None if noise is None else GradientNoise(*noise, batch_size=self._batch_size.initial),
+            noise=noise,
             options=options,
             work_left=math.inf if goal is None else max(goal - news.group.useful, 0.0),
             restart_s=fleet.restart.cost_s,

@@ -668,7 +668,7 @@ class TrainingLoop:
             split=self._split,
             changes=self._changes,
             useful=progress.useful,
-            noise=None if noise is None else (noise.sqr, noise.var),
+            noise=None if noise is None else (noise.sqr, noise.var, noise.sqr_error),
             goal=self._useful_goal(),
             learned=self.state.adapting.get("learned"),
             most_local=self.stepper.most_local,

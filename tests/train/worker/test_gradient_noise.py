@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,18 +58,20 @@ def step_of(group: list[Worker], step: int, micro_batches: int) -> list[Part] | 
 def test_known_noise_is_found(workers: int, micro_batches: int) -> None:
     group = [Worker(100 * workers + rank, workers) for rank in range(workers)]
     scale = max(workers * micro_batches * LOCAL / INITIAL, 1.0)
-    average, measured = NoiseAverage(batch_size=INITIAL), 0
+    average, measured, estimates = NoiseAverage(batch_size=INITIAL), 0, []
     for step in range(3000):
         parts = step_of(group, step % EAGER, micro_batches)  # measured at every step, to have many estimates
         if parts is not None:
             sqr, var = moments_of([Part.from_floats(p.to_floats()) for p in parts], INITIAL)
             average = average.updated(sqr, var, scale=scale, paired=parts[0].paired)
             measured += 1
+            estimates.append((sqr[0], var[0]))
     assert measured > 2800
+    assert np.mean(estimates, axis=0) == pytest.approx((SQR, VAR), rel=0.03)
     noise = average.whole
     assert noise is not None
-    assert noise.sqr == pytest.approx(SQR, rel=0.03)
-    assert noise.var == pytest.approx(VAR, rel=0.03)
+    assert abs(noise.sqr - SQR) < 4 * noise.sqr_error < SQR
+    assert noise.var == pytest.approx(VAR, rel=0.1)
     assert average.paired == (workers * micro_batches == 1)
 
 
@@ -162,3 +165,43 @@ def test_a_comparison_within_a_step_replaces_those_of_consecutive_steps() -> Non
     assert better.whole is not None
     assert (better.whole.sqr, better.whole.var) == pytest.approx((1.0, 2.0))
     assert better.updated([100.0], [100.0], scale=1.0, paired=True) == better
+
+
+def test_the_mean_tells_its_error_and_one_estimate_none() -> None:
+    rng = np.random.default_rng(0)
+    first = NoiseAverage(batch_size=INITIAL).updated([1.0], [10.0], scale=1.0)
+    assert first.whole is not None
+    assert first.whole.sqr_error == pytest.approx(11.0)
+    found = []
+    for _ in range(200):
+        average = NoiseAverage(batch_size=INITIAL)
+        for _ in range(30):
+            average = average.updated([10 + 20 * rng.normal()], [10.0], scale=1.0)
+        noise = average.whole
+        assert noise is not None
+        found.append((average.sqr[0] / average.weight, noise.sqr_error))
+    sqrs, errors = np.array(found).T
+    assert np.mean(errors) == pytest.approx(np.std(sqrs), rel=0.2)
+
+
+def test_the_mean_follows_drift_as_soon_as_its_estimates_tell_it_and_not_sooner() -> None:
+    def mean_of(spread: float) -> float:
+        rng = np.random.default_rng(1)
+        average = NoiseAverage(batch_size=INITIAL)
+        for step in range(400):
+            true = 1.0 if step < 300 else 0.1
+            average = average.updated([true * (1 + spread * rng.normal())], [10.0], scale=1.0)
+        assert average.whole is not None
+        return average.whole.sqr
+
+    assert mean_of(0.3) == pytest.approx(0.1, rel=0.3)  # 1,000 steps of memory would still say 0.77
+    assert mean_of(4.0) > 0.3
+
+
+def test_a_state_without_errors_is_read() -> None:
+    old = NoiseAverage.from_state({"sqr": [2.0], "var": [3.0], "weight": 0.5, "paired": False}, INITIAL)
+    assert old.whole is not None
+    assert (old.whole.sqr, old.whole.var) == (4.0, 6.0)
+    again = old.updated([4.0], [6.0], scale=1.0).updated([4.2], [6.0], scale=1.0)
+    assert again.whole is not None
+    assert again.whole.sqr == pytest.approx(4.0, rel=0.02)
