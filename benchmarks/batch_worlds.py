@@ -1,7 +1,7 @@
 """Batches that rules choose while a run goes on and its gradient noise changes, in simulated worlds.
 
-Four workers train on one node until a given amount of useful work is done. Their step times and gradients are random. The noise scale follows
-a course that depends on the progress. The oracle knows the course, and always trains with the best batch.
+Four workers train on one node until a given amount of useful work is done. Their step times and gradients are random. The noise scale
+follows a course that depends on the progress. The oracle knows the course, and always trains with the best batch.
 """
 
 import itertools
@@ -160,12 +160,7 @@ def adaptdl_rule(batch: BatchSplit, seen: Seen, noise: NoiseAverage, smoothed: S
     return BatchSplit(workers=WORKERS, local_batch_size=int(local), accum_steps=int(accum))
 
 
-def fixed_rule(batch: BatchSplit, seen: Seen, noise: NoiseAverage, smoothed: Smoothed) -> BatchSplit:
-    """The initial batch."""
-    return batch
-
-
-RULES: dict[str, Rule] = {"offload": offload_rule, "adaptdl": adaptdl_rule, "fixed": fixed_rule}
+RULES: dict[str, Rule] = {"offload": offload_rule, "adaptdl": adaptdl_rule}
 
 
 def run(each: World, rule: Rule, seed: int) -> tuple[float, int]:

@@ -19,6 +19,10 @@ INTERVALS = 240
 GPU_USD, CORE_USD = 1.2, 0.0425  # dollars per hour: about those of an ml.g5.xlarge and of a vCPU of an ml.c5
 KINDS = ("input-bound", "drift", "noisy", "flapping", "capped")
 HELPED = 0.07  # Cachew: one more worker must cut the batch time by more than this
+HURT = 0.03  # Cachew: one worker fewer may lengthen the batch time by this
+SLOWER = 1.5  # Cachew: times the settled batch time at which it looks again
+STABLE = 20  # intervals between two such looks
+WORKER = 4  # cores of one worker of Cachew and Pecan
 OFFLOADS = 1.3  # FastFlow: the accelerator's rate over the input's above which it offloads
 
 
@@ -84,23 +88,61 @@ def fastflow_rule() -> Rule:
     return rule
 
 
-def climbing_rule() -> Rule:
-    """A quarter more cores while the last growth raised the rate by more than 7 %, Cachew's threshold.
-
-    tf.data's autotune climbs likewise, by a model of its own. This rule stands in for it.
-    """
-    last, done = 0.0, False
+def tfdata_rule() -> Rule:
+    """tf.data service's auto-scaler: what consumers take, over what one worker makes, rounded up, in every interval."""
 
     def rule(seen: InputSeen, before: int) -> int:
-        nonlocal last, done
-        done = done or not seen.bound or seen.samples_per_s < (1 + HELPED) * last
-        last = seen.samples_per_s
-        return before if done else min(math.ceil(1.25 * before), MOST)
+        return min(math.ceil(seen.device_samples_per_s / seen.core_pace_samples_per_s), MOST)
 
     return rule
 
 
-RULES: dict[str, Callable[[], Rule]] = {"offload": offload_rule, "fastflow": fastflow_rule, "climbing": climbing_rule}
+def cachew_rule(*, sheds: bool = False) -> Rule:
+    """Cachew's: one worker more while the last one cut the batch time by more than 7 %, else back to the one before.
+
+    After that it looks every 20 intervals, and grows again at 1.5 times the settled batch time. Its test of the queue's size is left out.
+    ``sheds``: once settled, it also gives back workers while that lengthens the batch time by at most 3 %.
+    """
+    state: dict[str, Any] = {"way": "up", "last": 0.0, "settled": 0.0, "since": 0}
+
+    def rule(seen: InputSeen, before: int) -> int:
+        last, state["last"] = state["last"], seen.samples_per_s
+        if state["way"] == "up":
+            if not last or 1 - last / seen.samples_per_s > HELPED:
+                return min(before + WORKER, MOST)
+            state.update(way="down" if sheds else "settled", settled=last, since=0, last=0.0)
+            return max(before - WORKER, 1)
+        if state["way"] == "down":
+            if last and last / seen.samples_per_s - 1 > HURT:
+                state.update(way="settled", settled=last, since=0)
+                return before + WORKER
+            if before > WORKER:
+                return before - WORKER
+            state.update(way="settled", settled=seen.samples_per_s, since=0)
+        state["since"] += 1
+        if state["since"] > STABLE:
+            state["since"] = 0
+            if state["settled"] > SLOWER * seen.samples_per_s:
+                state.update(way="up", last=seen.samples_per_s)
+                return min(before + WORKER, MOST)
+        return before
+
+    return rule
+
+
+def pecan_rule() -> Rule:
+    """Pecan's AutoPlacement by the aim of its paper: the peak rate, found as Cachew does, with the fewest paid workers."""
+    return cachew_rule(sheds=True)
+
+
+# Approximations of the published rules, beside this project's.
+RULES: dict[str, Callable[[], Rule]] = {
+    "offload": offload_rule,
+    "fastflow": fastflow_rule,
+    "tf.data": tfdata_rule,
+    "cachew": cachew_rule,
+    "pecan": pecan_rule,
+}
 
 
 def usd_per_sample(chosen: list[int], rates: list[float]) -> float:

@@ -10,7 +10,8 @@
 nodes on links of several speeds. Nothing of it depends on the machine.
 
 ``links``: the model's input rate beside runs of real processes on emulated hosts (:mod:`benchmarks.slow_links`), each predicted first.
-``decisions``: dollars that rules for the number of cores cost in simulated worlds (:mod:`benchmarks.decision_worlds`).
+``decisions``: dollars that rules for the number of cores cost in simulated worlds (:mod:`benchmarks.decision_worlds`), and time that rules
+for the batch cost while the gradient noise changes (:mod:`benchmarks.batch_worlds`).
 
 ``coverage``: how often the 95 % range of a plan holds the truth, in random worlds that a simulated probe measured
 (:mod:`benchmarks.worlds`).
@@ -32,7 +33,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
-from benchmarks import noise_worlds, side_by_side
+from benchmarks import batch_worlds, noise_worlds, side_by_side
 from benchmarks.decision_worlds import table
 from benchmarks.simulated import Node, World, simulate
 from benchmarks.slow_links import PAYLOAD, Link, core_seconds, measure
@@ -202,16 +203,21 @@ def _gbps(case: Link) -> float:
 @click.option("--worlds", default=40, show_default=True, type=click.IntRange(min=1), help="Random worlds of each kind.")
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
 def decisions(worlds: int, output: Path | None) -> None:
-    """Numbers of cores: dollars and changes of several rules, beside an oracle."""
-    rows = table(worlds)
+    """Numbers of cores, and batches: dollars, time and changes of several rules, beside an oracle."""
+    rows, batches = table(worlds), batch_worlds.table(worlds)
     for row in rows:
         click.echo(
             f"{row['kind']:12} {row['rule']:9} dollars over the oracle's {row['usd_over_oracle']:.3f} "
             f"(worst {row['worst_usd_over_oracle']:.3f}), {row['mean_changes']:5.1f} changes, at most "
             f"{row['most_changes_in_second_half']} in the second half"
         )
+    for row in batches:
+        click.echo(
+            f"{row['kind']:26} {row['rule']:9} time over the oracle's {row['time_over_oracle']:.3f} "
+            f"(worst {row['worst_time_over_oracle']:.3f}), {row['mean_changes']:5.1f} changes"
+        )
     if output is not None:
-        result = {"command": shlex.join(["python", *sys.argv]), "worlds": worlds, "rows": rows}
+        result = {"command": shlex.join(["python", *sys.argv]), "worlds": worlds, "rows": rows, "batches": batches}
         output.write_text(json.dumps(result, indent=1) + "\n")
 
 

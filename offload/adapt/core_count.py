@@ -7,12 +7,16 @@ The run then gives them back, and asks for no more until it sees the rate change
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from offload.adapt.series import LONGEST, Series
 
-HEADROOM = 0.1  # by which the input is faster than the accelerators
+HEADROOM = (
+    0.05  # by which the input is faster than the accelerators: cores that wait cost as much as accelerators that wait
+)
+CREEP = 0.05  # added where the need has crept up by little, since it may go on: fewer changes
 STEADY = 0.25  # surplus that is kept: nodes take minutes to come
 CERTAIN = 2.0  # standard errors by which the present number must be wrong
 DECIDED = 2.0  # standard errors that decide a trial
@@ -108,10 +112,15 @@ def _beyond_noise(needed: Series, bounds: tuple[int, int], before: int | None) -
     wanted = wanted_cores(math.exp(needed.mean), 1 + HEADROOM, bounds=bounds, before=before)
     if before is None or wanted == before:
         return wanted
-    margin = CERTAIN * needed.error
-    off = math.log(before) - needed.mean
-    certain = off < -max(margin, math.log(1 + HEADROOM)) if wanted > before else off > math.log(1 + STEADY) + margin
-    return wanted if certain else before
+    margin, off = CERTAIN * needed.error, math.log(before) - needed.mean
+    if wanted < before:
+        return wanted if off > math.log(1 + STEADY) + margin else before
+    # A single interval must not decide, except the first ones.
+    others = needed.logs[:-1] if len(needed.logs) > 2 else needed.logs
+    if max(off, math.log(before) - statistics.fmean(others)) >= -max(margin, math.log(1 + HEADROOM)):
+        return before
+    crept = wanted <= before * (1 + STEADY)
+    return min(math.ceil(wanted * (1 + CREEP)), bounds[1]) if crept else wanted
 
 
 def _with_rate(learned: CoresLearned, seen: InputSeen) -> CoresLearned:

@@ -85,10 +85,36 @@ def test_under_other_conditions_the_cap_is_forgotten() -> None:
     )  # fmt: skip
     again, cores = count_cores(learned, seen, bounds=BOUNDS, before=4)
     assert again.enough is None
-    assert cores == 28
+    assert cores == 27
 
 
 def test_without_a_cap_the_first_interval_is_enough_to_ask() -> None:
     run = simulate(lambda _: math.inf, noise=0.01, seed=1)
     assert DEVICE / EACH <= run.asked[0] <= 1.25 * DEVICE / EACH
     assert run.changes() == 1
+
+
+def test_a_single_interval_that_differs_changes_nothing() -> None:
+    learned, cores = CoresLearned(), 27
+    for number in range(12):
+        device = 1000.0 if number == 10 else DEVICE
+        seen = InputSeen(
+            cores=cores, complete=True, samples_per_s=DEVICE, bound=False, device_samples_per_s=device,
+            core_samples_per_s=EACH, core_pace_samples_per_s=EACH,
+        )  # fmt: skip
+        learned, cores = count_cores(learned, seen, bounds=BOUNDS, before=cores)
+    assert cores == 27
+
+
+def test_a_need_that_creeps_up_is_followed_in_few_steps() -> None:
+    learned, cores, counts = CoresLearned(), 27, []
+    for number in range(240):
+        device = DEVICE * (1 + number / 240)
+        seen = InputSeen(
+            cores=cores, complete=True, samples_per_s=min(device, cores * EACH), bound=cores * EACH < 0.95 * device,
+            device_samples_per_s=device, core_samples_per_s=EACH, core_pace_samples_per_s=EACH,
+        )  # fmt: skip
+        learned, cores = count_cores(learned, seen, bounds=BOUNDS, before=cores)
+        counts.append(cores)
+    assert len(set(counts)) <= 9
+    assert cores * EACH >= 0.95 * 2 * DEVICE
