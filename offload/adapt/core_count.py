@@ -115,9 +115,8 @@ def _beyond_noise(needed: Series, bounds: tuple[int, int], before: int | None) -
     margin, off = CERTAIN * needed.error, math.log(before) - needed.mean
     if wanted < before:
         return wanted if off > math.log(1 + STEADY) + margin else before
-    # A single interval must not decide, except the first ones.
-    others = needed.logs[:-1] if len(needed.logs) > 2 else needed.logs
-    if max(off, math.log(before) - statistics.fmean(others)) >= -max(margin, math.log(1 + HEADROOM)):
+    off = max(off, math.log(before) - statistics.median(needed.logs))  # a single interval must not decide
+    if off >= -max(margin, math.log(1 + HEADROOM)):
         return before
     crept = wanted <= before * (1 + STEADY)
     return min(math.ceil(wanted * (1 + CREEP)), bounds[1]) if crept else wanted
