@@ -158,10 +158,10 @@ def test_what_queues_steps_takes_cores_from_preprocessing(reserved: float, host_
     event: dict[str, Any] = {
         "costs": [(0.01, 100.0)], "raylet_s_per_sample": 0.0, "stages": None, "ingest_samples_per_s": None,
         "steps": [dataclasses.asdict(each) for each in steps], "blocks": 0, "gradient_bytes": 0, "nodes": 1, "workers": 2,
-        "gradients": [], "samples_each": 0, "beside_cpus": 1.0, "device": "GPU", "device_memory_bytes": None,
+        "gradients": [], "samples_each": 0, "beside_cpus": 1.0, "gradients_s": 0.0, "device": "GPU", "device_memory_bytes": None,
     }  # fmt: skip
     more: dict[str, Any] = {
-        "workload": "x", "buffered_blocks": 2, "noise_count": 4, "batch_size": 128, "local_batch_size": 60, "cores": 4, "measured": {}
+        "workload": "x", "buffered_blocks": 2, "batch_size": 128, "local_batch_size": 60, "cores": 4, "measured": {}
     }  # fmt: skip
     found = findings_of(event, reserved_cpus=reserved, **more)
     assert found.host_cpus_per_worker == pytest.approx(cores)
