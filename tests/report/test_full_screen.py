@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -22,6 +23,7 @@ from offload.report.live import LiveLine
 from tests.helpers import ROOT
 from tests.report.runs import eventful
 
+DEADLINE_S = 120.0
 ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
 
 VIEW = """
@@ -55,7 +57,9 @@ class Terminal:
     def __init__(self, *command: str | Path) -> None:
         self._mine, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
-        environment = {**os.environ, "TERM": "xterm-256color"}
+        # Rich takes COLUMNS and LINES for the size of any terminal.
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        environment["TERM"] = "xterm-256color"
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment, start_new_session=True
         )
@@ -83,6 +87,8 @@ class Terminal:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.shown.partition(LEAVES)[2].decode()).replace("\r", "")
 
     def _more(self) -> bytes:
+        ready, _, _ = select.select([self._mine], [], [], DEADLINE_S)
+        assert ready, f"the program has shown nothing for {DEADLINE_S:g} s: {self.shown!r}"
         try:
             return os.read(self._mine, 1 << 16)
         except OSError:  # the program has ended
