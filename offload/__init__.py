@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offload import collate, notebook
+    from offload import collate, notebook, transforms
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.loader.loader import DataLoader
     from offload.loader.stats import LoaderStats
@@ -73,6 +73,7 @@ __all__ = [
     "mix",
     "notebook",
     "parquet",
+    "transforms",
     "webdataset",
     "weighted",
 ]
@@ -81,7 +82,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("collate", "notebook"):
+    if name in ("collate", "notebook", "transforms"):
         return importlib.import_module(f"offload.{name}")
     raise AttributeError(f"module 'offload' has no attribute {name!r}")
 

@@ -34,6 +34,7 @@ PUBLIC = [
     "mix",
     "notebook",
     "parquet",
+    "transforms",
     "webdataset",
     "weighted",
 ]

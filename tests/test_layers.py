@@ -38,6 +38,7 @@ LAYERS = [
         "offload.machine",
         "offload.paced",
         "offload.preload",
+        "offload.transforms",
         "offload.versions",
     },
 ]

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 import offload
-from offload import collate, notebook
+from offload import collate, notebook, transforms
 from offload.loader.stats import LoaderStats
 from offload.measure.findings import Findings, verdict
 from offload.model.advice import _BINDS
@@ -174,9 +174,10 @@ def test_the_picture_and_the_table_have_all_phases() -> None:
 
 # --- Docstrings --------------------------------------------------------------------------------------------------------
 
-NO_MEMBERS = ("__version__", "collate", "notebook")
+NO_MEMBERS = ("__version__", "collate", "notebook", "transforms")
 PUBLIC = {name: getattr(offload, name) for name in offload.__all__ if name not in NO_MEMBERS}
 PUBLIC |= {f"collate.{name}": getattr(collate, name) for name in collate.__all__}
+PUBLIC |= {f"transforms.{name}": getattr(transforms, name) for name in transforms.__all__}
 PUBLIC |= {f"notebook.{name}": getattr(notebook, name) for name in notebook.__all__ if not name.endswith("Result")}
 PUBLIC |= {
     f"{owner.__name__}.{name}": member

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import offload
-from offload import collate, notebook
+from offload import collate, notebook, transforms
 from tests.helpers import ROOT
 
 OPTIONS = ("--fail-on-warning", "--keep-going", "--quiet", "-c", "docs")
@@ -95,8 +95,16 @@ def test_equations_are_mathml(site: Path) -> None:
 def test_the_reference_holds_every_public_name(site: Path) -> None:
     parsed = [Loads(page) for page in (site / "docs" / "reference").glob("*.html")]
     ids = set().union(*(each.ids for each in parsed))
-    names = {f"offload.{name}" for name in offload.__all__ if name not in ("__version__", "collate", "notebook")}
-    names |= {f"offload.{part.__name__.split('.')[1]}.{name}" for part in (collate, notebook) for name in part.__all__}
+    names = {
+        f"offload.{name}"
+        for name in offload.__all__
+        if name not in ("__version__", "collate", "notebook", "transforms")
+    }
+    names |= {
+        f"offload.{part.__name__.split('.')[1]}.{name}"
+        for part in (collate, notebook, transforms)
+        for name in part.__all__
+    }
     assert sorted(names - ids) == []
     methods = [name for name in vars(offload.Context) if not name.startswith("_")]
     assert [name for name in methods if f"offload.Context.{name}" not in ids] == []

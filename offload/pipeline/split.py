@@ -36,9 +36,11 @@ class SplitTransform:
 
 
 def is_image_transform(transform: object) -> bool:
-    """Whether this is one of torchvision's or timm's own transforms, which take one image, not a batch."""
+    """Whether this is one of torchvision's, timm's or offload's own transforms, which take one image, not a batch."""
     module = type(transform).__module__
-    if module.startswith(("torchvision.transforms", "timm.data.transforms", "timm.data.auto_augment")):
+    if module.startswith(
+        ("torchvision.transforms", "timm.data.transforms", "timm.data.auto_augment", "offload.transforms")
+    ):
         return True
     return module.startswith("torch.nn") and bool(_steps(transform)) and all(map(is_image_transform, _steps(transform)))
 
@@ -206,7 +208,8 @@ def _takes_tensors(steps: Sequence[Any]) -> bool:
     """Whether all steps treat a uint8 tensor like a PIL image. All steps of torchvision v2 do, except conversions of PIL images,
     which leave tensors unchanged. A user's functions may not."""
     return all(
-        type(inner).__module__.startswith("torchvision.transforms.v2") and _name(inner) not in _FROM_OR_TO_PIL
+        type(inner).__module__.startswith(("torchvision.transforms.v2", "offload.transforms"))
+        and _name(inner) not in _FROM_OR_TO_PIL
         for step in steps
         for inner in _walk(step)
     )
