@@ -51,10 +51,12 @@ def read_text(path: Path, what: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all. Raises ConfigError if that is impossible."""
+    """Write a file, whole or not at all. A file that exists keeps its permissions. Raises ConfigError if that is impossible."""
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", newline="")
+        if path.exists():
+            part.chmod(stat.S_IMODE(path.stat().st_mode))
         part.replace(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None

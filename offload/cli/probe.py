@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from offload.cli import profile_age
+from offload.cli.apply import Applying
 from offload.cli.output import stdout_for_json
 from offload.cli.script import build_trainer, check_script
 from offload.errors import ConfigError, RunError
@@ -44,6 +45,12 @@ from offload.report.run_dir import to_json
     metavar="NAME",
     help="SCRIPT is a program that iterates over the offload.DataLoader in this variable, and has no build().",
 )
+@click.option(
+    "--apply",
+    is_flag=True,
+    help="Measure faster equivalents of transforms, and show the change of SCRIPT as a diff. On a terminal, ask whether to write it.",
+)
+@click.option("--yes", is_flag=True, help="With --apply: write the change without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print profile.json on stdout, everything else on stderr.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def probe(
@@ -53,6 +60,8 @@ def probe(
     address: str | None,
     core_speed: float,
     loader: str | None,
+    apply: bool,
+    yes: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -68,6 +77,10 @@ def probe(
 
     With --loader NAME, SCRIPT is any program that iterates over an offload.DataLoader. The probe runs it, drains the loader,
     replays some of its batches, and ends the program inside its loop. What the program writes before its loop, it writes.
+
+    With --apply, the probe also runs samples of the data set with the classes of offload.transforms in place of torchvision's. It
+    prints the core-ms before and after, how far the outputs differ, the predicted input ceiling, and a diff of SCRIPT and of the modules
+    beside it.
     """
     from offload.train.cluster.connection import check_address
 
@@ -75,20 +88,30 @@ def probe(
         check_number("--core-speed", core_speed, least=1e-4, most=1e4, sane="1 is an ml.c5 vCPU")
         if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
             raise ConfigError(f"{output} cannot be written: {output.parent} is not a writable folder.")
+        if yes and not apply:
+            raise ConfigError("--yes writes what --apply shows. Pass --apply, too.")
+        applying = Applying(script, yes=yes) if apply else None
         address = check_address(address)
+        then = None if applying is None else applying.keep
         known = {"workload": str(script), "measured": _measured(script, core_speed)}
         if loader is not None:
-            found = _of_program(script, args, loader, address=address, quiet=quiet, known=known)
+            found = _of_program(script, args, loader, address=address, quiet=quiet, known=known, then=then)
         else:
-            found = _of_trainer(script, args, address=address, quiet=quiet, known=known)
+            found = _of_trainer(script, args, address=address, quiet=quiet, known=known, then=then)
         if found is None:
             click.echo("offload: the probe was interrupted; it has written nothing.", err=True)
             sys.exit(INTERRUPTED)
         document = profile_document(found)
         check_usable(document)
+        said = [format_probe(document)]
+        if applying is not None:
+            document["equivalents"], text = applying.result(found)
+            said.append(text)
         if output is not None:
             write_text(output, to_json(document, indent=2) + "\n")
-        emit(document, format_probe(document))
+        emit(document, "\n\n".join(said))
+        if applying is not None and not as_json:
+            applying.offer()
 
 
 def check_usable(document: dict[str, Any]) -> None:

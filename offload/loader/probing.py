@@ -36,7 +36,7 @@ class LoaderProbe:
 
     ``tell`` gets the phase and the share that is done. Afterwards ``costs`` holds core-seconds and bytes per sample of recent tasks,
     ``step_s`` the typical step in seconds, ``samples`` the samples of a batch, ``beside_cpus`` the cores that the program used while it
-    stepped. ``seen``: the variables of loaders that the program iterated over.
+    stepped. ``seen``: the variables of loaders that the program iterated over. ``loader``: the measured loader.
     """
 
     name: str
@@ -49,12 +49,16 @@ class LoaderProbe:
     beside_cpus: float = 0.0
     measuring_s: float = 0.0
     seen: set[str] = field(default_factory=set)
+    loader: Any = None
 
     def wants(self, loader: object) -> bool:
         """Whether this is the loader to measure."""
         names = set(_names_of(loader))
         self.seen |= names
-        return self.name in names
+        if self.name not in names:
+            return False
+        self.loader = loader
+        return True
 
     def measure(self, iteration: Iteration) -> Iterator[Any]:
         """Yield batches of the iteration, and measure. Raises ProbedError at the end."""

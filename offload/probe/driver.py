@@ -6,6 +6,7 @@ import copy
 import math
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from offload.measure.findings import Findings, findings_of
 from offload.model.placement import WorkerResources
 from offload.pipeline.index_rows import rows_at
 from offload.probe.bar import bar
+from offload.probe.work import RowWork, Work
 from offload.probe.worker import Budget, run_probe
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory
@@ -34,10 +36,17 @@ STAGE_ROWS = 64
 
 
 def probe(
-    trainer: Trainer, *, address: str | None, quiet: bool, known: dict[str, Any], seconds: float | None = None
+    trainer: Trainer,
+    *,
+    address: str | None,
+    quiet: bool,
+    known: dict[str, Any],
+    seconds: float | None = None,
+    then: Callable[[Work | None], None] | None = None,
 ) -> Findings | None:
     """Measure a script's trainer; None if the user interrupted it. ``known``: facts to store with the findings. ``seconds``: the time
-    for measuring, besides the start of Ray and of the worker; None: as much as ``Budget`` says.
+    for measuring, besides the start of Ray and of the worker; None: as much as ``Budget`` says. ``then`` gets the work of some samples
+    of the training data, which this process can repeat; None if only Ray Data can do it.
 
     Raises ConfigError or RunError as ``Trainer.fit`` does.
     """
@@ -61,6 +70,9 @@ def probe(
                 run.go("probe", Storage(path=str(directory.path)))
     if run.found is None:
         return None
+    if then is not None:
+        rows = run.budget.rows
+        then(None if rows is None else RowWork(listed[TRAIN].recipe(trainer.seed).ready(), rows))
     reserved = run.reserved_cpus
     cores = max(round(usable_cores() - reserved), 1)
     measured = {

@@ -7,7 +7,7 @@ import runpy
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from offload.machine import usable_cores
 from offload.measure.findings import Findings
 from offload.measure.sizes import Measured
 from offload.probe.bar import bar
+from offload.probe.work import LoaderWork, Work
 from offload.train.worker.fetching import PREFETCH_BLOCKS
 
 
@@ -36,9 +37,11 @@ def probe_program(
     known: dict[str, Any],
     drain_s: float = probing.DRAIN_S,
     replay_s: float = probing.REPLAY_S,
+    then: Callable[[Work | None], None] | None = None,
 ) -> Findings | None:
     """Measure the loader in the variable ``loader`` of a script; None if the user interrupted it. ``known``: facts to store with the
-    findings. ``drain_s``, ``replay_s``: the seconds for the two measurements.
+    findings. ``drain_s``, ``replay_s``: the seconds for the two measurements. ``then`` gets the work of some samples of the loader, which
+    this process can repeat; None for an iterable data set.
 
     Raises ConfigError if the script never iterates over such a loader, RunError if it fails.
     """
@@ -63,6 +66,8 @@ def probe_program(
             f"{script} came to its end without iterating over an offload.DataLoader in a variable {loader!r}, or its loader gave too few "
             f"batches. {seen} Name the variable of the training loader ({argument('loader', 'NAME')})."
         )
+    if then is not None:
+        then(LoaderWork.of(probe.loader))
     cuda = torch.cuda.is_available()
     return Findings(
         workload=known["workload"],

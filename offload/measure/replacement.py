@@ -1,0 +1,119 @@
+"""What faster equivalents of a data set's transforms bring, as measured on its samples. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offload.measure.equivalents import DropIn
+from offload.measure.findings import BALANCED, Findings
+
+WORTH_TAKING = 0.05  # of a sample's core-seconds that an equivalent must save
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far the outputs of two ways lie apart.
+
+    Args:
+        name: the column, or the place in a batch.
+        dtype: the type of its values.
+        largest: the greatest difference of two values.
+        mean: the mean difference.
+    """
+
+    name: str
+    dtype: str
+    largest: float
+    mean: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """The measurement of equivalents.
+
+    Args:
+        taken: the equivalents that pay, all used together.
+        left: those that do not pay, each with its core-seconds over those of the original.
+        unlike: those that would change the shape or the type of a sample.
+        samples: the samples measured, each with the same random numbers before and after.
+        before_s, after_s: core-seconds of a sample on one core.
+        over: the median of after over before, side by side.
+        distances: of the outputs; None: the data set's samples differ from call to call, so that nothing can be compared.
+    """
+
+    taken: Sequence[DropIn]
+    left: Sequence[tuple[DropIn, float]]
+    unlike: Sequence[DropIn] = ()
+    samples: int
+    before_s: float
+    after_s: float
+    over: float
+    distances: Sequence[Distance] | None
+
+
+def predicted(found: Findings, replacement: Replacement) -> Findings:
+    """The findings of the probe with the equivalents in place: each task takes as much less time as the samples did."""
+    return dataclasses.replace(found, core_seconds=[each * replacement.over for each in found.core_seconds], stages=[])
+
+
+def sentences(found: Findings, replacement: Replacement) -> list[str]:
+    """The measurement in plain words."""
+    said = [
+        f"{drop_in.name} stays: {drop_in.path} takes {over:.0%} of the time of these samples."
+        for drop_in, over in replacement.left
+    ]
+    said += [
+        f"{drop_in.name} stays: with {drop_in.path} samples have another shape or type."
+        for drop_in in replacement.unlike
+    ]
+    if not replacement.taken:
+        return said
+    ours = " and ".join(drop_in.path for drop_in in replacement.taken)
+    said.append(
+        f"{ours}: {replacement.before_s * 1e3:,.3g} → {replacement.after_s * 1e3:,.3g} core-ms a sample, measured on one core "
+        f"with {replacement.samples} samples and equal seeds."
+    )
+    said += _of_distances(replacement.distances)
+    then = predicted(found, replacement)
+    kind = "worker's CPU" if found.device == "cpu" else found.device
+    binds = "the input still binds" if then.stall >= BALANCED else f"the {kind} binds"
+    said.append(
+        f"Prediction: an input ceiling of {_rate(then.input_ceiling)} samples/s instead of {_rate(found.input_ceiling)}; then {binds} "
+        f"(stall {then.stall:.0%} instead of {found.stall:.0%})."
+    )
+    return said
+
+
+def _of_distances(distances: Sequence[Distance] | None) -> list[str]:
+    if distances is None:
+        return ["Outputs cannot be compared: this data set's samples differ from call to call, even with equal seeds."]
+    differ = [each for each in distances if each.largest]
+    if not differ:
+        return ["The outputs are equal."]
+    return [
+        f"Outputs differ by at most {each.largest:.2g} in {each.name} ({each.dtype}), {each.mean:.2g} on average."
+        for each in differ
+    ]
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def document(found: Findings, replacement: Replacement) -> Mapping[str, Any]:
+    """The measurement for other programs, in seconds and samples/s."""
+    then = predicted(found, replacement)
+    return {
+        "taken": [drop_in.path for drop_in in replacement.taken],
+        "left": {drop_in.path: over for drop_in, over in replacement.left},
+        "unlike": [drop_in.path for drop_in in replacement.unlike],
+        "samples": replacement.samples,
+        "core_seconds_per_sample": {"before": replacement.before_s, "after": replacement.after_s},
+        "distances": None
+        if replacement.distances is None
+        else [dataclasses.asdict(each) for each in replacement.distances],
+        "predicted": {"input_samples_per_s": then.input_ceiling, "stall": then.stall},
+    }

@@ -1,0 +1,180 @@
+"""Measure a data set's samples with faster equivalents of its transforms, beside the originals.
+
+An instance of torchvision's class becomes one of offload's by its ``__class__``: both hold the same attributes. So all that refers to
+it, in containers, closures or worker objects, uses the equivalent, and goes back to the original afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from offload.measure.equivalents import DROP_INS, DropIn
+from offload.measure.replacement import WORTH_TAKING, Distance, Replacement
+from offload.pipeline.recipe import hold_to_one_core
+from offload.probe.work import Work
+
+CHUNK = 4  # samples at a time
+LEAST_CHUNKS = 3
+
+
+def instances() -> dict[DropIn, list[Any]]:
+    """The living transforms of this process that an equivalent could replace."""
+    classes: dict[type, DropIn] = {}
+    for drop_in in DROP_INS:
+        for path in drop_in.replaces:
+            module, _, name = path.rpartition(".")
+            with contextlib.suppress(ImportError, AttributeError):  # of another version of torchvision
+                classes[getattr(importlib.import_module(module), name)] = drop_in
+    found: dict[DropIn, list[Any]] = {}
+    for each in gc.get_objects():
+        if (drop_in_of := classes.get(type(each))) is not None:
+            found.setdefault(drop_in_of, []).append(each)
+    return found
+
+
+@contextlib.contextmanager
+def replaced(found: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn]) -> Iterator[None]:
+    """A context in which the instances of ``drop_ins`` compute with offload's classes."""
+    before = [(each, type(each)) for drop_in in drop_ins for each in found[drop_in]]
+    for drop_in in drop_ins:
+        module, _, name = drop_in.path.rpartition(".")
+        ours = getattr(importlib.import_module(module), name)
+        for each in found[drop_in]:
+            object.__setattr__(each, "__class__", ours)
+    hold_to_one_core()  # OpenCV too, which the import may have loaded
+    try:
+        yield
+    finally:
+        for each, kind in before:
+            object.__setattr__(each, "__class__", kind)
+
+
+def measure(work: Work, *, seconds: float) -> Replacement | None:
+    """Make samples with and without the equivalents, in turn, for about ``seconds``. None if the data set uses no transform that has
+    an equivalent. Raises what the data set raises."""
+    work.make(0, CHUNK)  # constructs what the data set makes at its first sample
+    found = instances()
+    if not found:
+        return None
+    names = sorted(found, key=lambda drop_in: drop_in.name)
+    alone = {name: _side_by_side(work, found, (name,), seconds / (len(names) + 1)) for name in names}
+    unlike = tuple(name for name, pairs in alone.items() if pairs.apart is not None and not pairs.apart.alike)
+    taken = tuple(name for name in names if alone[name].over <= 1 - WORTH_TAKING and name not in unlike)
+    left = tuple((name, alone[name].over) for name in names if name not in (*taken, *unlike))
+    both = alone[taken[0]] if len(taken) == 1 else _side_by_side(work, found, taken, seconds / (len(names) + 1))
+    return Replacement(
+        taken=taken,
+        left=left,
+        unlike=unlike,
+        samples=both.samples,
+        before_s=both.before_s,
+        after_s=both.before_s * both.over,
+        over=both.over,
+        distances=None if both.apart is None else both.apart.distances(),
+    )
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Chunks of samples that both ways made."""
+
+    samples: int
+    before_s: float
+    over: float
+    apart: _Apart | None
+
+
+def _side_by_side(
+    work: Work, found: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn], seconds: float
+) -> _Pairs:
+    ratios: list[float] = []
+    times: list[float] = []
+    alike = _Apart().count(work.make(0, CHUNK), work.make(0, CHUNK))
+    apart = _Apart() if alike else None
+    with replaced(found, drop_ins):
+        work.make(0, CHUNK)  # imports
+    until = time.monotonic() + seconds
+    seen = start = 0
+    while time.monotonic() < until or len(ratios) < LEAST_CHUNKS:
+        count = min(CHUNK, work.samples - start)
+        before, before_s = _timed(work, start, count)
+        with replaced(found, drop_ins):
+            after, after_s = _timed(work, start, count)
+        if apart is not None and seen < work.samples:
+            apart.count(before, after)
+        seen = min(seen + count, work.samples)
+        times.append(before_s / count)
+        ratios.append(after_s / before_s)
+        start = (start + count) % work.samples
+    return _Pairs(seen, float(np.median(times)), float(np.median(ratios)), apart)
+
+
+def _timed(work: Work, start: int, count: int) -> tuple[Any, float]:
+    began = time.thread_time()
+    made = work.make(start, count)
+    return made, max(time.thread_time() - began, 1e-9)
+
+
+@dataclass
+class _Apart:
+    """The distances of outputs, by their place in a sample. ``alike``: whether all have the same shapes and types."""
+
+    alike: bool = True
+    largest: dict[tuple[str, str], float] = field(default_factory=dict)
+    total: dict[tuple[str, str], float] = field(default_factory=dict)
+    values: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def count(self, before: Any, after: Any, name: str = "") -> bool:
+        """Count two outputs, and return whether they are equal."""
+        if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
+            equal = [self.count(before[key], after[key], f"{name}.{key}".lstrip(".")) for key in before]
+            return all(equal)
+        if isinstance(before, list | tuple) and isinstance(after, list | tuple) and len(before) == len(after):
+            places = [name] * len(before) if isinstance(before, list) else [f"{name}[{i}]" for i in range(len(before))]
+            equal = [self.count(*pair) for pair in zip(before, after, places, strict=True)]
+            return all(equal)
+        a, b = _array(before), _array(after)
+        if a is None or b is None:
+            return True  # text and other objects, which no transform of images makes
+        key = (name or "the sample", str(a.dtype))
+        if a.shape != b.shape or a.dtype != b.dtype:
+            self.alike = False
+            return False
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+        if a.size:
+            self._add(key, float(difference.max()), float(difference.sum()), a.size)
+        return not difference.any()
+
+    def _add(self, key: tuple[str, str], largest: float, total: float, values: int) -> None:
+        self.largest[key] = max(self.largest.get(key, 0.0), largest)
+        self.total[key] = self.total.get(key, 0.0) + total
+        self.values[key] = self.values.get(key, 0) + values
+
+    def distances(self) -> list[Distance]:
+        """The distances of everything counted."""
+        return [
+            Distance(name=name, dtype=dtype, largest=largest, mean=self.total[name, dtype] / self.values[name, dtype])
+            for (name, dtype), largest in self.largest.items()
+        ]
+
+
+def _array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Numbers as an array; None for anything else."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
+    elif hasattr(value, "getbands"):  # an image of Pillow
+        value = np.asarray(value)
+    array = np.asarray(value) if isinstance(value, int | float | np.generic | np.ndarray) else None
+    return array if array is not None and array.dtype.kind in "biuf" else None
