@@ -9,6 +9,7 @@ The extra ``offload[opencv]`` installs OpenCV; each machine that preprocesses ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,6 @@ class _WithOpenCV(v2.Transform):  # type: ignore[misc]
     """A transform that needs OpenCV. It imports OpenCV where it is made or unpickled: preprocessing processes then limit OpenCV to one
     thread before they start."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _opencv(type(self).__name__)
-        super().__init__(*args, **kwargs)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         _opencv(type(self).__name__)
         super().__setstate__(state)
@@ -56,6 +53,10 @@ class GaussianBlur(_WithOpenCV, v2.GaussianBlur):  # type: ignore[misc]
         ConfigError: OpenCV is not installed.
         ValueError: from the constructor, as torchvision's.
     """
+
+    def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
+        _opencv("GaussianBlur")
+        super().__init__(kernel_size, sigma)
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         """Return the blurred image. Other inputs, such as masks, pass as in torchvision."""
@@ -100,6 +101,16 @@ class ColorJitter(_WithOpenCV, v2.ColorJitter):  # type: ignore[misc]
         ValueError: from the constructor, as torchvision's.
     """
 
+    def __init__(
+        self,
+        brightness: float | Sequence[float] | None = None,
+        contrast: float | Sequence[float] | None = None,
+        saturation: float | Sequence[float] | None = None,
+        hue: float | Sequence[float] | None = None,
+    ) -> None:
+        _opencv("ColorJitter")
+        super().__init__(brightness, contrast, saturation, hue)
+
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         """Return the image with other colours. Other inputs, such as masks, pass as in torchvision."""
         if params["hue_factor"] is None or not _computable(inpt) or inpt.shape[-3] != 3:
@@ -117,10 +128,10 @@ class ColorJitter(_WithOpenCV, v2.ColorJitter):  # type: ignore[misc]
 def _opencv(asks: str) -> Any:
     try:
         import cv2
-    except ImportError:
+    except ImportError as error:
         raise ConfigError(
-            f"offload.transforms.{asks} needs OpenCV, and cv2 cannot be imported here. Install it on each machine that preprocesses: "
-            "pip install 'offload[opencv]'."
+            f"offload.transforms.{asks} needs OpenCV, and cv2 cannot be imported here ({error}). Install it on each machine that "
+            "preprocesses: pip install 'offload[opencv]'."
         ) from None
     return cv2
 

@@ -5,7 +5,7 @@ Where it stops: :mod:`offload.probe.edits` edits the source, and :mod:`offload.p
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import sys
 from dataclasses import dataclass
@@ -43,13 +43,18 @@ class Change:
 class Applying:
     """The changes of a script and of the modules beside it, from the measurement to the files.
 
-    ``yes``: write them without asking. Raises ConfigError if OpenCV is missing, or with ``yes`` if the script cannot be written.
+    ``yes``: write them without asking. ``seconds``: the time to measure. Raises ConfigError if OpenCV is missing, or with ``yes`` if the
+    script cannot be written.
     """
 
-    def __init__(self, script: Path, *, yes: bool) -> None:
-        if importlib.util.find_spec("cv2") is None:
-            raise ConfigError(f"--apply measures transforms that OpenCV computes, and cv2 is not installed: {INSTALL}.")
-        self._script, self._yes = script, yes
+    def __init__(self, script: Path, *, yes: bool, seconds: float = SECONDS) -> None:
+        try:
+            importlib.import_module("cv2")
+        except ImportError as error:
+            raise ConfigError(
+                f"--apply measures transforms that OpenCV computes, and cv2 cannot be imported ({error}). Install it: {INSTALL}."
+            ) from None
+        self._script, self._yes, self._seconds = script, yes, seconds
         if yes and script.is_file() and not _writable(script):
             raise ConfigError(f"{script} cannot be written: it is read-only. Make it writable, or leave out --yes.")
         self._first = {script.resolve(): script.read_bytes()} if script.is_file() else {}
@@ -72,7 +77,7 @@ class Applying:
             said.append(NOT_MAP_STYLE)
         else:
             try:
-                replacement = measure(self._work, seconds=SECONDS)
+                replacement = measure(self._work, seconds=self._seconds)
             except (Exception, SystemExit) as error:  # the user's code
                 text = str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
                 said.append(f"--apply could not repeat samples in this process: {text}.")

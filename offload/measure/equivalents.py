@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_APPLY = "offload probe --apply measures offload.transforms.{} in its place"
+_APPLY = "offload.transforms.{} does the same with OpenCV (--apply measures it here, and shows the change)"
 FASTER = {
     "GaussianBlur": _APPLY.format("GaussianBlur"),
     "ColorJitter": _APPLY.format("ColorJitter"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from offload.pipeline.recipe import hold_to_one_core
 from offload.probe.work import Work
 
 CHUNK = 4  # samples at a time
+SEEN_CHUNKS = 4  # in which a transform must work at least once: some are applied at random
 LEAST_CHUNKS = 3
 
 
@@ -41,6 +43,37 @@ def instances() -> dict[DropIn, list[Any]]:
     return found
 
 
+def _used(work: Work, found: dict[DropIn, list[Any]]) -> dict[DropIn, list[Any]]:
+    """Those kinds of transforms that work on some of the samples: others may belong to validation, or be left over."""
+    used: set[DropIn] = set()
+    before = [(each, type(each)) for each in itertools.chain(*found.values())]
+    for drop_in, each in ((drop_in, each) for drop_in, objects in found.items() for each in objects):
+        object.__setattr__(each, "__class__", _noting(type(each), used, drop_in))
+    try:
+        for chunk in range(SEEN_CHUNKS):
+            start = chunk * CHUNK
+            if start < work.samples and len(used) < len(found):
+                work.make(start, min(CHUNK, work.samples - start))
+    finally:
+        _give_back(before)
+    return {drop_in: objects for drop_in, objects in found.items() if drop_in in used}
+
+
+def _noting(kind: Any, used: set[DropIn], drop_in: DropIn) -> type:
+    """The same class, but its instances note their calls."""
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        used.add(drop_in)
+        return kind.__call__(self, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"__call__": noted, "__module__": kind.__module__})
+
+
+def _give_back(before: Sequence[tuple[Any, type]]) -> None:
+    for each, kind in before:
+        object.__setattr__(each, "__class__", kind)
+
+
 @contextlib.contextmanager
 def replaced(found: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn]) -> Iterator[None]:
     """A context in which the instances of ``drop_ins`` compute with offload's classes."""
@@ -54,15 +87,14 @@ def replaced(found: Mapping[DropIn, Sequence[Any]], drop_ins: Sequence[DropIn]) 
     try:
         yield
     finally:
-        for each, kind in before:
-            object.__setattr__(each, "__class__", kind)
+        _give_back(before)
 
 
 def measure(work: Work, *, seconds: float) -> Replacement | None:
-    """Make samples with and without the equivalents, in turn, for about ``seconds``. None if the data set uses no transform that has
-    an equivalent. Raises what the data set raises."""
+    """Make samples with and without the equivalents, in turn, for about ``seconds``. None if no transform of the data set has an
+    equivalent. Raises what the data set raises."""
     work.make(0, CHUNK)  # constructs what the data set makes at its first sample
-    found = instances()
+    found = _used(work, instances())
     if not found:
         return None
     names = sorted(found, key=lambda drop_in: drop_in.name)
@@ -70,7 +102,11 @@ def measure(work: Work, *, seconds: float) -> Replacement | None:
     unlike = tuple(name for name, pairs in alone.items() if pairs.apart is not None and not pairs.apart.alike)
     taken = tuple(name for name in names if alone[name].over <= 1 - WORTH_TAKING and name not in unlike)
     left = tuple((name, alone[name].over) for name in names if name not in (*taken, *unlike))
-    both = alone[taken[0]] if len(taken) == 1 else _side_by_side(work, found, taken, seconds / (len(names) + 1))
+    both = (
+        alone[taken[0]]
+        if len(taken) == 1
+        else _side_by_side(work, found, taken, seconds / (len(names) + 1) if taken else 0)
+    )
     return Replacement(
         taken=taken,
         left=left,

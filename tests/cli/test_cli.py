@@ -458,7 +458,7 @@ OPTIONS: dict[str, list[str]] = {
         "--emit", "--gpu-nodes", "--gpu-speed", "--gpu-type", "--hosts", "--image", "--job", "--json", "--max-batch-size", "--objective",
         "--output", "--plan", "--profile", "--refresh-prices", "--region", "--samples", "--spot", "--step",
     ],
-    "probe": ["--address", "--core-speed", "--json", "--loader", "--output", "--quiet", "args", "script"],
+    "probe": ["--address", "--apply", "--core-speed", "--json", "--loader", "--output", "--quiet", "--yes", "args", "script"],
     "report": ["--catalog", "--json", "--output", "--png", "--usd-per-hour", "run_dirs"],
     "watch": ["--address", "--json", "--run", "run_dir"],
     "run": [*RUN_OPTIONS, "--cpus-per-worker", "--gpus-per-worker", "--max-workers", "--watch", "args", "script"],

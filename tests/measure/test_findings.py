@@ -80,7 +80,7 @@ def test_an_input_bound_script_is_told_how_many_cores_would_help() -> None:
     assert "ceiling of the NVIDIA A10G 569 samples/s at a local batch of 64" in ceiling
     assert binds == "The input binds: a step will wait for data 82% of its time."
     assert cores.startswith("17 cores like these would keep the NVIDIA A10G busy, 14 more than preprocess here")
-    assert rest[0].startswith("GaussianBlur: 82% of core-seconds; OpenCV's blur")
+    assert rest[0].startswith("GaussianBlur: 82% of core-seconds; offload.transforms.GaussianBlur")
     assert rest[1] == "decode: 15% of core-seconds."
     assert not any(line.startswith("pack") for line in rest)  # what is next to nothing is not named
 

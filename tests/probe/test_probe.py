@@ -105,11 +105,17 @@ def script(tmp_path: Path) -> Path:
 @pytest.mark.ray
 def test_a_script_is_probed_and_planned_with(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = script.with_name("profile.json")
-    done = probe(script.name, "--json", "-o", written, "--", "--samples", "5000", cwd=script.parent)
+    done = probe(script.name, "--json", "--apply", "-o", written, "--", "--samples", "5000", cwd=script.parent)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout, parse_constant=pytest.fail)
     assert json.loads(written.read_text()) == document
     assert "printed while probing" in done.stderr
+    ours = document["equivalents"]
+    assert ours["taken"] == ["offload.transforms.GaussianBlur"]
+    assert ours["distances"][0]["largest"] <= 1
+    assert "+        self.transform = v2.Compose([offload.transforms.GaussianBlur(11), v2.Random" in ours["diff"]
+    assert not ours["written"]
+    assert script.read_text() == SCRIPT
     assert sorted(path.name for path in script.parent.iterdir() if path.suffix) == ["noise.py", "profile.json"]
 
     profile = Profile.from_document(document)

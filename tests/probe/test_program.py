@@ -16,6 +16,7 @@ from offload.loader import session as sessions
 from offload.measure.findings import profile_document
 from offload.model.profile import Profile
 from offload.probe.program import probe_program
+from offload.probe.work import Work
 
 PROGRAM = """
 import sys, time
@@ -47,8 +48,12 @@ if __name__ == "__main__":
 
 def probed(script: Path, loader: str, *args: str) -> dict[str, object]:
     known = {"workload": str(script), "measured": {}}
-    found = probe_program(script, args, loader=loader, address=None, quiet=True, known=known, drain_s=2.0, replay_s=1.0)
+    works: list[Work | None] = []
+    found = probe_program(
+        script, args, loader=loader, address=None, quiet=True, known=known, drain_s=2.0, replay_s=1.0, then=works.append
+    )
     assert found is not None
+    assert [work is not None and work.samples for work in works] == [64]
     return profile_document(found)
 
 
