@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import itertools
@@ -13,14 +14,17 @@ import pytest
 
 import offload
 from offload import collate, notebook, transforms
+from offload.cli import apply
 from offload.loader.stats import LoaderStats
+from offload.measure import replacement
 from offload.measure.findings import Findings, verdict
 from offload.model.advice import _BINDS
 from offload.report import live, plan_table, probe_text, summary
 from offload.train.driver.fleet.state import Phase, Starting
 from tests.helpers import ROOT
 from tests.measure.test_findings import FOUND
-from tests.programs.messages import messages
+from tests.measure.test_replacement import MEASURED
+from tests.programs.messages import messages, template
 from tests.programs.tutorial_page import written
 
 BOTTLENECK = (ROOT / "docs" / "bottleneck.md").read_text(encoding="utf-8")
@@ -89,6 +93,24 @@ def test_every_sentence_of_a_probe_is_explained() -> None:
     assert "Measured in 58 s." in printed
     head = re.split(r"\s{2,}| (?=share|kB)", printed.splitlines()[1].strip())
     assert quotes(columns) == [*head, printed.splitlines()[3].split()[0]]
+
+
+def test_every_sentence_of_apply_is_explained() -> None:
+    sentences, fields = section("Take a faster equivalent").split("\n| field |")
+    outcomes = [
+        MEASURED,
+        *(dataclasses.replace(MEASURED, **change) for change in ({"distances": None}, {"distances": []})),
+    ]
+    outcomes += [dataclasses.replace(MEASURED, over=0.9, unlike=MEASURED.taken)]
+    said = {sentence for outcome in outcomes for sentence in replacement.sentences(FOUND, outcome)}
+    quoted = quotes(sentences)
+    of_apply = [quote for quote in quoted if any(shows(quote, text) for text in said)]
+    check_quotes(of_apply, said)
+    texts = [template(node) for node in ast.walk(ast.parse(inspect.getsource(apply))) if isinstance(node, ast.expr)]
+    texts = [text for text in texts if text.strip("… ")]
+    assert [quote for quote in quoted if quote not in of_apply and not any(shows(text, quote) for text in texts)] == []
+    document = replacement.document(FOUND, MEASURED)
+    assert {name.partition(".")[0] for name in quotes(fields)} >= set(document)
 
 
 SUMMARY: dict[str, Any] = {

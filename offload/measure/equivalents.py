@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_APPLY = "offload.transforms.{} does the same with OpenCV (--apply measures it here, and shows the change)"
+_APPLY = "offload probe --apply measures it here and shows the change"
 FASTER = {
-    "GaussianBlur": _APPLY.format("GaussianBlur"),
-    "ColorJitter": _APPLY.format("ColorJitter"),
+    # benchmarks/results/equivalents.json
+    "GaussianBlur": f"offload.transforms.GaussianBlur takes a sixth of the time at 11 pixels, a fourteenth at 23; {_APPLY}",
+    "ColorJitter": f"offload.transforms.ColorJitter takes less than a third of the time on tensors; {_APPLY}",
     "RandomResizedCrop": "on channels-last uint8 tensors it takes half the time of contiguous ones",
     "Resize": "on channels-last uint8 tensors it takes half the time of contiguous ones",
     "ToTensor": "leave it to the device: ship uint8 and normalise there (on_device=offload.Normalize(mean, std))",
