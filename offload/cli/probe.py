@@ -105,6 +105,8 @@ def probe(
         check_usable(document)
         said = [format_probe(document)]
         if applying is not None:
+            if not quiet:
+                click.echo("offload: measuring faster equivalents of transforms", err=True)
             document["equivalents"], text = applying.result(found)
             said.append(text)
         if output is not None:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,13 +30,22 @@ class ProbedError(BaseException):
     """The probe has measured enough, and the program ends."""
 
 
+class Source(NamedTuple):
+    """What a loader reads, without the loader, whose end gives the cluster's cores back."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    sampler: Any
+    batch_sampler: Any
+
+
 @dataclass(kw_only=True)
 class LoaderProbe:
     """The measurement of the loader in the variable ``name``.
 
     ``tell`` gets the phase and the share that is done. Afterwards ``costs`` holds core-seconds and bytes per sample of recent tasks,
     ``step_s`` the typical step in seconds, ``samples`` the samples of a batch, ``beside_cpus`` the cores that the program used while it
-    stepped. ``seen``: the variables of loaders that the program iterated over. ``loader``: the measured loader.
+    stepped. ``seen``: the variables of loaders that the program iterated over. ``source``: what the measured loader reads.
     """
 
     name: str
@@ -49,15 +58,15 @@ class LoaderProbe:
     beside_cpus: float = 0.0
     measuring_s: float = 0.0
     seen: set[str] = field(default_factory=set)
-    loader: Any = None
+    source: Source | None = None
 
-    def wants(self, loader: object) -> bool:
+    def wants(self, loader: torch.utils.data.DataLoader[Any]) -> bool:
         """Whether this is the loader to measure."""
         names = set(_names_of(loader))
         self.seen |= names
         if self.name not in names:
             return False
-        self.loader = loader
+        self.source = Source(loader.dataset, loader.collate_fn, loader.sampler, loader.batch_sampler)
         return True
 
     def measure(self, iteration: Iteration) -> Iterator[Any]:

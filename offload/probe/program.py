@@ -67,7 +67,7 @@ def probe_program(
             f"batches. {seen} Name the variable of the training loader ({argument('loader', 'NAME')})."
         )
     if then is not None:
-        then(LoaderWork.of(probe.loader))
+        then(None if probe.source is None else LoaderWork.of(probe.source))
     cuda = torch.cuda.is_available()
     return Findings(
         workload=known["workload"],

@@ -74,11 +74,11 @@ def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCo
     again."""
     costs = StageCosts()
     recipe = _timed(recipe, costs)
-    until = time.monotonic() + seconds
     start, size = 0, ROWS
     _once(recipe, rows.slice(0, size), start)  # imports, caches
     costs.spent.clear()
-    while time.monotonic() < until:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until or not costs.samples:
         began, read = time.thread_time(), _bytes_read()
         done = _once(recipe, rows.slice(start, size), start)
         took = time.thread_time() - began
@@ -140,10 +140,12 @@ def _wrap_attributes(owner: Any, costs: StageCosts) -> None:
 
 
 def _wrap_steps(transform: Any, costs: StageCosts) -> None:
-    """Time the steps of a Compose, or of an image transform's CPU part."""
+    """Time the steps of a Compose, or of an image transform's CPU part, and the steps within steps such as RandomApply."""
     for attribute in ("steps", "transforms"):
         steps = getattr(transform, attribute, None)
         if isinstance(steps, list | tuple) and all(callable(step) for step in steps):
+            for step in steps:
+                _wrap_steps(step, costs)
             setattr(transform, attribute, type(steps)(_timed_step(step, costs) for step in steps))
 
 

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
+from offload.loader.probing import Source
 from offload.loader.recipe import BatchOrder, MapRecipe
 from offload.pipeline import wire
 from offload.pipeline.gather import Scratch
@@ -60,15 +61,15 @@ class LoaderWork:
     scratch: Scratch = field(default_factory=Scratch)
 
     @classmethod
-    def of(cls, loader: DataLoader[Any]) -> LoaderWork | None:
+    def of(cls, source: Source) -> LoaderWork | None:
         """The work of the first samples that the loader's sampler gives now; None for an iterable data set."""
-        if isinstance(loader.dataset, IterableDataset):
+        if isinstance(source.dataset, IterableDataset):
             return None
         recipe = MapRecipe(
-            dataset=loader.dataset, collate_fn=loader.collate_fn, batches=loader.batch_sampler is not None
+            dataset=source.dataset, collate_fn=source.collate_fn, batches=source.batch_sampler is not None
         )
         indices = (
-            loader.sampler if loader.batch_sampler is None else itertools.chain.from_iterable(loader.batch_sampler)
+            source.sampler if source.batch_sampler is None else itertools.chain.from_iterable(source.batch_sampler)
         )
         return cls(recipe.ready(), tuple(itertools.islice(indices, SAMPLES)))
 

@@ -61,6 +61,14 @@ def test_steps_within_a_data_set_are_told_apart() -> None:
     assert measured.cpu_s / measured.samples >= 0.005
 
 
+def test_steps_within_steps_are_told_apart() -> None:
+    dataset = Spun()
+    dataset.transform = v2.Compose([v2.RandomApply([v2.Compose([Spin(0.002), v2.CenterCrop(8)])], p=1.0)])
+    shares = {name: share for name, share, _ in costs(as_pipeline("train", dataset)).shares()}
+    assert shares["Spin"] > shares["RandomApply"]
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
 def test_steps_of_an_image_transform_are_told_apart_and_bytes_counted(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 12, size=(48, 64))
     files = [path.stat().st_size for path in tmp_path.rglob("*.jpg")]

@@ -14,6 +14,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import offload
+from offload.loader.probing import Source
 from offload.measure.equivalents import DROP_INS, DropIn
 from offload.pipeline.spec import as_pipeline
 from offload.probe.replacing import instances, measure, replaced
@@ -49,6 +50,10 @@ def rows_of(dataset: Any) -> RowWork:
     assert pipeline.list is not None
     index = pipeline.list()
     return RowWork(pipeline.recipe(index, seed=0).ready(), index.table)
+
+
+def source_of(loader: Any) -> Source:
+    return Source(loader.dataset, loader.collate_fn, loader.sampler, loader.batch_sampler)
 
 
 def held(holds: str) -> Images:
@@ -141,7 +146,7 @@ def test_an_equivalent_that_changes_a_type_is_not_taken(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("batch_size", [5, None])
 def test_the_samples_of_a_loader_are_repeated(batch_size: int | None) -> None:
     loader = offload.DataLoader(Images(v2.GaussianBlur(11)), batch_size=batch_size, shuffle=True)
-    work = LoaderWork.of(loader)
+    work = LoaderWork.of(source_of(loader))
     assert work is not None
     assert sorted(work.indices) == list(range(12))
     found = measure(work, seconds=0.1)
@@ -155,14 +160,14 @@ def test_an_iterable_data_set_offers_no_samples_to_repeat() -> None:
         def __iter__(self) -> Any:
             return iter([])
 
-    assert LoaderWork.of(offload.DataLoader(Stream())) is None
+    assert LoaderWork.of(source_of(offload.DataLoader(Stream()))) is None
 
 
 def test_errors_of_a_data_set_are_its_own() -> None:
     def fails(image: Any) -> Any:
         raise KeyError("no such colour")
 
-    work = LoaderWork.of(offload.DataLoader(Images(fails), batch_size=2))
+    work = LoaderWork.of(source_of(offload.DataLoader(Images(fails), batch_size=2)))
     assert work is not None
     with pytest.raises(KeyError, match="no such colour"):
         measure(work, seconds=0.1)
