@@ -115,11 +115,13 @@ def test_a_name_means_what_its_scope_says() -> None:
         "class Data:\n"
         "    def __init__(self, transforms=transforms.GaussianBlur(3)):\n"  # the module's
         "        self.transforms = transforms\n"
+        "class Wide:\n    transforms = None\n"
+        "    def wide(self):\n        return transforms.GaussianBlur(5)\n"  # the module's: a method does not see its class
         "def mine(transforms):\n    return transforms.GaussianBlur(3)\n"  # the caller's
     )
     found = edit(text, DROP_INS)
-    assert [use.line for use in found.replaced] == [4]
-    assert [use.line for use in found.by_hand] == [7]
+    assert [use.line for use in found.replaced] == [4, 9]
+    assert [use.line for use in found.by_hand] == [11]
 
 
 STATEMENTS = st.sampled_from(
