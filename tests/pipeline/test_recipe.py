@@ -56,6 +56,12 @@ class Numbers:
         return f"file-{rows.column(SAMPLE_ID)[row].as_py()}"
 
 
+@pytest.fixture(autouse=True)
+def without_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With OpenCV, whose generator tells no state, rows always come 16 at a time; tests of this process may have imported it."""
+    monkeypatch.delitem(sys.modules, "cv2", raising=False)
+
+
 def recipe(transform: Any = None, kind: Any = "batch", **kwargs: Any) -> Recipe:
     kwargs = {"seed": 7, "reader": Numbers(), **kwargs}
     return Recipe(transform=transform, kind="none" if transform is None else kind, **kwargs)

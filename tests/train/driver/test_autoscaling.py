@@ -29,9 +29,9 @@ def test_wanted_cores_keep_up_with_the_accelerators_and_settle(device: float, ea
 
 
 def test_a_small_surplus_is_kept_and_a_large_one_given_back() -> None:
-    assert wanted_cores(95.0, 10.0, bounds=(1, 99), before=None) == 11
-    assert wanted_cores(95.0, 10.0, bounds=(1, 99), before=13) == 13
-    assert wanted_cores(95.0, 10.0, bounds=(1, 99), before=20) == 11
+    assert wanted_cores(96.0, 10.0, bounds=(1, 99), before=None) == 11
+    assert wanted_cores(96.0, 10.0, bounds=(1, 99), before=13) == 13
+    assert wanted_cores(96.0, 10.0, bounds=(1, 99), before=20) == 11
 
 
 def test_cores_lie_on_few_nodes_and_stay_where_they_are() -> None:
