@@ -28,6 +28,7 @@ STEPS_WEIGHT = 4.0  # of what steps of one size tell about noise, in sizes: less
 LEAST_VARIATION = 0.1  # least variation from task to task on a shared machine
 WORTH_SAYING = 0.02  # of core-seconds, saved by decoding only what crops need
 BALANCED = 0.05  # stall below which the accelerator counts as fed
+QUEUEING_OF_COMPUTING = 0.5  # cores that queue steps on a GPU, for each that computes them on a CPU: an assumption
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,16 +314,18 @@ def _caveats(found: Findings) -> list[str]:
 
 
 def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any) -> Findings:
-    """The findings from the worker's measurements. ``reserved_cpus``: the cores that a worker of the script reserves. The measured use
-    besides preprocessing counts if it is higher: what delivers the batches, and what queues steps on a GPU. Raises ConfigError if nothing
-    was preprocessed."""
+    """The findings from the worker's measurements. ``reserved_cpus``: the cores that the script reserves for a worker on a GPU. The
+    measured use besides preprocessing counts if it is higher: what delivers the batches, and what queues steps on a GPU. Raises
+    ConfigError if nothing was preprocessed."""
     costs = [cost for cost in event["costs"] if cost[0] > 0]
     if not costs:
         raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")
     stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0, "exact_over_auto": None}
-    steps = at_whole_depth([Measured(**each) for each in event["steps"]], event["blocks"])
+    steps = [Measured(**each) for each in event["steps"]]
     usual = min(steps, key=lambda each: abs(each.size - known["local_batch_size"]), default=None)
     queueing = 0.0 if usual is None else min(usual.host_s / usual.step_s, 1.0)
+    if event["device"] == "cpu":
+        queueing *= QUEUEING_OF_COMPUTING
     return Findings(
         core_seconds=[cpu + event["raylet_s_per_sample"] for cpu, _ in costs],
         wire_bytes=float(np.median([size for _, size in costs])),
@@ -330,7 +333,7 @@ def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any)
         ingest_samples_per_s=event["ingest_samples_per_s"],
         stages=[(name, share, size) for name, share, size in stages["shares"]],
         exact_over_auto=stages["exact_over_auto"],
-        steps=steps,
+        steps=at_whole_depth(steps, event["blocks"]),
         blocks=event["blocks"],
         gradient_bytes=event["gradient_bytes"] or None,
         nodes=event["nodes"],

@@ -18,8 +18,8 @@ MEMORY_SHARE = 0.9  # usable share of the device's memory
 class Measured:
     """The steps of one local batch size: seconds of the typical step, and the device's peak memory (0: unknown). ``depth``: the number
     of the model's repeated blocks (0: all). ``synced_s``: seconds with exchange of gradients between workers (0: unmeasured).
-    ``variation``: the coefficient of variation from step to step (0: unmeasured). ``host_s``: CPU seconds of the worker's process to queue
-    such a step on a GPU (0: unmeasured)."""
+    ``variation``: the coefficient of variation from step to step (0: unmeasured). ``host_s``: CPU seconds of the worker's process in
+    such a step, to queue it on a GPU or to compute it on a CPU (0: unmeasured)."""
 
     size: int
     step_s: float

@@ -203,7 +203,7 @@ class ProbeContext(Context):
                 depth=depth,
                 synced_s=seconds[1] if len(seconds) > 1 else 0.0,
                 variation=variations[0],
-                host_s=float(np.median(host_s)) if self.device.type == "cuda" else 0.0,
+                host_s=float(np.median(host_s)),
             )
         )
 

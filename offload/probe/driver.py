@@ -73,8 +73,7 @@ def probe(
     if then is not None:
         rows = run.budget.rows
         then(None if rows is None else RowWork(listed[TRAIN].recipe(trainer.seed).ready(), rows))
-    reserved = run.reserved_cpus
-    cores = max(round(usable_cores() - reserved), 1)
+    cores = max(round(usable_cores() - run.reserved_cpus), 1)
     measured = {
         **known["measured"],
         "seconds": round(run.found["measuring_s"], 1),
@@ -88,13 +87,13 @@ def probe(
         batch_size=trainer.batch_size.initial,
         local_batch_size=single.batch_size.split(workers).local_batch_size,
         cores=cores,
-        reserved_cpus=reserved,
+        reserved_cpus=_asked_cpus(trainer),
     )
 
 
 class ProbeRun(Run):
     """A run whose worker measures. ``found``: the worker's measurements, sent at the end. ``reserved_cpus``: the cores that a worker of the
-    script would reserve."""
+    script would reserve here."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -154,3 +153,11 @@ def _workers(trainer: Trainer, cluster: Cluster) -> int:
     on_gpus = bool(config.use_gpu) if config is not None else gpus >= 1
     asked = trainer.workers[1] if trainer.workers is not None else (gpus if on_gpus else 1)
     return 2 if asked >= 2 and (gpus >= 2 or not on_gpus) else 1
+
+
+def _asked_cpus(trainer: Trainer) -> float:
+    """The cores that the script asks for each worker, wherever it trains."""
+    if trainer.overrides.cpus_per_worker is not None:
+        return float(trainer.overrides.cpus_per_worker)
+    given: Any = trainer.scaling_config.resources_per_worker if trainer.scaling_config is not None else None
+    return float((given or {}).get("CPU", 0))

@@ -150,15 +150,26 @@ def test_nothing_measured_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reserved", "host_s", "cores"), [(0.0, 0.02, 0.9), (0.0, 9.0, 1.5), (0.0, 0.0, 0.5), (1.0, 0.02, 1.0)]
+    ("device", "reserved", "host_s", "cores"),
+    [
+        ("a GPU", 0.0, 0.02, 0.9),
+        ("a GPU", 0.0, 9.0, 1.5),
+        ("a GPU", 0.0, 0.0, 0.5),
+        ("a GPU", 1.0, 0.02, 1.0),
+        ("cpu", 0.0, 0.0, 0.5),  # an accelerator that uses no CPU
+        ("cpu", 0.0, 9.0, 1.0),
+    ],
 )
-def test_what_queues_steps_takes_cores_from_preprocessing(reserved: float, host_s: float, cores: float) -> None:
-    """As much as while the GPU is busy, at most a whole core, beside what delivers the batches; unless the worker reserves more."""
+def test_what_queues_steps_takes_cores_from_preprocessing(
+    device: str, reserved: float, host_s: float, cores: float
+) -> None:
+    """As much as while the GPU is busy, at most a whole core, beside what delivers the batches; unless the script reserves more. Where a
+    CPU computes the steps, half of what that takes."""
     steps = [Measured(size=m, step_s=0.05, host_s=host_s if m == 64 else 0.001) for m in (8, 64)]
     event: dict[str, Any] = {
         "costs": [(0.01, 100.0)], "raylet_s_per_sample": 0.0, "stages": None, "ingest_samples_per_s": None,
         "steps": [dataclasses.asdict(each) for each in steps], "blocks": 0, "gradient_bytes": 0, "nodes": 1, "workers": 2,
-        "gradients": [], "samples_each": 0, "beside_cpus": 1.0, "gradients_s": 0.0, "device": "GPU", "device_memory_bytes": None,
+        "gradients": [], "samples_each": 0, "beside_cpus": 1.0, "gradients_s": 0.0, "device": device, "device_memory_bytes": None,
     }  # fmt: skip
     more: dict[str, Any] = {
         "workload": "x", "buffered_blocks": 2, "batch_size": 128, "local_batch_size": 60, "cores": 4, "measured": {}
