@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 
 from offload.pipeline.passes import PassKey, Reach, Slice
@@ -18,7 +19,11 @@ PREFETCH_BLOCKS = 2
 """The fetched slices that wait in a line for the cutting thread."""
 
 FAR_AT_ONCE = 4
-"""The slices of other nodes that are under way at a time."""
+"""The slices of other nodes that are under way at a time, at most. Ray sends a block anew that has not come after ten seconds, which a slow
+link then carries twice. So there is one at first, and more while they come soon."""
+
+SOON_S, LONG_S = 1.0, 3.0
+"""The seconds of waiting for a slice that allow one more at a time, and those that halve their number."""
 
 Piece = tuple[Columns, int]
 """The content of a slice, and its rows."""
@@ -78,19 +83,24 @@ class Fetcher:
             self._changed.notify_all()
 
     def _fetch(self, reach: Reach, at_once: int) -> None:
-        coming: deque[Slice] = deque()
+        coming: deque[tuple[Slice, float]] = deque()  # with the seconds waited before it was asked for
+        waited_s, most = 0.0, 1
         over = False
         while not self._closed.is_set():
-            if len(coming) < at_once and not (over and not self._arrivals.lost):
-                want = at_once - len(coming)
+            if len(coming) < most and not (over and not self._arrivals.lost):
+                want = most - len(coming)
                 slices, over = self._feed.take(
                     self._key, self._rank, want, reach, under_way=len(coming), wait=not coming
                 )
                 self._feed.start_fetching(slices)
-                coming.extend(slices)
+                coming.extend((each, waited_s) for each in slices)
             if coming:
-                piece = coming.popleft()
-                for fetched in self._fetched(piece):
+                piece, before_s = coming.popleft()
+                began = time.monotonic()
+                arrived = self._fetched(piece)
+                waited_s += time.monotonic() - began
+                most = allowed(most, at_once, waited_s - before_s)
+                for fetched in arrived:
                     if not self._put(reach, fetched):
                         return
             elif over and not self._arrivals.lost:
@@ -116,6 +126,13 @@ class Fetcher:
             line.append(piece)
             self._changed.notify_all()
             return True
+
+
+def allowed(now: int, most: int, waited_s: float) -> int:
+    """The slices that may be under way after one for which the thread has waited so long, all in all, since it was asked for."""
+    if waited_s > LONG_S:
+        return max(now // 2, 1)
+    return min(now + 1, most) if waited_s < SOON_S else now
 
 
 class _Arrivals:

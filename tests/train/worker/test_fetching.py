@@ -14,7 +14,7 @@ from offload.errors import RunError
 from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.wire import Columns
 from offload.train.worker.feed_client import BlockLostError
-from offload.train.worker.fetching import FAR_AT_ONCE, Fetcher
+from offload.train.worker.fetching import FAR_AT_ONCE, Fetcher, allowed
 
 KEY = PassKey(attempt=1, name="train", number=0)
 WAIT_S = 60.0
@@ -81,12 +81,14 @@ def made(feed: Any, *, ordered: bool = False) -> Fetcher:
     return Fetcher(feed, KEY, 0, ordered=ordered)
 
 
-def test_near_slices_overtake_far_ones_of_which_several_are_under_way() -> None:
+def test_near_slices_overtake_far_ones() -> None:
     feed = Links("ffnfnffnnn")
     fetcher = made(feed)
     assert numbers(fetcher, 5) == [2, 4, 7, 8, 9]
     with feed.changed:
-        assert feed.changed.wait_for(lambda: len(feed.started) == FAR_AT_ONCE, WAIT_S)
+        assert feed.changed.wait_for(lambda: feed.started == [0], WAIT_S), (
+            "one alone, until the link has shown its speed"
+        )
     with pytest.raises(queue.Empty):
         fetcher.get(0.0)
     feed.open.set()
@@ -94,13 +96,23 @@ def test_near_slices_overtake_far_ones_of_which_several_are_under_way() -> None:
 
 
 def test_an_ordered_pass_waits_for_the_link_and_keeps_it_busy() -> None:
-    feed = Links("nfnnff")
+    feed = Links("nnnnfnnff")
     fetcher = made(feed, ordered=True)
-    assert numbers(fetcher, 1) == [0]
+    assert numbers(fetcher, 4) == [0, 1, 2, 3]
     with feed.changed:
-        assert feed.changed.wait_for(lambda: feed.started == [1, 4], WAIT_S), "fetched ahead, past the near ones"
+        assert feed.changed.wait_for(lambda: feed.started == [4, 7], WAIT_S), "fetched ahead, past the near ones"
     feed.open.set()
-    assert numbers(fetcher) == [1, 2, 3, 4, 5]
+    assert numbers(fetcher) == [4, 5, 6, 7, 8]
+
+
+def test_a_slow_link_carries_one_slice_at_a_time_and_a_fast_one_several() -> None:
+    """Ray sends anew what has not come after ten seconds: several at a time on a slow link would travel twice."""
+    slow = fast = FAR_AT_ONCE
+    for _ in range(5):
+        slow, fast = allowed(slow, FAR_AT_ONCE, 8.0), allowed(fast, FAR_AT_ONCE, 0.2)
+        assert allowed(slow, FAR_AT_ONCE, 2.0) == slow
+    assert (slow, fast) == (1, FAR_AT_ONCE)
+    assert allowed(1, FAR_AT_ONCE, 0.2) == 2
 
 
 @pytest.mark.parametrize("ordered", [False, True])
