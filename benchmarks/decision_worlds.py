@@ -155,25 +155,31 @@ def run(each: World, rule: Rule, seed: int) -> tuple[float, int, int]:
     rng, cores, chosen, rates = random.Random(seed), FIRST, [], []
     for interval in range(INTERVALS):
         device, core, cap = each.rates(interval)
-        made = min(cores * core, cap) * math.exp(rng.gauss(0, each.noise))
-        trained = device * math.exp(rng.gauss(0, each.noise))
-        rate, bound = min(made, trained), made < 0.95 * trained
+        seen = measured(cores, device=device, core=core, cap=cap, noise=each.noise, rng=rng)
         chosen.append(cores)
-        rates.append(rate)
-        seen = InputSeen(
-            cores=cores,
-            complete=True,
-            samples_per_s=rate,
-            bound=bound,
-            device_samples_per_s=trained,
-            core_samples_per_s=rate / cores if bound else core,
-            core_pace_samples_per_s=core,
-        )
+        rates.append(seen.samples_per_s)
         cores = rule(seen, cores)
     best = [_oracle(*each.rates(interval)) for interval in range(INTERVALS)]
     oracle = usd_per_sample(*(list(column) for column in zip(*best, strict=True)))
     changes = [one != other for one, other in itertools.pairwise(chosen)]
     return usd_per_sample(chosen, rates) / oracle, sum(changes), sum(changes[INTERVALS // 2 :])
+
+
+def measured(cores: int, *, device: float, core: float, cap: float, noise: float, rng: random.Random) -> InputSeen:
+    """An interval's measurements, all rates in samples/s: cores of ``core`` each, together no more than ``cap``, feed accelerators of
+    ``device``. ``noise``: the standard deviation of the logarithm of what is made and of what is trained."""
+    made = min(cores * core, cap) * math.exp(rng.gauss(0, noise))
+    trained = device * math.exp(rng.gauss(0, noise))
+    rate, bound = min(made, trained), made < 0.95 * trained
+    return InputSeen(
+        cores=cores,
+        complete=True,
+        samples_per_s=rate,
+        bound=bound,
+        device_samples_per_s=trained,
+        core_samples_per_s=rate / cores if bound else core,
+        core_pace_samples_per_s=core,
+    )
 
 
 def _oracle(device: float, core: float, cap: float) -> tuple[int, float]:

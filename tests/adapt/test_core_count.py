@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from benchmarks.decision_worlds import measured
 from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
 
 DEVICE, EACH, FIRST = 500.0, 20.0, 4
@@ -32,18 +33,7 @@ def simulate(
     """Cores deliver ``EACH`` samples/s each, and together no more than the cap."""
     rng, learned, cores, asked = random.Random(seed), CoresLearned(), FIRST, []
     for number in range(intervals):
-        made = min(cores * EACH, cap(number)) * math.exp(rng.gauss(0, noise))
-        trained = device * math.exp(rng.gauss(0, noise))
-        rate, bound = min(made, trained), made < 0.95 * trained
-        seen = InputSeen(
-            cores=cores,
-            complete=True,
-            samples_per_s=rate,
-            bound=bound,
-            device_samples_per_s=trained,
-            core_samples_per_s=rate / cores if bound else EACH,
-            core_pace_samples_per_s=EACH,
-        )
+        seen = measured(cores, device=device, core=EACH, cap=cap(number), noise=noise, rng=rng)
         learned, cores = count_cores(learned, seen, bounds=BOUNDS, before=cores)
         asked.append(cores)
     return Run(asked)
