@@ -145,6 +145,7 @@ def test_vit_blur(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary["input"]["train"]["wire_bytes_per_sample"] == pytest.approx(3 * 224**2, rel=0.01)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("inside")
 def test_image_classification() -> None:
     few = ["--model", "resnet10t", "--pixels", "64", "--epochs", "1"]

@@ -46,7 +46,7 @@ def test_the_tour_is_stored_without_outputs() -> None:
     assert [(cell.outputs, cell.execution_count) for cell in cells] == [([], None)] * len(cells)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.ray
 def test_the_tour(tmp_path: Path) -> None:
     """Its data set, its transform and its loop exist in cells alone, so that a run of all its samples has sent them by value."""

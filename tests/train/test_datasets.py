@@ -118,9 +118,10 @@ def test_unusable_rows_are_counted_and_listed(tmp_path: Path) -> None:
                 "without id_column, an interrupted epoch starts again from its beginning",
             ],
         ),
-        (
+        pytest.param(
             executed_in_part,
             ["Ray Data executed it up to Sort, once for all epochs: 0.0 MiB in the object store"],
+            marks=pytest.mark.soak,
         ),
     ],
     ids=["all of it", "a part"],
