@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from click.testing import CliRunner
 
-from benchmarks import gpu_check
+from benchmarks import gpu_check, offload_vs_single_gpu
 from benchmarks.gpu import supervise
 from benchmarks.gpu.checks import CHECKS, NAMES
 from benchmarks.gpu.child import answer_of
@@ -251,6 +252,42 @@ def test_without_a_gpu_it_says_what_to_do(
     assert said in told
     assert "--cpu" in told
     assert len(told.strip().splitlines()) == 1
+
+
+# -- one GPU host, alone and with a CPU host -----------------------------------------------------------------------------
+
+
+@pytest.mark.hosts
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 1, "torch finds no GPU: run this on a machine with one, or pass --cpu"),
+        (["--cpu", "--cores", "4096"], 1, "--cores 4096 leaves no core for the CPU host"),
+        (["--cores", "0"], 2, "--cores"),
+        (["--workload", "text"], 2, "--workload"),
+    ],
+)
+def test_offload_vs_single_names_what_it_lacks(
+    arguments: list[str], code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload_vs_single_gpu, "torch_facts", lambda: TorchFacts(torch="2.8.0"))
+    ended = CliRunner().invoke(offload_vs_single_gpu.main, arguments)
+    assert ended.exit_code == code
+    assert said in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_a_run_is_compared_with_the_loader_the_device_and_its_prediction() -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "device": {"samples_per_s": 4000.0},
+        "dataloader, GPU host": {"samples_per_s": 2000.0},
+        "predicted": {"samples_per_s": 2200.0, "samples_per_s_with_cpu_host": 3600.0},
+        "offload, both hosts": {"samples_per_s": 3000.0},
+    }
+    offload_vs_single_gpu.compare(rows)
+    both = rows["offload, both hosts"]
+    assert (both["over_dataloader"], both["over_device"]) == (1.5, 0.75)
+    assert both["prediction_error"] == pytest.approx(0.2)
 
 
 # -- wheels --------------------------------------------------------------------------------------------------------------
