@@ -171,6 +171,7 @@ def _probed(
         ingest_samples_per_s=None,
         stages=[],
         exact_over_auto=None,
+        constant=None,
         steps=steps,
         blocks=0,
         gradient_bytes=gradient_bytes,

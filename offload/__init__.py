@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.loader.loader import DataLoader
     from offload.loader.stats import LoaderStats
+    from offload.pipeline.cached import cached
     from offload.pipeline.combine import mix, weighted
     from offload.pipeline.device import Normalize
     from offload.pipeline.spec import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
@@ -40,6 +41,7 @@ _HOMES = {
     "Result": "offload.train.driver.trainer",
     "RunError": "offload.errors",
     "Trainer": "offload.train.driver.trainer",
+    "cached": "offload.pipeline.cached",
     "from_ray": "offload.pipeline.spec",
     "from_torch": "offload.pipeline.spec",
     "image_folder": "offload.pipeline.spec",
@@ -66,6 +68,7 @@ __all__ = [
     "RunError",
     "Trainer",
     "__version__",
+    "cached",
     "collate",
     "from_ray",
     "from_torch",

@@ -75,7 +75,7 @@ WORDS = {
     "MyData": "MyData: Any",
     **{name: f"{name}: int" for name in ("RATE", "epochs")},
     **{name: f"{name}: Any" for name in ("augment", "clips", "coco", "dataset", "day", "features", "night", "path")},
-    **{name: f"{name}: Any" for name in ("rows", "texts", "weights")},
+    **{name: f"{name}: Any" for name in ("rows", "texts", "weights", "Resize", "RandomCrop")},
 }
 """What blocks take from the reader's own program or from an earlier block."""
 

@@ -27,6 +27,7 @@ PUBLIC = [
     "RunError",
     "Trainer",
     "__version__",
+    "cached",
     "collate",
     "from_ray",
     "from_torch",

@@ -17,6 +17,7 @@ from offload import collate, notebook, transforms
 from offload.cli import apply
 from offload.loader.stats import LoaderStats
 from offload.measure import replacement
+from offload.measure.constant import Constant
 from offload.measure.findings import Findings, verdict
 from offload.model.advice import _BINDS
 from offload.report import live, plan_table, probe_text, summary
@@ -65,6 +66,8 @@ def probed() -> Iterator[Findings]:
             local_batch_size=256,
         )  # fmt: skip
     yield dataclasses.replace(FOUND, workers=2)
+    for until in (None, "RandomCrop"):
+        yield dataclasses.replace(FOUND, constant=Constant(until=until, share=0.8, bytes_out=150_528))
     yield dataclasses.replace(FOUND, gradients=[(6.0, 0.0), (8.0, -4.0), (7.0, 4.0), (7.0, 2.0)])
 
 

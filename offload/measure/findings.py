@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import scipy.special
 
 from offload.errors import ConfigError, RunError
+from offload.measure.constant import Constant, advice
 from offload.measure.equivalents import faster_equivalent
 from offload.measure.sizes import FEW_STEPS, STEPS, Measured, at_whole_depth, largest_that_fits
 from offload.model.fit import StepTimeFit, fit_step_time
@@ -44,6 +46,7 @@ class Findings:
         ingest_samples_per_s: the rate at which the worker takes in batches.
         stages: (name, share of the core-seconds, output bytes or None).
         exact_over_auto: the core-seconds with ``decode="exact"`` over those measured; None if whole images were decoded anyway.
+        constant: the first stages, which draw no random numbers; None if there are none, or nothing tells.
         steps: the local batch sizes measured, at the model's full depth.
         blocks: the number of the model's repeated blocks if the probe measured a smaller depth, else 0.
         gradient_bytes: bytes of one worker's gradients at the model's full depth; None: unknown.
@@ -69,6 +72,7 @@ class Findings:
     ingest_samples_per_s: float | None
     stages: Sequence[tuple[str, float, float | None]]
     exact_over_auto: float | None
+    constant: Constant | None
     steps: Sequence[Measured]
     blocks: int
     gradient_bytes: float | None
@@ -181,6 +185,7 @@ def profile_document(found: Findings) -> dict[str, Any]:
                 {"name": name, "core_seconds_per_sample": share * w, "bytes_out": size}
                 for name, share, size in found.stages
             ],
+            "constant": None if found.constant is None else dataclasses.asdict(found.constant),
         },
         "step": {
             "device": found.device,
@@ -271,6 +276,8 @@ def verdict(found: Findings) -> list[str]:
         said.append(f"Decoding only what crops need saves {saved:.0%} of core-seconds.")
     elif saved <= -WORTH_SAYING:
         said.append(f'Decoding only what crops need costs {-saved:.0%} more core-seconds: pass decode="exact".')
+    if (kept := advice(found.constant, w)) is not None:
+        said.append(kept)
     return said + _caveats(found)
 
 
@@ -320,7 +327,7 @@ def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any)
     costs = [cost for cost in event["costs"] if cost[0] > 0]
     if not costs:
         raise ConfigError("no preprocessing task finished in time. Is one sample minutes of work?")
-    stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0, "exact_over_auto": None}
+    stages = event["stages"] or {"shares": [], "raw_bytes_per_sample": 0.0, "exact_over_auto": None, "constant": None}
     steps = [Measured(**each) for each in event["steps"]]
     usual = min(steps, key=lambda each: abs(each.size - known["local_batch_size"]), default=None)
     queueing = 0.0 if usual is None else min(usual.host_s / usual.step_s, 1.0)
@@ -333,6 +340,7 @@ def findings_of(event: Mapping[str, Any], *, reserved_cpus: float, **known: Any)
         ingest_samples_per_s=event["ingest_samples_per_s"],
         stages=[(name, share, size) for name, share, size in stages["shares"]],
         exact_over_auto=stages["exact_over_auto"],
+        constant=None if stages["constant"] is None else Constant(**stages["constant"]),
         steps=at_whole_depth(steps, event["blocks"]),
         blocks=event["blocks"],
         gradient_bytes=event["gradient_bytes"] or None,

@@ -56,7 +56,9 @@ class Replacement:
 
 def predicted(found: Findings, replacement: Replacement) -> Findings:
     """The findings of the probe with the equivalents in place: each task takes as much less time as the samples did."""
-    return dataclasses.replace(found, core_seconds=[each * replacement.over for each in found.core_seconds], stages=[])
+    return dataclasses.replace(
+        found, core_seconds=[each * replacement.over for each in found.core_seconds], stages=[], constant=None
+    )
 
 
 def sentences(found: Findings, replacement: Replacement) -> list[str]:

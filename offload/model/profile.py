@@ -159,7 +159,7 @@ class Profile:
         read = _Reader(source)
         read.names("", document, _SECTIONS)
         top = read.numbers("", document, _TOP)
-        inputs = read.numbers("input.", read.section(document, "input"), _INPUT, others=("stages",))
+        inputs = read.numbers("input.", read.section(document, "input"), _INPUT, others=("stages", "constant"))
         step = read.numbers("step.", read.section(document, "step"), {**_STEP, **_MEASURED_WITH}, others=("device",))
         measured_with = {name: step.pop(name) for name in _MEASURED_WITH}
         measured = document.get("measured") or {}

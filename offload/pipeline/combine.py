@@ -37,7 +37,7 @@ def weighted(pipeline: Any, weights: Any, *, samples: int | None = None) -> Pipe
         ConfigError: for invalid weights; and, when the run starts, for another number of weights, or a ``ray.data.Dataset`` whose
             number of rows only running it tells.
     """
-    inner = _indexed("weighted", pipeline)
+    inner = indexed("weighted", pipeline)
     if inner.drawn:
         raise ConfigError(
             f"{inner.name} already draws its samples by weight. Multiply the weights, and pass them once."
@@ -88,7 +88,7 @@ def mix(
         )
     for name in given:
         check_text("the names in mix", name, sane='such as "a"')
-    parts = {name: _indexed(f"mix: {name!r}", value) for name, value in given.items()}
+    parts = {name: indexed(f"mix: {name!r}", value) for name, value in given.items()}
     shares = None if weights is None else _shares(parts, weights)
     if shares is None:
         if samples is not None:
@@ -173,8 +173,8 @@ def seeded_alike(recipe: Recipe, seeded_by: str) -> Recipe:
     return dataclasses.replace(recipe, seeded_by=seeded_by, parts=parts)
 
 
-def _indexed(what: str, value: Any) -> Pipeline:
-    """The pipeline of an argument, with an index."""
+def indexed(what: str, value: Any) -> Pipeline:
+    """The pipeline of an argument, with an index. Raises ConfigError for anything else."""
     if isinstance(value, Pipeline):
         pipeline = value
     else:

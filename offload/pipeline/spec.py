@@ -126,7 +126,7 @@ def image_folder(
     """
     check_path("image_folder: path", path, sane="a folder, or a URI such as s3://bucket/train")
     cached = parse_cache("image_folder: cache", cache)
-    return _pipeline(
+    return build_pipeline(
         f"image_folder({path})",
         lambda tell=silent, encoded=False: list_image_folder(
             path, encoded=encoded, filesystem=filesystem, cache=cached, tell=tell
@@ -177,7 +177,7 @@ def from_torch(
             f"every preprocessing process calls {name} without arguments, and it {needed}. Write from_torch(lambda: {name}(...)), "
             "or pass a data set."
         )
-    pipeline = _pipeline(
+    pipeline = build_pipeline(
         f"from_torch({factory_name(dataset) if made_there else type(dataset).__name__})",
         lambda tell=silent: (list_torch_factory if made_there else list_torch_dataset)(
             dataset, names, whole=collate_fn is not None and transform is None
@@ -228,7 +228,7 @@ def parquet(
     names = None if columns is None else check_names("parquet: columns", columns, sane=sane)
     pictures = check_names("parquet: images", images, sane=sane)
     cached = parse_cache("parquet: cache", cache)
-    return _pipeline(
+    return build_pipeline(
         f"parquet({path})",
         lambda tell=silent, encoded=False: list_parquet(
             path, columns=names, images=pictures, encoded=encoded, filesystem=filesystem, cache=cached, tell=tell
@@ -278,7 +278,7 @@ def webdataset(
     else:
         check_path("webdataset: shards", shards, sane=sane)
     cached = parse_cache("webdataset: cache", cache)
-    return _pipeline(
+    return build_pipeline(
         f"webdataset({shards})",
         lambda tell=silent, encoded=False: list_webdataset(
             shards, encoded=encoded, filesystem=filesystem, cache=cached, tell=tell
@@ -328,7 +328,7 @@ def from_ray(
         raise ConfigError(f"from_ray takes a ray.data.Dataset, found {shown(dataset)}.")
     if id_column is not None:
         check_text("from_ray: id_column", id_column, sane="the name of a column of integers")
-    pipeline = _pipeline(
+    pipeline = build_pipeline(
         "ray.data.Dataset",
         None,
         transform,
@@ -415,7 +415,7 @@ def _missing(call: Any, *arguments: Any) -> str | None:
     return None
 
 
-def _pipeline(
+def build_pipeline(
     name: str,
     lister: Callable[..., Index] | None,
     transform: Any,
@@ -429,6 +429,7 @@ def _pipeline(
     decode: Decode = "exact",
     cache: CacheSpec | None = None,
 ) -> Pipeline:
+    """The pipeline of these arguments, as :func:`image_folder` describes them. Raises ConfigError for invalid ones."""
     check_choice("on_error", on_error, ("raise", "skip"))
     check_choice("decode", decode, DECODE)
     check_flag("per_sample", per_sample)

@@ -78,6 +78,7 @@ def probe_program(
         ingest_samples_per_s=None,
         stages=[],
         exact_over_auto=None,
+        constant=None,
         steps=[Measured(size=probe.samples, step_s=probe.step_s)],
         blocks=0,
         gradient_bytes=None,

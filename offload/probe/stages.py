@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from offload.measure.constant import Constant
+from offload.pipeline.randomness import Drawn
 from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources.base import At, nowhere
+from offload.pipeline.sources.cached_samples import CachedSamplesReader
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 PACK = "pack"
@@ -39,20 +42,27 @@ class Spent:
 
 @dataclass
 class StageCosts:
-    """The costs of ``samples`` samples by stage. ``raw_bytes``: the bytes read from files meanwhile."""
+    """The costs of ``samples`` samples by stage. ``raw_bytes``: the bytes read from files meanwhile. ``reader``: the stage that reads; None
+    if several do, or a cache is read. ``random``: the stages that draw random numbers, noted while ``watching``."""
 
     samples: int = 0
     cpu_s: float = 0.0
     raw_bytes: float = 0.0
     spent: dict[str, Spent] = field(default_factory=dict)
+    reader: str | None = None
+    random: set[str] = field(default_factory=set)
+    watching: bool = False
 
     @contextmanager
     def timing(self, name: str) -> Iterator[list[Any]]:
         """A context that counts its time as one call of step ``name``, minus the time that other steps counted. The caller appends the
         output, and then the bytes of a row if these differ."""
+        drawn = Drawn() if self.watching else None
         inside, began = self._counted(), time.thread_time()
         out: list[Any] = []
         yield out
+        if drawn:
+            self.random.add(name)
         each = self.spent.setdefault(name, Spent())
         each.cpu_s += time.thread_time() - began - (self._counted() - inside)
         each.bytes_out += _size(out[-1])
@@ -68,14 +78,32 @@ class StageCosts:
             yield name, each.cpu_s / self.cpu_s, each.bytes_out / each.calls if each.calls and each.bytes_out else None
         yield PACK, max(self.cpu_s - known, 0.0) / self.cpu_s, None
 
+    def constant(self) -> Constant | None:
+        """The first stages, from reading on, up to the first one that draws random numbers; None if reading does, or nothing tells."""
+        names = list(self.spent)
+        first = next((i for i, name in enumerate(names) if name in self.random), len(names))
+        before = names[:first]
+        if self.reader not in before or not (last := self.spent[before[-1]]).bytes_out:
+            return None
+        return Constant(
+            until=names[first] if first < len(names) else None,
+            share=sum(self.spent[name].cpu_s for name in before) / self.cpu_s,
+            bytes_out=last.bytes_out / last.calls,
+        )
+
 
 def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCosts:
     """Run ``recipe`` repeatedly over index rows for about ``seconds``, and time its steps. This changes ``recipe``: do not use it
     again."""
     costs = StageCosts()
+    if not (recipe.parts or isinstance(recipe.reader, CachedSamplesReader)):
+        costs.reader = _reading(recipe.reader)
     recipe = _timed(recipe, costs)
     start, size = 0, ROWS
     _once(recipe, rows.slice(0, size), start)  # imports, caches
+    costs.watching = True
+    _once(recipe, rows.slice(0, size), start)
+    costs.watching = False
     costs.spent.clear()
     until = time.monotonic() + seconds
     while time.monotonic() < until or not costs.samples:
@@ -180,8 +208,7 @@ class _TimedReader:
 
     def __init__(self, inner: Any, costs: StageCosts) -> None:
         self._inner, self._costs = inner, costs
-        stage = "read" if getattr(inner, "encoded", False) else "read and decode"
-        self._name = type(inner.dataset).__name__ if hasattr(inner, "dataset") else stage
+        self._name = _reading(inner)
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Any:
         with self._costs.timing(self._name) as out:
@@ -191,6 +218,13 @@ class _TimedReader:
 
     def describe(self, rows: pa.Table, row: int) -> str:
         return str(self._inner.describe(rows, row))
+
+
+def _reading(reader: Any) -> str:
+    """The name of the stage in which a reader reads."""
+    if hasattr(reader, "dataset"):
+        return type(reader.dataset).__name__
+    return "read" if getattr(reader, "encoded", False) else "read and decode"
 
 
 def _per_row(columns: Any, batched: bool) -> float:

@@ -214,6 +214,7 @@ def _stages(budget: Budget) -> dict[str, Any] | None:
     return {
         "shares": [list(each) for each in costs.shares()],
         "exact_over_auto": exact,
+        "constant": None if (constant := costs.constant()) is None else dataclasses.asdict(constant),
         "raw_bytes_per_sample": raw_bytes if raw_bytes >= LEAST_RAW_BYTES else 0.0,
     }
 

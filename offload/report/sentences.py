@@ -33,7 +33,7 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
             "sample_timeout_s to give up samples that take too long"
         )
     if kind == "cache_stopped":
-        return f"node {event['node']} stores nothing more in its cache ({event['reason']}): the run goes on and reads the rest from storage"
+        return f"node {event['node']} stores nothing more in its cache ({event['reason']}): the run goes on without"
     if kind == "node_excluded":
         return f"the run stops using {', '.join(event['nodes'])}: {event['reason']}"
     if kind == "cluster_changed":

@@ -50,7 +50,7 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
                 rows.append(
                     (
                         f"reading of {name}",
-                        f"{rates['cache_bytes'] / read:.0%} of {read / 1e9:,.3g} GB came from the nodes' caches, and the rest from storage",
+                        f"{rates['cache_bytes'] / read:.0%} of {read / 1e9:,.3g} GB came from the nodes' caches",
                     )
                 )
     if document.get("first_batch_s") is not None:

@@ -99,6 +99,25 @@ def test_whole_images_are_compared_with_what_crops_need(tmp_path: Path) -> None:
     assert ratio(decode="exact") is None
 
 
+def test_the_stages_before_the_first_random_one_are_found(tmp_path: Path) -> None:
+    write_jpegs(tmp_path, 12, size=(48, 64))
+    resize, crop = v2.Resize((32, 32), antialias=True), v2.RandomCrop(16)
+
+    def constant(*steps: Any) -> Any:
+        return costs(offload.image_folder(str(tmp_path), v2.Compose(steps) if steps else None)).constant()
+
+    found = constant(resize, crop, v2.RandomHorizontalFlip())
+    assert (found.until, found.bytes_out) == ("RandomCrop", 3 * 32 * 32)
+    assert 0 < found.share < 1
+    assert constant(resize).until is None
+    assert constant().bytes_out > 3 * 48 * 64  # of the image, and the label
+    assert constant(v2.RandomResizedCrop(16, antialias=True)).share < 0.5  # it is the step that decodes
+
+    assert costs(as_pipeline("train", Spun())).constant().until is None  # type: ignore[union-attr]
+    once = offload.cached(offload.image_folder(str(tmp_path)), crop, cache=f"ssd:{tmp_path / 'cache'}:1MB", name="a")
+    assert costs(once).constant() is None, "it is cached already"
+
+
 def test_a_function_of_a_batch_is_one_stage(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 6)
 

@@ -374,7 +374,7 @@ def test_the_summary_says_how_much_came_from_caches() -> None:
     rates = summary()["input"]["train"]
     read = {"train": {**rates, "cache_bytes": 75e9, "storage_bytes": 25e9}, "val": {}}
     rows = dict(summary_rows(summary(input=read)))
-    assert rows["reading of train"] == "75% of 100 GB came from the nodes' caches, and the rest from storage"
+    assert rows["reading of train"] == "75% of 100 GB came from the nodes' caches"
     assert "reading of train" not in dict(summary_rows(summary()))
 
 

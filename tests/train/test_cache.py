@@ -111,12 +111,38 @@ def test_later_epochs_and_later_runs_read_nothing_over_the_network(
     assert rates["cache_bytes"] == 2 * rates["storage_bytes"] > 0
     said = dict(summary_rows(result.document))["reading of train"]
     assert said.startswith("67% of ")
-    assert said.endswith(" came from the nodes' caches, and the rest from storage")
+    assert said.endswith(" came from the nodes' caches")
 
     requests.of_objects.clear()
     rates = fit(filesystem, tmp_path / "b", cache, epochs=1).document["input"]["train"]
     assert not requests.of_objects
     assert rates["storage_bytes"] == 0
+
+
+class Noted(torch.utils.data.Dataset[Any]):
+    """A data set that notes each sample that it makes."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        with self.log.open("a") as file:
+            file.write(f"{i}\n")
+        return {"x": np.array([i / IMAGES], np.float32)}
+
+
+def test_a_node_makes_a_sample_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    data = offload.cached(Noted(log), cache=f"ssd:{tmp_path / 'cache'}:50MB", name="a")
+    trainer = offload.Trainer(train, datasets={"train": data}, batch_size=8, workers=1, train_loop_config={"epochs": 3})
+    result = trainer.fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.document["samples"] == 3 * IMAGES
+    assert Counter(map(int, log.read_text().split())) == Counter(range(IMAGES))
+    rates = result.document["input"]["train"]
+    assert rates["cache_bytes"] == 2 * rates["storage_bytes"] > 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
