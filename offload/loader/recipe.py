@@ -17,9 +17,10 @@ from torch._utils import ExceptionWrapper
 from offload.pipeline.gather import Scratch
 from offload.pipeline.packing import Packed, pack
 from offload.pipeline.randomness import seed_generators
-from offload.pipeline.recipe import FAILURES, hold_to_one_core
+from offload.pipeline.recipe import hold_to_one_core
 from offload.pipeline.shuffling import mix
 from offload.pipeline.watch import Watch
+from offload.pipeline.wording import FAILURES
 from offload.pipeline.worker_role import in_role, once
 
 Item = Packed | ExceptionWrapper

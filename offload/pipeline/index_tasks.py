@@ -9,12 +9,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offload.pipeline.calls import CHUNK
+from offload.pipeline.chunks import TRAINED, whole_chunks
 from offload.pipeline.index_rows import IndexRows, rows_at
 from offload.pipeline.meter import Meter
 from offload.pipeline.pass_tasks import PassTasks
 from offload.pipeline.passes import Pass
 from offload.pipeline.ranges import Missing, Ranges
-from offload.pipeline.recipe import TRAINED, whole_chunks
 from offload.pipeline.sizing import aligned
 from offload.pipeline.streams import Cores, Stream
 from offload.pipeline.wire import POSITION, SAMPLE_ID

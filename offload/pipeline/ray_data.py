@@ -14,7 +14,7 @@ import pyarrow as pa
 import ray.data
 from ray.data import DataContext
 
-from offload.pipeline import recipe as recipes
+from offload.pipeline.foreign import encode_foreign
 from offload.pipeline.pool import Block, Cost, PackedRecipe
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.wire import Columns
@@ -57,7 +57,7 @@ def encode_dataset(
 
 
 def _encode(columns: Columns, *, packed: PackedRecipe, id_column: str | None, done: Ranges, epoch: int) -> pa.Table:
-    return recipes.encode_foreign(packed.ready(), columns, id_column=id_column, done=done, epoch=epoch)
+    return encode_foreign(packed.ready(), columns, id_column=id_column, done=done, epoch=epoch)
 
 
 def iterate(dataset: ray.data.Dataset) -> Iterator[Block]:

@@ -11,8 +11,6 @@ import dataclasses
 import importlib
 import sys
 import time
-import traceback
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,28 +20,22 @@ import pyarrow as pa
 from ray import cloudpickle
 
 from offload.errors import RunError
-from offload.pipeline import whole_samples, wire
+from offload.pipeline.assemble import Processed, assemble
 from offload.pipeline.calls import CHUNK, Calls
 from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.randomness import Drawn, loaded_libraries, seed_generators
-from offload.pipeline.ranges import Ranges
 from offload.pipeline.region_decode import UndecodableError
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Reader, Samples, nowhere
 from offload.pipeline.sources.mixed import in_parts
 from offload.pipeline.watch import Nobody, SampleTimeoutError, Watch
 from offload.pipeline.whole_samples import CONTENTS, SAMPLES
-from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column, Columns, RaggedError, UnsendableError
-
-TRAINED = "__trained__"
-"""A column of index rows that exists where a resume cuts a chunk: True for rows that were trained before. The task processes them
-with the rest of their chunk, since only a whole chunk draws the same random numbers, but does not return them."""
+from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Columns, take
+from offload.pipeline.wording import FAILURES, Words, say
 
 OnError = Literal["raise", "skip"]
 Kind = Literal["none", "batch", "sample", "image", "generator"]
 """What a transform takes: nothing, a batch, a sample, an image; ``"generator"``: a sample, for which it yields any number of samples."""
-
-FAILURES = (Exception, SystemExit)  # errors of the user's code: a process that exits would lose other samples too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +62,13 @@ class Recipe:
     part_names: tuple[str, ...] = ()
     calls: Calls = field(default_factory=Calls)
 
+    @property
+    def words(self) -> Words:
+        """Words for errors about its samples."""
+        describe = None if self.reader is None else self.reader.describe
+        name = "" if self.kind == "none" else _name(self.transform, self.kind)
+        return Words(describe=describe, transform=name, dataset=self.dataset)
+
     def ready(self) -> Recipe:
         """Prepare this recipe in this process: construct the transform, import its libraries and limit them to one thread.
 
@@ -81,7 +80,7 @@ class Recipe:
                 transform = transform()
             except FAILURES as error:
                 raise RunError(
-                    f"the transform class {_transform_name(self)} raised {say(error)} when it was constructed on a "
+                    f"the transform class {self.words.transform} raised {say(error)} when it was constructed on a "
                     "preprocessing process. Correct its constructor: it runs on every node, without arguments."
                 ) from None
         _import_ahead(transform)
@@ -123,6 +122,12 @@ def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]], owner: str = ""
     return _ready[key]
 
 
+def _name(transform: Any, kind: Kind) -> str:
+    if kind == "image":
+        return getattr(transform, "__qualname__", None) or repr(transform)
+    return str(getattr(transform, "__qualname__", type(transform).__name__))
+
+
 def _import_ahead(transform: Any) -> None:
     """Import the libraries that the transform's code would import at its first run. Libraries loaded later would be neither seeded
     nor limited to one core."""
@@ -140,21 +145,6 @@ def hold_to_one_core() -> None:
         torch.set_num_threads(1)
     if (cv2 := sys.modules.get("cv2")) is not None:
         cv2.setNumThreads(0)
-
-
-def whole_chunks(positions: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
-    """Every position below ``n`` in the chunks of these ascending positions."""
-    numbers = positions // CHUNK
-    chunks = numbers[np.diff(numbers, prepend=-1) > 0]
-    whole = (chunks[:, None] * CHUNK + np.arange(CHUNK)).reshape(-1)
-    return whole[whole < n]
-
-
-def untrained(rows: pa.Table) -> np.ndarray[Any, Any]:
-    """The numbers of the index rows that a task returns: all but those marked as :data:`TRAINED`."""
-    if TRAINED not in rows.column_names:
-        return np.arange(rows.num_rows)
-    return np.flatnonzero(~rows.column(TRAINED).to_numpy())
 
 
 def process(
@@ -201,12 +191,14 @@ def process(
         for i, reason in errors.items():
             skipped[start + i] = f"{recipe.reader.describe(chunk, i)}: {reason}"
         if len(good):
-            _check_names(recipe, made, (SAMPLE_ID, POSITION, ERROR, CONTENTS, *(() if recipe.whole else (SAMPLES,))))
+            check_names(recipe, made, (SAMPLE_ID, POSITION, ERROR, CONTENTS, *(() if recipe.whole else (SAMPLES,))))
             parts.append(made if recipe.whole else gather.place(made))
             kept.append(good + start)
         start = stop
     watch.idle()
-    return _assemble(rows, parts, kept, skipped, recipe, gather)
+    return assemble(
+        Processed(rows, parts, kept, skipped), gather, recipe.words, whole=recipe.whole, skip=recipe.on_error == "skip"
+    )
 
 
 def _process_rows(
@@ -264,7 +256,7 @@ def _check_read(recipe: Recipe, chunk: pa.Table, samples: Samples) -> None:
     """Raise RunError for a row that cannot be read, unless the user wants to skip it."""
     if samples.errors and recipe.on_error == "raise":
         row = min(samples.errors)
-        raise RunError(f"{_name(recipe, chunk, row)} is unusable: {samples.errors[row]}. {_REMEDY_SKIP}")
+        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {samples.errors[row]}. {_REMEDY_SKIP}")
 
 
 class _Place:
@@ -275,12 +267,14 @@ class _Place:
         self._recipe, self._chunk, self._watch = recipe, chunk, watch
         deadline_s = recipe.sample_timeout_s
         whole_s = None if deadline_s is None else deadline_s * chunk.num_rows
-        watch.doing(lambda: f"reading {_name(recipe, chunk, None)}{_of(recipe)}", whole_s)
+        watch.doing(lambda: f"reading {recipe.words.sample(chunk, None)}{recipe.words.of}", whole_s)
 
     def __call__(self, row: int) -> None:
         self.row = row
         recipe, chunk = self._recipe, self._chunk
-        self._watch.doing(lambda: f"reading {_name(recipe, chunk, row)}{_of(recipe)}", recipe.sample_timeout_s)
+        self._watch.doing(
+            lambda: f"reading {recipe.words.sample(chunk, row)}{recipe.words.of}", recipe.sample_timeout_s
+        )
 
 
 def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
@@ -297,12 +291,12 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
         if recipe.on_error == "skip":
             known = {} if at.row is None else {at.row: _too_long(recipe)}
             return _read_one_by_one(recipe, chunk, epoch, watch, known)
-        raise RunError(f"reading {_name(recipe, chunk, at.row)} {_too_long(recipe)}. {_REMEDY_SKIP}") from None
+        raise RunError(f"reading {recipe.words.sample(chunk, at.row)} {_too_long(recipe)}. {_REMEDY_SKIP}") from None
     except FAILURES as error:
         row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
         if row is not None and recipe.on_error == "skip":
             return _read_one_by_one(recipe, chunk, epoch, watch, {})
-        raise RunError(f"reading {_name(recipe, chunk, row)} raised {say(error)}. {_REMEDY_SKIP}") from None
+        raise RunError(f"reading {recipe.words.sample(chunk, row)} raised {say(error)}. {_REMEDY_SKIP}") from None
 
 
 _REMEDY_SKIP = 'Repair or remove it, or pass on_error="skip" to count it, list it in the run directory and go on.'
@@ -310,10 +304,6 @@ _REMEDY_SKIP = 'Repair or remove it, or pass on_error="skip" to count it, list i
 
 def _too_long(recipe: Recipe) -> str:
     return f"took longer than sample_timeout_s={recipe.sample_timeout_s:g}"
-
-
-def _of(recipe: Recipe) -> str:
-    return f" of {recipe.dataset!r}" if recipe.dataset else ""
 
 
 def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, known: Mapping[int, str]) -> Samples:
@@ -360,7 +350,7 @@ def transform(
         return dict(columns)
     if recipe.kind == "image" and "image" not in columns:
         raise RunError(
-            f"the transform {_transform_name(recipe)} takes images, and the source has no column 'image': it gives "
+            f"the transform {recipe.words.transform} takes images, and the source has no column 'image': it gives "
             f"{', '.join(map(str, columns))}. Name the images' column 'image' in the source, or pass a function of a batch that transforms "
             "them."
         )
@@ -372,7 +362,9 @@ def transform(
         at[0] = row
         rows, deadline_s = len(ids) if row is None else 1, recipe.sample_timeout_s
         watch.doing(
-            lambda: f"the transform {_transform_name(recipe)} of {_name(recipe, chunk, row, ids)}{_of(recipe)}",
+            lambda: (
+                f"the transform {recipe.words.transform} of {recipe.words.sample(chunk, row, ids)}{recipe.words.of}"
+            ),
             None if deadline_s is None else deadline_s * rows,
         )
 
@@ -380,7 +372,7 @@ def transform(
         out = _call(recipe, columns, numbers, epoch, begins)
     except SampleTimeoutError:
         raise RunError(
-            f"the transform {_transform_name(recipe)} {_too_long(recipe)} on {_name(recipe, chunk, at[0], ids)}. Correct the "
+            f"the transform {recipe.words.transform} {_too_long(recipe)} on {recipe.words.sample(chunk, at[0], ids)}. Correct the "
             "transform, or leave such samples out of the source."
         ) from None
     except UndecodableError as error:
@@ -389,7 +381,7 @@ def transform(
     except FAILURES as error:
         row = _find_row(lambda i: _call(recipe, take(columns, [i]), numbers[i : i + 1], epoch), len(ids))
         raise RunError(
-            f"the transform {_transform_name(recipe)} raised {say(error)} on {_name(recipe, chunk, row, ids)}. "
+            f"the transform {recipe.words.transform} raised {say(error)} on {recipe.words.sample(chunk, row, ids)}. "
             "Correct the transform, or leave such samples out of the source."
         ) from None
     for name, column in out.items():
@@ -399,7 +391,7 @@ def transform(
             rows = f"one {type(column).__name__}"
         if rows != f"{len(ids)}":
             raise RunError(
-                f"the transform {_transform_name(recipe)} got {len(ids)} rows and returned {rows} in column "
+                f"the transform {recipe.words.transform} got {len(ids)} rows and returned {rows} in column "
                 f"{name!r}. It must return one row per input row: filter samples before the source instead."
             )
     return out
@@ -459,14 +451,14 @@ def _checked(out: Any) -> dict[str, Any]:
     return dict(out)
 
 
-def _check_names(recipe: Recipe, columns: Mapping[Any, Any], reserved: Sequence[str]) -> None:
+def check_names(recipe: Recipe, columns: Mapping[Any, Any], reserved: Sequence[str]) -> None:
     """Raise RunError for column names that are not text, or that offload uses itself."""
     for name in columns:
         if not isinstance(name, str) or name in reserved:
             problem = (
                 f"is {name!r}, which offload adds itself" if name in reserved else f"is {name!r}, which is not text"
             )
-            raise RunError(f"the name of a column {_made_by(recipe)} {problem}. Give it another name.")
+            raise RunError(f"the name of a column {recipe.words.made_by()} {problem}. Give it another name.")
 
 
 def _nbytes(columns: Columns) -> int:
@@ -485,204 +477,6 @@ def _size(value: Any) -> int:
         return 100
 
 
-def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
-    """The selected rows of every column."""
-    return {n: c[rows] if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
-
-
-def _assemble(
-    rows: pa.Table,
-    parts: list[Columns],
-    kept: list[np.ndarray[Any, Any]],
-    skipped: dict[int, str],
-    recipe: Recipe,
-    gather: Gather,
-) -> pa.Table:
-    """Join all chunks in one block. Skipped rows stay, as copies of row 0 that carry their error: a task returns as many rows as it
-    got, so no row is lost silently."""
-    if recipe.whole or any(whole_samples.is_nested(column) for part in parts for column in part.values()):
-        return _assemble_whole(rows, parts, kept, skipped, recipe)
-    names = list(dict.fromkeys(name for part in parts for name in part))
-    order = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
-    columns: Columns = {}
-    for name in names:
-        if (whole := gather.whole(name, len(order))) is not None:
-            columns[name] = whole
-            continue
-        # A whole chunk may lack a column, such as an optional member of a tar shard.
-        values = [part.get(name, [None] * len(rows_)) for part, rows_ in zip(parts, kept, strict=True)]
-        columns[name] = _stacked(name, values, rows, order, recipe)
-    if skipped:
-        missing = np.array(sorted(skipped), dtype=np.int64)
-        back = np.argsort(np.concatenate((order, missing)), kind="stable")
-        fill = np.where(back < len(order), back, 0)
-        columns = take(columns, fill) if len(order) else {}
-    if recipe.on_error == "skip":
-        columns[ERROR] = [skipped.get(i) for i in range(rows.num_rows)]
-    columns[SAMPLE_ID] = rows.column(SAMPLE_ID).to_numpy()
-    columns[POSITION] = rows.column(POSITION).to_numpy()
-    sent = untrained(rows) if TRAINED in rows.column_names else None
-    try:
-        return wire.encode(columns if sent is None else take(columns, sent))
-    except UnsendableError as error:
-        row = error.row if sent is None else int(sent[error.row])
-        raise _unsendable(error, _name(recipe, rows, row), recipe) from None
-
-
-def _assemble_whole(
-    rows: pa.Table, parts: list[Columns], kept: list[np.ndarray[Any, Any]], skipped: dict[int, str], recipe: Recipe
-) -> pa.Table:
-    """Join all chunks in one block of whole samples. Skipped rows hold no sample, and their error."""
-    samples: list[list[Any]] = [[] for _ in range(rows.num_rows)]
-    for part, numbers in zip(parts, kept, strict=True):
-        for number, made in zip(numbers.tolist(), whole_samples.rows_of(part, len(numbers)), strict=True):
-            samples[number] = made
-    sent = untrained(rows)
-    columns: Columns = {SAMPLE_ID: rows.column(SAMPLE_ID).to_numpy(), POSITION: rows.column(POSITION).to_numpy()}
-    if recipe.on_error == "skip":
-        columns[ERROR] = [skipped.get(i) for i in range(rows.num_rows)]
-    block = wire.encode(take(columns, sent))
-    try:
-        for name, column in whole_samples.encode([samples[i] for i in sent.tolist()]).items():
-            block = block.append_column(name, column)
-    except UnsendableError as error:
-        raise _unsendable_sample(error, _name(recipe, rows, int(sent[error.row])), recipe) from None
-    return block
-
-
-def _unsendable_sample(error: UnsendableError, sample: str, recipe: Recipe) -> RunError:
-    return RunError(f"{sample}{_made_by(recipe, ', ')} is {error.what}: {error.instead}.")
-
-
-def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[Any, Any], recipe: Recipe) -> Column:
-    try:
-        parts = [_plain(name, part) for part in parts]
-        arrays = [part for part in parts if isinstance(part, np.ndarray)]
-        if len(arrays) < len(parts):
-            return wire.stack(name, [value for part in parts for value in part])
-    except RaggedError as error:
-        raise _ragged(name, error.shapes, [int(order[i]) for i in error.rows], rows, recipe) from None
-    except UnsendableError as error:
-        raise _unsendable(error, _name(recipe, rows, int(order[error.row])), recipe) from None
-    first = 0
-    for array in arrays:
-        if array.shape[1:] != arrays[0].shape[1:]:
-            shapes = (arrays[0].shape[1:], array.shape[1:])
-            raise _ragged(name, shapes, [int(order[0]), int(order[first])], rows, recipe)
-        first += len(array)
-    return wire.join(parts)
-
-
-def _plain(name: str, column: Any) -> Column:
-    """The user's column as an array of numbers or a list of rows."""
-    if not hasattr(column, "dtype"):
-        return list(column)
-    try:
-        array = wire.as_array(column)
-    except UnsendableError as error:
-        raise UnsendableError(error.what, error.instead, name) from None
-    return list(array) if array.dtype.hasobject else array
-
-
-def _unsendable(error: UnsendableError, sample: str, recipe: Recipe) -> RunError:
-    return RunError(
-        f"column {error.column!r} of {sample}{_made_by(recipe, ', ')} holds {error.what}, which cannot be sent to a worker: "
-        f"{error.instead}."
-    )
-
-
-def _made_by(recipe: Recipe, before: str = "") -> str:
-    """The origin of a column, in words: the transform, or the data set."""
-    if recipe.kind != "none":
-        return f"{before}returned by the transform {_transform_name(recipe)}"
-    return "" if before else "of the data set"
-
-
-def _ragged(
-    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], at: list[int], rows: pa.Table, recipe: Recipe
-) -> RunError:
-    ids = rows.column(SAMPLE_ID).to_pylist()
-    who = [f"sample {ids[i]}{f' ({recipe.reader.describe(rows, i)})' if recipe.reader else ''}" for i in at]
-    return RunError(
-        f"column {name!r} has rows of different shapes: {shapes[0]} for {who[0]}, {shapes[1]} for {who[1]}. "
-        f"{wire.REMEDY_RAGGED}"
-    )
-
-
-def encode_foreign(
-    recipe: Recipe, columns: Columns, *, id_column: str | None, done: Ranges, epoch: int = 0
-) -> pa.Table:
-    """Return the block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are in ``done``. Without an
-    ``id_column``, the reading side numbers the samples.
-
-    The transform processes a partly trained batch as a whole, as before: a part of it would draw other random numbers. If Ray Data
-    forms other batches, the random numbers of a per-batch transform still change.
-    """
-    ids = np.arange(len(next(iter(columns.values()), ())), dtype=np.int64)
-    seeded, fresh = recipe, np.arange(len(ids))
-    if id_column is not None:
-        ids = user_ids(columns, id_column) if len(ids) else ids
-        fresh = np.flatnonzero(~done.holds(ids))
-        if not len(fresh) or recipe.kind != "batch":
-            columns, ids = take(columns, fresh), ids[fresh]
-            fresh = np.arange(len(ids))
-    elif len(ids) and recipe.kind != "none":
-        # Rows are numbered per block, so only content tells blocks apart; it seeds their random numbers.
-        first: bytes = cloudpickle.dumps({name: column[0] for name, column in columns.items()})  # type: ignore[no-untyped-call]
-        seeded = dataclasses.replace(recipe, seed=mix(recipe.seed, zlib.crc32(first)))
-    encoded: Columns = {}
-    if len(ids):
-        made = transform(seeded, columns, ids=ids, chunk=None, epoch=epoch)
-        reserved = [POSITION, ERROR, CONTENTS, *([SAMPLE_ID] if id_column not in (None, SAMPLE_ID) else [])]
-        _check_names(recipe, made, reserved if recipe.whole else [*reserved, SAMPLES])
-        if recipe.whole or any(map(whole_samples.is_nested, made.values())):
-            return _encode_foreign_whole(recipe, made, ids, fresh, numbered=id_column is not None)
-        for name, column in made.items():
-            try:
-                plain = _plain(name, column)
-                encoded[name] = plain if isinstance(plain, np.ndarray) else wire.stack(name, plain)
-            except RaggedError as error:
-                raise RunError(
-                    f"column {name!r} has rows of different shapes: {error.shapes[0]} for sample {ids[error.rows[0]]}, "
-                    f"{error.shapes[1]} for sample {ids[error.rows[1]]}. {wire.REMEDY_RAGGED}"
-                ) from None
-            except UnsendableError as error:
-                raise _unsendable(error, _name(recipe, None, error.row, ids), recipe) from None
-    if id_column is not None:
-        encoded[SAMPLE_ID] = encoded[POSITION] = ids
-    try:
-        return wire.encode(encoded if len(fresh) == len(ids) else take(encoded, fresh))
-    except UnsendableError as error:
-        raise _unsendable(error, _name(recipe, None, int(fresh[error.row]), ids), recipe) from None
-
-
-def _encode_foreign_whole(
-    recipe: Recipe, made: Columns, ids: np.ndarray[Any, Any], fresh: np.ndarray[Any, Any], *, numbered: bool
-) -> pa.Table:
-    rows = whole_samples.rows_of(made, len(ids))
-    block = wire.encode({SAMPLE_ID: ids[fresh], POSITION: ids[fresh]} if numbered else {})
-    try:
-        encoded = whole_samples.encode([rows[i] for i in fresh.tolist()])
-    except UnsendableError as error:
-        raise _unsendable_sample(error, _name(recipe, None, int(fresh[error.row]), ids), recipe) from None
-    return pa.table({**{name: block.column(name) for name in block.column_names}, **encoded})
-
-
-def user_ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
-    """The ids that the user gave to samples. Raises RunError if the column does not exist, or holds other things than integers."""
-    if id_column not in columns:
-        raise RunError(
-            f"the data set has no column {id_column!r}, which from_ray(id_column=...) names; its columns are "
-            f"{', '.join(columns)}."
-        )
-    ids = np.asarray(columns[id_column])
-    if ids.dtype.kind not in "iu" or ids.ndim != 1:
-        raise RunError(
-            f"the id_column {id_column!r} must hold integers, found {ids.dtype}: number the samples instead."
-        )
-    return ids.astype(np.int64)
-
-
 def _find_row(attempt: Callable[[int], object], rows: int) -> int | None:
     """The first row that fails by itself; None if only the whole chunk fails."""
     for i in range(rows):
@@ -691,33 +485,3 @@ def _find_row(attempt: Callable[[int], object], rows: int) -> int | None:
         except FAILURES:
             return i
     return None
-
-
-def _name(recipe: Recipe, chunk: pa.Table | None, row: int | None, ids: np.ndarray[Any, Any] | None = None) -> str:
-    numbers = chunk.column(SAMPLE_ID).to_pylist() if chunk is not None else (ids.tolist() if ids is not None else [])
-    described = recipe.reader.describe(chunk, row or 0) if recipe.reader is not None and chunk is not None else ""
-    if row is None:
-        return f"a batch of {len(numbers)} samples, {numbers[0]} to {numbers[-1]}{f' (the first is {described})' if described else ''}"
-    return f"sample {numbers[row]}{f' ({described})' if described else ''}"
-
-
-def _transform_name(recipe: Recipe) -> str:
-    t = recipe.transform
-    return (
-        getattr(t, "__qualname__", None) or repr(t)
-        if recipe.kind == "image"
-        else getattr(t, "__qualname__", type(t).__name__)
-    )
-
-
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
-
-
-def say(error: BaseException) -> str:
-    """``ValueError: text (augment, script.py:12)``: the error, and the user's line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not any(part in f.filename for part in ("/offload/pipeline/", "/offload/train/"))]
-    # The user's line, not the line inside a library that it called.
-    own = [f for f in own if not any(part in f.filename for part in _LIBRARIES)] or own
-    place = f" ({own[-1].name}, {own[-1].filename}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"

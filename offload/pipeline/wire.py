@@ -119,6 +119,11 @@ def join(parts: Sequence[Column]) -> Column:
     return [row for part in parts for row in part]
 
 
+def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
+    """The selected rows of every column."""
+    return {n: c[rows] if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
+
+
 def as_array(value: Any) -> Array:
     """A PIL image, tensor, array, number or nested list as an array, in its own layout. Raises UnsendableError if its values do
     not lie in memory like those of an array."""

@@ -15,10 +15,10 @@ import numpy as np
 import ray
 import torch
 
+from offload.pipeline.chunks import untrained
 from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.pool import Block, Cost
-from offload.pipeline.recipe import untrained
 from offload.pipeline.streams import Cores, Stream
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.train.checkpoints import format as checkpoints

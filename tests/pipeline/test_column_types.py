@@ -23,8 +23,9 @@ from PIL import Image
 import offload
 from offload.errors import RunError
 from offload.pipeline import wire
+from offload.pipeline.foreign import encode_foreign
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import Recipe, encode_foreign, process
+from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.wire import POSITION, SAMPLE_ID

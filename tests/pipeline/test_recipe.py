@@ -25,9 +25,10 @@ from offload.pipeline import recipe as recipes
 from offload.pipeline import wire
 from offload.pipeline.calls import CHUNK
 from offload.pipeline.feed import Feed
+from offload.pipeline.foreign import encode_foreign
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import Recipe, encode_foreign, process
+from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources.base import At, Samples, nowhere
 from offload.pipeline.sources.from_torch import TorchReader
 from offload.pipeline.split import split_transform

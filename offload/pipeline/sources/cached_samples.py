@@ -17,7 +17,8 @@ from offload.pipeline import whole_samples, wire
 from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.cache.store import Source, opened
-from offload.pipeline.recipe import TRAINED, Recipe, process
+from offload.pipeline.chunks import TRAINED
+from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources.base import At, Samples, nowhere
 from offload.pipeline.whole_samples import SAMPLES
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import RunError
-from offload.pipeline import recipe as recipes
 from offload.pipeline.randomness import seed_generators
-from offload.pipeline.recipe import FAILURES, say
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Samples
-from offload.pipeline.wire import Column, Columns, as_array, common_dtype
+from offload.pipeline.wire import Column, Columns, as_array, common_dtype, take
+from offload.pipeline.wording import FAILURES, say
 
 if TYPE_CHECKING:
     from offload.pipeline.ray_plan import Chain, Runner
@@ -152,7 +151,7 @@ def _picked(columns: Columns, rows: NDArray[np.int64], changed: bool) -> Columns
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.all(np.diff(rows) == 1):
         found = {name: column[rows[0] : rows[-1] + 1] for name, column in columns.items()}
         return {name: _own(column) if changed else column for name, column in found.items()}
-    return recipes.take(columns, rows)
+    return take(columns, rows)
 
 
 def _length(columns: Columns) -> int:

@@ -16,10 +16,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offload.errors import RunError
-from offload.pipeline import recipe as recipes
+from offload.pipeline.chunks import TRAINED, whole_chunks
+from offload.pipeline.foreign import user_ids
 from offload.pipeline.gather import Scratch
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import TRAINED, Recipe, whole_chunks
+from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.shuffling import generator, mix
 from offload.pipeline.sources.base import At, Samples, nowhere
 from offload.pipeline.sources.unit_maker import Made, UnitMaker, gathered, unit_name
@@ -84,7 +85,7 @@ class UnitRecipe:
         inner = dataclasses.replace(
             self.inner, reader=_Held([each.made for each in units], changed=self.inner.kind != "none")
         )
-        return recipes.process(inner, index.combine_chunks(), epoch=epoch, scratch=scratch, watch=watch)
+        return process(inner, index.combine_chunks(), epoch=epoch, scratch=scratch, watch=watch)
 
     def _made(self, unit: Mapping[str, Any], epoch: int, watch: Watch) -> _Unit:
         """Make a unit, and number its samples."""
@@ -100,7 +101,7 @@ class UnitRecipe:
             )
         ids = self.ids.samples(number, np.arange(made.count, dtype=np.int64))
         if self.id_column is not None and made.count > len(made.errors):
-            ids = recipes.user_ids(_with_ids(made, self.id_column, ids), self.id_column)
+            ids = user_ids(_with_ids(made, self.id_column, ids), self.id_column)
             columns = {name: column for name, column in made.columns.items() if name != SAMPLE_ID}
             made = dataclasses.replace(made, columns=columns)
         return _Unit(number=number, made=made, ids=ids, done=_ranges(unit[DONE]))

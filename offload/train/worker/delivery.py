@@ -10,7 +10,6 @@ import torch
 
 from offload.errors import RunError
 from offload.pipeline.owned_memory import writable
-from offload.pipeline.recipe import FAILURES, say
 from offload.pipeline.tensors import map_tensors
 from offload.pipeline.whole_samples import is_nested
 from offload.pipeline.wire import (
@@ -23,6 +22,7 @@ from offload.pipeline.wire import (
     stack,
     torch_only,
 )
+from offload.pipeline.wording import FAILURES, say
 from offload.train.worker.cutting import Cut
 
 VIEWED_ROW_BYTES = 4096
