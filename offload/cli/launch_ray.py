@@ -118,8 +118,8 @@ def _launch(
 
     check_script(script)
     bundle = pack(script, asked.pop("working_dir"))
-    if bundle.links_left:
-        _say(f"links out of the folder, or to folders, are not uploaded: {', '.join(map(ascii, bundle.links_left))}")
+    for note in bundle.left_behind:
+        _say(note)
     job = _job(bundle.script, args, **asked)
     ready = Submission.of(job, bundle)
     if dry_run:

@@ -1,13 +1,14 @@
 """Checks of arguments that all launchers share: the script, ``NAME=VALUE`` pairs, secrets.
 
-Where it stops: it recognises a secret only by its name, or by the address that contains it.
+Where it stops: it recognises a secret only by its name, by a value that no column, path or number looks like, or by the address that
+contains it.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from offload.errors import ConfigError
@@ -31,6 +32,11 @@ _OF_DATA = re.compile(
 _OF_A_PASS = re.compile("ALL|BACKWARD|BAND|FIRST|FORWARD|FULL|HIGH|LAST|LOW|MULTI|NUM|ONE|PER|SECOND|SINGLE|TWO")
 """Words before ``PASS`` that mean a pass over data, or a filter's."""
 _DIRECTORIES = ("PWD", "OLDPWD")  # a shell's variables
+_ALWAYS = re.compile("ACCESS|API|AUTH|BEARER|PRIVATE|REFRESH|SECRET|SESSION|SIGNING|SSH")
+"""Words before ``KEY`` or ``TOKEN`` after which any value is a secret."""
+_SWITCH = re.compile("true|false|yes|no|on|off|none|null|[01]", re.IGNORECASE)
+_PLAIN = re.compile(r"-?[a-z0-9_.,:/{}*-]*")
+_RUN = re.compile(r"[a-z0-9]{16,}")
 
 _LOGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s@:?#]*)(:[^/\s@]*)?@", re.IGNORECASE)
 _FROM_THERE = re.compile(r"\$\{\w+\}")  # pip fills it in from its environment
@@ -60,6 +66,41 @@ def names_a_secret(name: str) -> bool:
             return of == "CONNECTION"
         case _:
             return _SECRET.fullmatch(last) is not None
+
+
+def secrets_in(environment: Mapping[str, str], args: Sequence[str]) -> list[str]:
+    """The names of variables and of a script's arguments that probably hold secrets.
+
+    ``prompt_key=question`` and ``S3_KEY=data/train.tar`` do not: a name that ends in ``KEY`` or ``TOKEN`` may also mean a column, a path or
+    a number, and then its value looks like one.
+    """
+    given = [*environment.items(), *_named_values(args)]
+    return [name for name, value in given if names_a_secret(name) and not _is_harmless(name, value)]
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    if _SWITCH.fullmatch(value):
+        return True
+    words = [word.upper() for word in _WORDS.findall(name) if not word.isdigit()]
+    if len(words) < 2 or words[-1] not in ("KEY", "TOKEN") or _ALWAYS.fullmatch(words[-2]):
+        return False
+    runs = _RUN.findall(value)
+    return bool(_PLAIN.fullmatch(value)) and not any(re.search(r"\d", run) for run in runs)
+
+
+def _named_values(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The names that a script's arguments set, with their values: ``--name value``, ``--name=value``, ``name=value``."""
+    for number, arg in enumerate(args):
+        if not (names := options_in([arg])):
+            continue
+        _, equals, value = arg.partition("=")
+        after = args[number + 1] if number + 1 < len(args) else ""
+        yield names[0], value if equals else "" if options_in([after]) else after
+
+
+def login_in(texts: Iterable[tuple[str, str]]) -> str | None:
+    """The name of the first of these (name, text) whose text has an address with a password or a token in it."""
+    return next((name for name, text in texts if holds_a_login(text)), None)
 
 
 def holds_a_login(text: str) -> bool:

@@ -16,12 +16,14 @@ from offload.errors import ConfigError
 LEFT_OUT = (".*", "__pycache__", "*.pyc")
 """Files and folders that are not uploaded: hidden ones (``.git``, ``.env``, ``.aws``), and those that Python makes again."""
 FOLDERS_LEFT_OUT = ("runs", "checkpoints", "venv", "node_modules", "build", "dist", "*.egg-info")
-"""Folders of the user that are not uploaded either."""
+"""Folders of the user that are not uploaded either, unless they are packages of Python."""
 SECRET = (
     *("*.pem", "*.key", "id_rsa*", "id_ed25519*", "credentials*", "secrets*", "*.p12", "*.pfx"),
     *("*auth_token*", "service-account*.json", "service_account*.json", "kubeconfig*"),
 )
-"""Files that nobody means to upload. They are refused, not left out, since the script may need them."""
+"""Files that nobody means to upload. They are refused, not left out, since the script may need them. Modules such as
+``secrets_manager.py`` may travel."""
+MODULES = ("secrets?*.py", "credentials?*.py")
 CLUSTER_TOKEN = "RAY_AUTH_TOKEN_PATH"
 """The variable with the path of a file that is always refused, whatever its name."""
 OURS = "offload"
@@ -39,6 +41,22 @@ def files_of(folder: Path, *, instead_of_keys: str) -> dict[str, Path]:
     files = dict(_of_user(folder.resolve(), instead_of_keys))
     package = Path(str(offload.__file__)).resolve().parent
     return files | {f"{OURS}/{name}": path for name, path in _below(package)}
+
+
+def left_behind(folder: Path) -> list[str]:
+    """What a user may miss among the uploaded files, in words: links, and folders with names of results."""
+    folder = folder.resolve()
+    notes = []
+    if links := links_left(folder):
+        notes.append(f"links out of the folder, or to folders, are not uploaded: {', '.join(map(ascii, links))}")
+    found: list[str] = []
+    for path, folders, _ in os.walk(folder):
+        skipped = [name for name in folders if _is_left_out(path, name, FOLDERS_LEFT_OUT)]
+        found += [Path(path, name).relative_to(folder).as_posix() for name in skipped if _is(name, FOLDERS_LEFT_OUT)]
+        folders[:] = [name for name in folders if name not in skipped]
+    if found:
+        notes.append(f"folders of these names are not uploaded: {', '.join(map(ascii, sorted(found)))}")
+    return notes
 
 
 def links_left(folder: Path) -> list[str]:
@@ -97,7 +115,9 @@ def _of_user(folder: Path, instead_of_keys: str) -> Iterator[tuple[str, Path]]:
             if path.resolve().is_relative_to(Path(str(offload.__file__)).resolve().parents[1]):
                 continue  # offload itself, which is uploaded anyway
             raise ConfigError(f"{folder} holds a package {OURS!r}, which is the name of offload's own: rename it.")
-        if _is(path.name.lower(), SECRET) or (token and path.resolve() == Path(token).resolve()):
+        if (_is(path.name.lower(), SECRET) and not _is(path.name.lower(), MODULES)) or (
+            token and path.resolve() == Path(token).resolve()
+        ):
             raise ConfigError(
                 f"{path} looks like a key or a password, and would be uploaded with the script: move it elsewhere, and "
                 f"{instead_of_keys}."
@@ -115,9 +135,7 @@ def _below(folder: Path, but: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]
 def _walked(folder: Path, but: tuple[str, ...]) -> Iterator[Path]:
     """Yield everything to upload below a folder except folders. It does not follow links: a link to a folder is an entry itself."""
     for path, folders, names in os.walk(folder):
-        folders[:] = sorted(
-            name for name in folders if not _is(name, LEFT_OUT + but) and not _is_environment(path, name)
-        )
+        folders[:] = sorted(name for name in folders if not _is_left_out(path, name, but))
         links = [name for name in folders if os.path.islink(os.path.join(path, name))]
         for name in sorted([*names, *links]):
             if not _is(name, LEFT_OUT):
@@ -130,6 +148,12 @@ def _is_utf8(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _is_left_out(path: str, name: str, but: tuple[str, ...]) -> bool:
+    """Whether a folder is not uploaded. A package of the user may be called ``build`` or ``checkpoints``."""
+    package = os.path.exists(os.path.join(path, name, "__init__.py"))
+    return _is(name, LEFT_OUT) or (_is(name, but) and not package) or _is_environment(path, name)
 
 
 def _is_environment(path: str, name: str) -> bool:

@@ -140,6 +140,7 @@ def mix(
         notes=tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
         aside=all(part.aside for part in parts.values()),
         caches=tuple(cache for part in parts.values() for cache in part.caches),
+        kept=tuple(kept for part in parts.values() for kept in part.kept),
         drawn=shares is not None,
         parts=parts,
     )
@@ -148,8 +149,6 @@ def mix(
 @dataclass(frozen=True, kw_only=True)
 class Mixed(Pipeline):
     """Several data sets in one, the result of :func:`mix`."""
-
-    parts: Mapping[str, Pipeline]
 
     def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> Recipe:
         """The recipe of all parts, each with its own transform."""

@@ -288,6 +288,8 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
     except RunError:
         raise
     except SampleTimeoutError:
+        if recipe.sample_timeout_s is None:  # the deadline is that of a recipe around this one
+            raise
         if recipe.on_error == "skip":
             known = {} if at.row is None else {at.row: _too_long(recipe)}
             return _read_one_by_one(recipe, chunk, epoch, watch, known)
@@ -371,6 +373,8 @@ def transform(
     try:
         out = _call(recipe, columns, numbers, epoch, begins)
     except SampleTimeoutError:
+        if recipe.sample_timeout_s is None:
+            raise
         raise RunError(
             f"the transform {recipe.words.transform} {_too_long(recipe)} on {recipe.words.sample(chunk, at[0], ids)}. Correct the "
             "transform, or leave such samples out of the source."

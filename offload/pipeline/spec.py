@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import ConfigError
@@ -40,6 +41,15 @@ CollateFn = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Samples that nodes keep: the name by which they find them, in this folder, and the data set that makes them."""
+
+    name: str
+    folder: pathlib.Path
+    made_by: Pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """A data set and its preprocessing, the result of :func:`image_folder` and its siblings. Nothing is read yet."""
 
@@ -59,6 +69,10 @@ class Pipeline:
     """Whether ``list`` may run on another thread: the user's code may be bound to the thread that made it."""
     caches: tuple[CacheSpec, ...] = ()
     """The caches of its sources, on each node."""
+    kept: tuple[Kept, ...] = ()
+    """The samples that :func:`offload.cached` keeps."""
+    parts: Mapping[str, Pipeline] = field(default_factory=dict)
+    """The data sets that :func:`offload.mix` joined."""
     drawn: bool = False
     """Whether a pass draws samples by weight (:func:`offload.weighted`) instead of visiting each once."""
 

@@ -15,9 +15,10 @@ from torchvision.transforms import v2
 
 from offload.errors import ConfigError, RunError
 from offload.pipeline.cache import accounts
-from offload.pipeline.cached import cached
+from offload.pipeline.cached import cached, check_names
 from offload.pipeline.combine import mix, weighted
 from offload.pipeline.spec import Pipeline, from_torch, image_folder, parquet, webdataset
+from offload.pipeline.watch import SampleTimeoutError
 from tests.helpers import write_jpegs
 from tests.pipeline.index_pass import a_pass, stream_of
 
@@ -49,6 +50,14 @@ def made(log: Path) -> Counter[int]:
 def noisy(sample: dict[str, Any]) -> dict[str, Any]:
     sample["x"] += 1  # samples are the transform's own
     return {**sample, "draw": torch.rand(()).item()}
+
+
+def ragged(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": np.arange(int(sample["id"]) % 5, dtype=np.int32), "id": sample["id"]}
+
+
+def padded(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": np.pad(sample["tokens"], (0, 5 - len(sample["tokens"]))), "id": sample["id"]}
 
 
 def kept(tmp_path: Path, inner: Any, transform: Any = None, *, size: str = "50MB", **given: Any) -> Pipeline:
@@ -157,6 +166,94 @@ def test_images_are_cached_as_their_transform_leaves_them(tmp_path: Path) -> Non
     assert {row["image"].shape for row in cropped.values()} == {(16, 16, 3)}  # HWC on the wire
 
 
+def test_samples_of_different_shapes_are_cached(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "images", 12, size=(40, 60))
+    resized = image_folder(tmp_path / "images", v2.Resize(32, antialias=True))  # keeps the aspect ratio
+    crop = v2.RandomResizedCrop(16, antialias=True)
+    for inner in (resized, image_folder(tmp_path / "images")):
+        stored = kept(tmp_path, inner, crop, name=inner.notes[0] if inner.notes else "decoded")
+        for epoch in range(2):
+            assert {row["image"].shape for row in a_pass(stream_of(stored), epoch=epoch).values()} == {(16, 16, 3)}
+
+    tokens = from_torch(Slow(tmp_path / "log"), ragged, per_sample=True)
+    stored = kept(tmp_path, tokens, padded, per_sample=True)
+    for epoch in range(2):
+        assert {row["tokens"].shape for row in a_pass(stream_of(stored), epoch=epoch).values()} == {(5,)}
+    assert made(tmp_path / "log") == Counter(range(N))
+
+
+def as_given(batch: dict[str, Any]) -> dict[str, Any]:
+    assert isinstance(batch["label"], np.ndarray)
+    assert batch["label"].dtype == np.int64
+    return {"x": batch["label"] * 2 + 1}
+
+
+def names(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": {0: "a", 1: "b", 2: "c"}[sample["label"]], "id": sample["label"]}
+
+
+def test_a_transform_gets_what_it_would_get_without_a_cache(tmp_path: Path) -> None:
+    write_jpegs(tmp_path / "images", 12)
+    for name, transform, given in [("batch", as_given, {}), ("sample", names, {"per_sample": True})]:
+        plain = a_pass(stream_of(image_folder(tmp_path / "images", transform, **given)))
+        stored = stream_of(kept(tmp_path, image_folder(tmp_path / "images"), transform, name=name, **given))
+        for _ in range(2):
+            assert same(a_pass(stored), plain)
+    pq.write_table(
+        pa.table({"x": pa.array([[i, 1] for i in range(N)], pa.list_(pa.int64(), 2))}), tmp_path / "rows.parquet"
+    )
+    stored = stream_of(kept(tmp_path, parquet(tmp_path / "rows.parquet"), twice))
+    assert {row["y"].shape for row in a_pass(stored).values()} == {(2,)}
+
+
+class Gone:
+    """A class that changes between two runs."""
+
+
+class Objects(Slow):
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {**super().__getitem__(i), "object": Gone()}
+
+
+def test_what_cannot_be_loaded_any_more_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    stored = kept(tmp_path, Objects(log, 3), collate_fn=list)
+    a_pass(stream_of(stored))
+    made(log)
+
+    def refuse(*_: Any) -> Any:
+        raise AttributeError("no such class")
+
+    monkeypatch.setattr("offload.pipeline.packing.unpack", refuse)
+    with pytest.raises(RunError):  # it cannot be loaded even when it is new
+        a_pass(stream_of(stored))
+    assert made(log) == Counter(range(3))
+
+
+def test_two_data_sets_of_a_run_need_two_names(tmp_path: Path) -> None:
+    train, other = kept(tmp_path, Slow(tmp_path / "a")), kept(tmp_path, Slow(tmp_path / "b"))
+    check_names({"train": train, "again": train, "val": kept(tmp_path, Slow(tmp_path / "b"), name="b")})
+    with pytest.raises(
+        ConfigError, match=r"'train' and 'val' are cached under the same name 'a'.*Give each its own name"
+    ):
+        check_names({"train": train, "val": other})
+    with pytest.raises(ConfigError, match="two data sets in 'train' are cached"):
+        check_names({"train": mix({"a": train, "b": other})})
+
+
+def late(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["id"] == 3:
+        raise SampleTimeoutError
+    return sample
+
+
+def test_a_late_sample_is_skipped_by_name(tmp_path: Path) -> None:
+    inner = from_torch(Slow(tmp_path / "log"), late, per_sample=True, on_error="skip")
+    rows = a_pass(stream_of(kept(tmp_path, inner, sample_timeout_s=60)))
+    wrong = {row["sample_id"]: row["__error__"] for row in rows.values() if row["__error__"] is not None}
+    assert wrong == {3: "item 3 of Slow: took longer than sample_timeout_s=60"}
+
+
 def twice(batch: dict[str, Any]) -> dict[str, Any]:
     return {"y": batch["x"] * 2}
 
@@ -189,7 +286,7 @@ def test_a_sample_that_cannot_be_made_is_named_or_skipped_and_never_cached(tmp_p
         assert len(rows) == N
         reasons = [row["__error__"] for row in rows.values() if row["__error__"] is not None]
         assert len(reasons) == 1
-        assert "no such colour" in reasons[0]
+        assert reasons[0].startswith("item 3 of Bad: ValueError: no such colour")
 
 
 def test_a_resumed_pass_gets_what_the_whole_one_would(tmp_path: Path) -> None:
@@ -217,9 +314,13 @@ def test_what_cannot_be_cached_is_named_with_a_remedy(tmp_path: Path) -> None:
         (from_torch(data, collate_fn=list), None, "has a collate_fn, which gets the samples after cached"),
         (from_torch(data, sample_timeout_s=1), None, "has a sample_timeout_s. Pass it to cached"),
         (image_folder(tmp_path, normalised), noisy, "run on the device (Normalize("),
+        (mix({"a": from_torch(data, several)}), None, "Pass the generator to cached as its transform"),
+        (mix({"a": from_torch(data, sample_timeout_s=1)}), None, "has a sample_timeout_s. Pass it to cached"),
         ("train", None, "cached takes the result of offload.image_folder"),
     ]:
         assert said in refusal(inner, transform, **good)
+    images = image_folder(tmp_path, v2.Compose([v2.Resize(32)]))
+    assert "after cached's collate_fn" in refusal(images, collate_fn=list, **good)
     assert "cached: cache must be text such as" in refusal(data, **{**good, "cache": None})
     assert "must end with the size of the cache" in refusal(data, **{**good, "cache": "ssd:/mnt"})
     assert "cached: name must be" in refusal(data, **{**good, "name": ""})

@@ -16,7 +16,7 @@ from pathlib import Path
 from offload.errors import ConfigError, argument
 from offload.files import read_text
 from offload.launch.archives import packed_sizes, zipped
-from offload.launch.files import check_size, files_of, largest, links_left
+from offload.launch.files import check_size, files_of, largest, left_behind
 
 READ_BYTES = 200 << 20
 """The most bytes of files: the launcher packs them in memory."""
@@ -31,11 +31,11 @@ _OF_VERSION_CONTROL = re.compile(r"(git|hg|svn|bzr)\+(?!file:)[a-z+]+://")
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """An archive. ``script``: the name of the user's script within it; ``links_left``: the folder's links that it lacks."""
+    """An archive. ``script``: the name of the user's script within it; ``left_behind``: what the user may miss in it, in words."""
 
     archive: bytes
     script: str
-    links_left: tuple[str, ...]
+    left_behind: tuple[str, ...]
 
 
 def pack(script: Path, working_dir: Path | None = None) -> Bundle:
@@ -48,7 +48,8 @@ def pack(script: Path, working_dir: Path | None = None) -> Bundle:
         raise ConfigError(f"{argument('working_dir')} {working_dir} is not a folder.")
     if not script.resolve().is_relative_to(folder):
         raise ConfigError(
-            f"{script} is not below {argument('working_dir')} {working_dir}, and would not be uploaded: pass a folder with both."
+            f"{script} {_leads(script)}is not below {working_dir or folder}, and would not be uploaded: pass a folder with both as "
+            f"{argument('working_dir')}."
         )
     name = script.resolve().relative_to(folder).as_posix()
     files = files_of(
@@ -68,7 +69,11 @@ def pack(script: Path, working_dir: Path | None = None) -> Bundle:
             f"{folder} makes an archive of {len(packed) / 2**20:,.1f} MiB, and Ray's dashboard takes less than "
             f"{PACKED_BYTES >> 20} MiB: {_WHERE_DATA_BELONG}. Largest, packed: {largest(packed_sizes(packed))}."
         )
-    return Bundle(archive=packed, script=name, links_left=tuple(links_left(folder)))
+    return Bundle(archive=packed, script=name, left_behind=tuple(left_behind(folder)))
+
+
+def _leads(script: Path) -> str:
+    return f"is a link to {script.resolve()}, which " if script.is_symlink() else ""
 
 
 def read_requirements(path: Path) -> list[str]:

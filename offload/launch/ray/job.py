@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from offload.errors import ConfigError, argument
-from offload.launch.arguments import holds_a_login, names_a_secret, options_in
+from offload.launch.arguments import login_in, secrets_in
 from offload.train.config import WorkerOverrides
 
 ENTRY = "offload.launch.ray.entry"
@@ -75,6 +75,15 @@ class Job:
                 f"{argument('run_dir')} {self.run_dir} is relative, and Ray removes a job's working directory after its end: pass "
                 f"an absolute path on the cluster's head, or one below ~/."
             )
+        if (
+            self.storage_path is not None
+            and "://" not in self.storage_path
+            and not self.storage_path.startswith(("/", "~/"))
+        ):
+            raise ConfigError(
+                f"{argument('storage_path')} {self.storage_path} is relative, and Ray removes a job's working directory after its end: "
+                "pass an absolute path that all nodes see, or a URI such as s3://bucket/runs/a."
+            )
         self._check_secrets()
         wait = self.environment.get(STOP_WAIT, str(STOP_WAIT_S))
         if not (wait.isascii() and wait.isdigit()):
@@ -85,20 +94,21 @@ class Job:
             "and everyone with access to the cluster's dashboard could read it: set it where the nodes are started, or let the "
             "script fetch it from a secret store."
         )
-        for name in (*self.environment, *options_in(self.args)):
-            if names_a_secret(name):
-                raise ConfigError(f"{name} looks like a secret, {remedy}")
-        for where, text in (
-            *((f"{ENVIRONMENT} {name}", value) for name, value in self.environment.items()),
-            *(
-                (f"{argument('requirements')}, package {number},", line)
-                for number, line in enumerate(self.requirements, start=1)
-            ),
-            (argument("storage_path"), self.storage_path or ""),
-            *((f"argument {number} of the script", text) for number, text in enumerate(self.args, start=1)),
-        ):
-            if holds_a_login(text):
-                raise ConfigError(f"{where} has an address with a password or a token in it, {remedy}")
+        if found := secrets_in(self.environment, self.args):
+            raise ConfigError(f"{found[0]} looks like a secret, {remedy}")
+        where = login_in(
+            [
+                *((f"{ENVIRONMENT} {name}", value) for name, value in self.environment.items()),
+                *(
+                    (f"{argument('requirements')}, package {number},", line)
+                    for number, line in enumerate(self.requirements, start=1)
+                ),
+                (argument("storage_path"), self.storage_path or ""),
+                *((f"argument {number} of the script", text) for number, text in enumerate(self.args, start=1)),
+            ]
+        )
+        if where is not None:
+            raise ConfigError(f"{where} has an address with a password or a token in it, {remedy}")
 
     @property
     def run_dir_there(self) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import ConfigError, argument
-from offload.launch.arguments import names_a_secret, options_in
+from offload.launch.arguments import login_in, secrets_in
 from offload.launch.sagemaker import limits, process_one
 from offload.launch.sagemaker.groups import Group, has_gpus, has_local_storage
 from offload.launch.sagemaker.settings import GPU_GROUP, Settings, is_reserved
@@ -181,12 +181,24 @@ class Job:
         return 2 * self.max_run_s if self.spot else None
 
     def _check_secrets(self) -> None:
-        for name in (*self.environment, *self.hyperparameters, *options_in(self.settings.args)):
-            if names_a_secret(name):
-                raise ConfigError(
-                    f"{name} looks like a secret, and everyone who may describe the job, or read its log, could read it: let the script "
-                    "fetch it from AWS Secrets Manager under the job's role."
-                )
+        remedy = (
+            "and everyone who may describe the job, or read its log, could read it: let the script fetch it from AWS Secrets Manager under "
+            "the job's role."
+        )
+        if found := secrets_in({**self.environment, **self.hyperparameters}, self.settings.args):
+            raise ConfigError(f"{found[0]} looks like a secret, {remedy}")
+        where = login_in(
+            [
+                *self.environment.items(),
+                *self.hyperparameters.items(),
+                *(
+                    (f"argument {number} of the script", text)
+                    for number, text in enumerate(self.settings.args, start=1)
+                ),
+            ]
+        )
+        if where is not None:
+            raise ConfigError(f"{where} has an address with a password or a token in it, {remedy}")
 
     def _check_hyperparameters(self) -> None:
         """Raise ConfigError for names that cannot become options of the script."""

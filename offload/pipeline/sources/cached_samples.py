@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from offload.errors import RunError
 from offload.pipeline import whole_samples, wire
 from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import CacheSpec
@@ -20,7 +22,7 @@ from offload.pipeline.cache.store import Source, opened
 from offload.pipeline.chunks import TRAINED
 from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources.base import At, Samples, nowhere
-from offload.pipeline.whole_samples import SAMPLES
+from offload.pipeline.sources.from_torch import plain
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column
 
 FORMAT = 1
@@ -30,10 +32,16 @@ _OF_A_PASS = (SAMPLE_ID, POSITION, TRAINED)
 
 
 class CachedSamplesReader:
-    """A reader that makes samples by ``recipe``, unless this node's cache has them. The key of a sample is ``name`` and its index row."""
+    """A reader that makes samples by ``recipe``, unless this node's cache has them.
 
-    def __init__(self, recipe: Recipe, spec: CacheSpec, name: str) -> None:
-        self._recipe, self._spec, self._name = recipe, spec, name
+    Args:
+        recipe: it makes whole samples, in any structure.
+        name: the key of a sample is this name and its index row.
+        one_by_one: whether samples have a deadline, so that a late one must be known.
+    """
+
+    def __init__(self, recipe: Recipe, spec: CacheSpec, name: str, *, one_by_one: bool = False) -> None:
+        self._recipe, self._spec, self._name, self._one_by_one = recipe, spec, name, one_by_one
         self._ready: Recipe | None = None
         self._source: Source | None = None
 
@@ -61,18 +69,20 @@ class CachedSamplesReader:
             self.prepare()
         own = rows.select([name for name in rows.column_names if name not in _OF_A_PASS])
         keys = [_digest(self._name, json.dumps(row, default=repr)) for row in own.to_pylist()]
-        made: list[dict[str, Any] | None] = [self._found(key) for key in keys]
-        missing = [row for row, sample in enumerate(made) if sample is None]
+        samples: list[dict[str, Any] | None] = [self._found(key) for key in keys]
+        missing = [row for row, sample in enumerate(samples) if sample is None]
         errors: dict[int, str] = {}
-        if missing:
-            for row, block, error in self._make(rows, missing):
+        for some in [[row] for row in missing] if self._one_by_one else filter(None, [missing]):
+            at(some[0])
+            for row, block, error in self._make(rows, some):
                 if error is not None:
-                    errors[row] = error
+                    errors[row] = error.removeprefix(f"{self.describe(rows, row)}: ")
                 else:
-                    made[row] = self._store(keys[row], block)
-        names = dict.fromkeys(name for sample in made if sample is not None for name in sample)
+                    samples[row] = self._store(keys[row], block)
+        names = dict.fromkeys(name for sample in samples if sample is not None for name in sample)
         columns: dict[str, Column] = {
-            name: [None if sample is None else sample.get(name) for sample in made] for name in names
+            name: _column([None if sample is None else sample.get(name) for sample in samples], errors)
+            for name in names
         }
         return Samples(columns, errors)
 
@@ -96,9 +106,12 @@ class CachedSamplesReader:
         content = None if self._source is None else self._source.get(key, FORMAT)
         if content is None:
             return None
+        try:
+            sample = _sample(content)
+        except (RunError, pa.ArrowException):  # it holds an object of a class that has changed since
+            return None
         accounts.count(cache_bytes=len(content))
-        with pa.ipc.open_stream(content) as stream:
-            return _sample(stream.read_all())
+        return sample
 
     def _store(self, key: str, block: pa.Table) -> dict[str, Any]:
         """The sample of a block, as the cache will give it."""
@@ -109,19 +122,28 @@ class CachedSamplesReader:
         accounts.count(storage_bytes=len(content))
         if self._source is not None:
             self._source.put(key, FORMAT, content)
-        with pa.ipc.open_stream(content) as again:
-            return _sample(again.read_all())
+        return _sample(content)
 
 
-def _sample(block: pa.Table) -> dict[str, Any]:
-    """The columns of a block's only row. Arrays are the caller's own, since transforms may write to them."""
-    columns = wire.decode(block)
-    if SAMPLES in columns:
-        ((sample,),) = whole_samples.decode(columns)
-        return dict(sample)
-    return {
-        name: np.array(column[0]) if isinstance(column, np.ndarray) else column[0] for name, column in columns.items()
-    }
+def _sample(content: bytes) -> dict[str, Any]:
+    """The columns of a cached sample. Arrays are the caller's own, since transforms may write to them."""
+    with pa.ipc.open_stream(content) as stream:
+        ((sample,),) = whole_samples.decode(wire.decode(stream.read_all()))
+    return {name: value.copy() if isinstance(value, np.ndarray) else plain(value) for name, value in sample.items()}
+
+
+def _column(values: list[Any], errors: Mapping[int, str]) -> Column:
+    """Numbers of one type, and vectors of one length, in an array, as sources give them. Rows with errors repeat another one."""
+    good = [value for row, value in enumerate(values) if row not in errors]
+    if not good or not all(_like(good[0], value) for value in good):
+        return values
+    return np.array([good[0] if row in errors else value for row, value in enumerate(values)])
+
+
+def _like(first: Any, value: Any) -> bool:
+    """Whether both are numbers or vectors of numpy, of one type and length."""
+    known = isinstance(value, np.generic | np.ndarray) and isinstance(first, np.generic | np.ndarray)
+    return known and value.ndim < 2 and value.shape == first.shape and value.dtype == first.dtype
 
 
 def _digest(*parts: str) -> str:

@@ -111,7 +111,7 @@ class TorchReader:
                     f"item {items[0]} of {type(self.dataset).__name__} has the columns {_listed(names)}, and item {item} has "
                     f"{_listed(sample)}. Return the same columns for every item; a value may be None."
                 )
-        columns: dict[str, Column] = {name: [_plain(s[name]) for s in samples] for name in names}
+        columns: dict[str, Column] = {name: [plain(s[name]) for s in samples] for name in names}
         return Samples(columns)
 
     def describe(self, rows: pa.Table, row: int) -> str:
@@ -146,7 +146,7 @@ def _listed(names: Iterable[object]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value as an array if it is a tensor or an image. Other values stay: a transform may take them, or an error names them
     later."""
     if type(value).__module__.startswith(("torch", "torchvision", "PIL")):

@@ -20,6 +20,7 @@ from offload.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import WorkerResources
 from offload.pipeline.aside import Aside
+from offload.pipeline.cached import check_names
 from offload.pipeline.sendable import obstacle
 from offload.pipeline.streams import Cores, Stream
 from offload.prices import built_in
@@ -321,7 +322,8 @@ class Run:
                 )
 
     def _check_caches(self) -> None:
-        """Raise ConfigError if a node that preprocesses cannot hold the cache of a data set."""
+        """Raise ConfigError if a node that preprocesses cannot hold the cache of a data set, or two data sets would share samples."""
+        check_names({name: listed.pipeline for name, listed in self.listed.items()})
         specs = [spec for listed in self.listed.values() for spec in listed.pipeline.caches]
         names = {node.node_id: node.name for node in self.cluster.nodes}
         check_caches(specs, {node: names.get(node, node) for node in self.fleet.used})
