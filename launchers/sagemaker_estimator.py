@@ -51,8 +51,10 @@ def main() -> None:
     if given.dry_run:
         print(json.dumps(prepared.jobs[0].render(), indent=2))
         return
-    state = launch(SageMakerLauncher(service, catalog, "estimator"), prepared.jobs, wait=True, show=print, say=print)
+    launcher = SageMakerLauncher(service, catalog, "estimator")
+    state = launch(launcher, prepared.jobs, wait=True, show=print, say=print)
     print(json.dumps(state, indent=2))
+    sys.exit(launcher.exit_code(state))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offload.cli.output import Emit, stdout_for_json
-from offload.cli.parameters import said_on_the_command_line
+from offload.cli.parameters import check_together
 from offload.errors import ConfigError, RunError
 from offload.interrupts import INTERRUPTED
 from offload.report.job_text import format_ray_job, format_ray_request
@@ -78,7 +78,9 @@ def ray(
     command again resumes a run that did not finish.
     """  # fmt: skip
     with stdout_for_json(as_json) as emit:
-        _check_together(ctx)
+        check_together(ctx, OF_A_JOB)
+        _check_id("--status", status_of)
+        _check_id("--stop", stop_job)
         if status_of is not None or stop_job is not None:
             _look_at(_cluster(address), status_of, stop_job, no_wait, emit)
             return
@@ -89,23 +91,10 @@ def ray(
         _launch(script, args, address, no_wait, dry_run, asked, emit)
 
 
-def _check_together(ctx: click.Context) -> None:
-    """Raise ConfigError for more than one of SCRIPT, --status and --stop, and for options without effect beside the latter two."""
-    said = {str(param.name): param for param in said_on_the_command_line(ctx)}
-    for name, goes_with in OF_A_JOB.items():
-        if name not in said:
-            continue
-        option = said[name].opts[0]
-        for other, param in said.items():
-            if other != name and other not in goes_with and ctx.params[other] not in (None, ()):
-                what = param.opts[0] if isinstance(param, click.Option) else str(param.name).upper()
-                raise ConfigError(
-                    f"{option} is for a job that was launched, and {what} has no effect there: drop one of them."
-                )
-        if not re.fullmatch(r"[^\s/?#]+", ctx.params[name]):
-            raise ConfigError(
-                f"{option} must be the id of a job, as the launch printed it, found {ctx.params[name]!r}."
-            )
+def _check_id(option: str, job_id: str | None) -> None:
+    """Raise ConfigError for text that is no job's id."""
+    if job_id is not None and not re.fullmatch(r"[^\s/?#]+", job_id):
+        raise ConfigError(f"{option} must be the id of a job, as the launch printed it, found {job_id!r}.")
 
 
 def _launch(

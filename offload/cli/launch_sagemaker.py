@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offload.cli.output import Emit, stdout_for_json
+from offload.cli.parameters import check_together
 from offload.errors import ConfigError
 from offload.files import read_json
 from offload.interrupts import INTERRUPTED
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from offload.model import Catalog
 
 FALLBACK_REGION = "us-east-1"  # only for --dry-run
+_WITH_A_JOB = ("region", "catalog_path", "as_json", "wait")
+OF_A_JOB = {"status_of": _WITH_A_JOB, "stop_job": _WITH_A_JOB, "requirements": ("as_json",)}
+"""The options that are valid with --status, --stop and --requirements."""
 FILE = click.Path(path_type=Path)
 _REGION_OF_IMAGE = re.compile(r"\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.")
 
@@ -50,7 +54,9 @@ POSITIVE = Positive()
 @click.command(context_settings={"ignore_unknown_options": False})
 @click.argument("script", type=FILE, required=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--gpu", metavar="TYPE:COUNT", help="Instances for the workers, such as ml.g5.xlarge:1.")
+@click.option(
+    "--gpu", "gpus", multiple=True, metavar="TYPE:COUNT", help="Instances for the workers, such as ml.g5.xlarge:1."
+)
 @click.option(
     "--cpu", "cpus", multiple=True, metavar="TYPE:COUNT", help="Instances that only preprocess; may be repeated."
 )
@@ -143,14 +149,22 @@ POSITIVE = Positive()
 @click.option(
     "--requirements",
     is_flag=True,
-    help="Print offload's requirements on the instances, for an image of your own.",
+    help="Only print offload's requirements on the instances, for an image of your own.",
 )
-@click.option("--status", "status_of", metavar="NAME", help="Show the state and the cost of a job.")
+@click.option(
+    "--status",
+    "status_of",
+    metavar="NAME",
+    help="Show the state and the cost of a job; with --wait, its output until it ends.",
+)
 @click.option("--stop", "stop_job", metavar="NAME", help="Stop a job; its last checkpoint stays.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one document on stdout: the job's state, or the request (--dry-run)."
 )
+@click.pass_context
 def sagemaker(
+    ctx: click.Context,
+    /,
     script: Path | None,
     args: tuple[str, ...],
     as_json: bool,
@@ -176,9 +190,10 @@ def sagemaker(
     script. --dry-run shows the request first. Ctrl-C under --wait leaves the job running.
     """  # fmt: skip
     with stdout_for_json(as_json) as emit:
+        check_together(ctx, OF_A_JOB)
         _check_installed()
         from offload.launch.requirements import requirements as needed
-        from offload.launch.sagemaker.service import Service
+        from offload.launch.sagemaker.service import Service, region_of
 
         if requirements:
             pinned = needed()
@@ -190,7 +205,7 @@ def sagemaker(
             return
         if script is None:
             raise ConfigError("SCRIPT is missing: a Python file that defines build() -> offload.Trainer.")
-        region = Service(region).region if region else _region(asked["image_uri"], dry_run)
+        region = region_of(region) if region and dry_run else _region(region, asked["image_uri"], dry_run)
         template, choices, name = _asked_for(script, args, region, plan_path=plan_path, **asked)
         _launch(template, choices, name, script, plan_path, catalog, submitter, wait, dry_run, emit)
 
@@ -201,8 +216,18 @@ def _look_at(
     from offload.launch.sagemaker.launch import SageMakerLauncher
 
     launcher = SageMakerLauncher(service, catalog, "boto3")
-    document = launcher.stop(stop_job, _say, wait=wait) if stop_job else launcher.state(str(status_of))
+    if stop_job:
+        document = launcher.stop(stop_job, _say, wait=wait)
+    elif wait:
+        try:
+            document = launcher.watch(str(status_of), _say, _say)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+    else:
+        document = launcher.state(str(status_of))
     emit(document, format_job(document))
+    if wait and not stop_job and (code := launcher.exit_code(document)):
+        raise click.exceptions.Exit(code)
 
 
 def _launch(
@@ -263,7 +288,7 @@ def _asked_for(
     args: tuple[str, ...],
     region: str,
     *,
-    gpu: str | None,
+    gpus: tuple[str, ...],
     cpus: tuple[str, ...],
     plan_path: Path | None,
     role: str | None,
@@ -284,18 +309,25 @@ def _asked_for(
     from offload.launch.arguments import pairs_of
     from offload.launch.sagemaker.groups import groups_of, groups_of_plan
     from offload.launch.sagemaker.images import image_for
+    from offload.launch.sagemaker.job import check_types
     from offload.launch.sagemaker.job_template import JobTemplate, channel_of, job_name
     from offload.model.plans import Plan
 
-    if bool(gpu or cpus) == bool(plan_path):
+    if len(gpus) > 1:
+        raise ConfigError(
+            f"--gpu is given {len(gpus)} times ({', '.join(gpus)}): the workers run in one group of equal instances. Choose one."
+        )
+    if bool(gpus or cpus) == bool(plan_path):
         raise ConfigError("name the instances: either --gpu TYPE:COUNT (and --cpu TYPE:COUNT), or --plan plan.json.")
     if plan_path is not None:
         plan = Plan.from_document(read_json(plan_path, "the plan", "Make it with offload plan -o."), str(plan_path))
         choices = groups_of_plan(plan, str(plan_path))
-    elif gpu:
-        choices = (groups_of(gpu, cpus),)
+        _tell_spot(plan.spot, bool(same["spot"]))
+    elif gpus:
+        choices = (groups_of(gpus[0], cpus),)
     else:
         raise ConfigError("--gpu is missing: the workers need a group of GPU instances, such as --gpu ml.g5.xlarge:1.")
+    check_types(choices[0])
     if role is None:
         raise ConfigError(
             "--role is missing: the ARN of the job's role (or OFFLOAD_ROLE). docs/sagemaker.md has its policy."
@@ -327,12 +359,23 @@ def _asked_for(
     return template, choices, name or job_name(script, datetime.now(UTC))
 
 
-def _region(image_uri: str | None, dry_run: bool) -> str:
-    from offload.launch.sagemaker.service import Service
+def _tell_spot(planned: str, given: bool) -> None:
+    """Say where the job differs from its plan in what it pays."""
+    if planned == "all" and not given:
+        _say("the plan is for spot capacity, and the job is on demand: pass --spot for the plan's price.")
+    elif planned == "cpu":
+        paid = "spot" if given else "on demand"
+        _say(f"the plan is for spot CPU nodes alone, which SageMaker does not offer: all of the job is {paid}.")
+
+
+def _region(given: str | None, image_uri: str | None, dry_run: bool) -> str:
+    from offload.launch.sagemaker.service import NoRegionError, Service
 
     try:
-        return Service().region
-    except ConfigError:
+        return Service(given).region
+    except ConfigError as error:
+        if not (dry_run or isinstance(error, NoRegionError)):
+            raise
         in_image = _REGION_OF_IMAGE.search(image_uri or "")
         if in_image:
             return in_image[1]

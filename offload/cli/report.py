@@ -101,7 +101,8 @@ def report(
 
 def _said(name: str, run: Any) -> list[str]:
     """The verdict of a run; with ``name``, below it."""
-    lines = [*run.notes, run.verdict, run.following, run.alone]
+    failed = f"The run failed: {run.error or 'without a word'}." if run.status == "failed" else ""
+    lines = [failed, *run.notes, run.verdict, run.following, run.alone]
     return [*([f"{name}:"] if name else []), *(line for line in lines if line), ""]
 
 

@@ -146,7 +146,9 @@ def check_script(script: Path) -> None:
     if not script.is_file():
         raise ConfigError(f"there is no script {script}.")
     try:
-        tree = ast.parse(script.read_bytes())  # bytes: they may begin with a byte order mark, or declare an encoding
+        tree = ast.parse(
+            script.read_bytes(), filename=script.name
+        )  # bytes: they may begin with a byte order mark, or declare an encoding
     except OSError as error:
         raise ConfigError(f"{script} cannot be read: {error.strerror}.") from None
     except (SyntaxError, ValueError) as error:

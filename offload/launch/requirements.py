@@ -18,6 +18,9 @@ from offload.launch.files import bytes_of
 IN_IMAGE = ("torch", "torchvision")
 """Packages that are never installed over an image's own, which fit its CUDA."""
 _INCLUDES = re.compile(r"\s*(?:-r|--requirement)[= ]?\s*([^\s#]+)")
+_OF_A_FILE = re.compile(
+    r"\s*(?:-r|--requirement|-c|--constraint|-e|--editable|-f|--find-links)(?:[= ]\s*|(?=[./]))([^\s#]+)"
+)
 _NAMES = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 
@@ -76,6 +79,37 @@ def names_in(path: Path) -> set[str]:
             elif name := _NAMES.match(line):
                 found.add(canonicalize_name(name[1]))
     return found
+
+
+def check_targets(path: Path) -> None:
+    """Raise ConfigError for a line of a requirements.txt that leads out of its folder, which is uploaded."""
+    folder = path.parent.resolve()
+    waiting, seen = [path], set[Path]()
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        for line in own_requirements(path).splitlines():
+            if (target := _target(line)) is None:
+                continue
+            there = (path.parent / target).resolve()
+            if not there.is_relative_to(folder) or not there.exists():
+                raise ConfigError(
+                    f"{path} has the line {line.strip()!r}, and {there} is not uploaded with {folder}: copy it there, "
+                    "or name its packages here."
+                )
+            if _INCLUDES.match(line):
+                waiting.append(there)
+
+
+def _target(line: str) -> str | None:
+    """The file or folder of this machine that a line names; None for packages and addresses."""
+    if found := _OF_A_FILE.match(line):
+        return None if "://" in found[1] else found[1]
+    what = line.partition("#")[0].partition(";")[0].strip()
+    local = what.startswith((".", "/")) or ("/" in what and "://" not in what and "@" not in what)
+    return what.partition("[")[0] if local else None
 
 
 def _bare(each: Requirement) -> str:

@@ -308,8 +308,8 @@ def _caveats(found: Findings) -> list[str]:
         missing = noise.samples_missing(found.noise_samples)
         took_s = found.gradients_s * missing / found.noise_samples
         said.append(
-            f"The gradients of {found.noise_samples:,} samples hardly tell the gradient noise, so a plan grows the batch with caution. "
-            f"To tell it, the probe would need at least {missing:,} more, about {max(took_s, 0.1):,.1f} s."
+            f"{found.noise_samples:,} samples are too few to measure the gradient noise well, so a plan enlarges the batch cautiously. "
+            f"The probe would need at least {missing:,} more samples, about {max(took_s, 0.1):,.1f} s."
         )
     small = [each.size for each in found.steps]
     if max(small) < found.local_batch_size:

@@ -25,7 +25,8 @@ def explain(
     figures = f"{best.samples_per_s:,.0f} samples/s at ${best.usd_per_million_samples:,.2f} per million"
     why = f"{_BINDS[best.bottleneck]} (stall {best.stall:.0%})"
     if best == baseline:
-        text = f"{best.name} alone is the better buy: {figures}; {why}."
+        compared = any(c.shape != best.shape for c in candidates)
+        text = f"{best.name} alone{' is the better buy' if compared else ''}: {figures}; {why}."
         helped = [c for c in candidates if c.shape.items() > best.shape.items()]
         if helped:
             nearest = min(helped, key=lambda c: c.usd_per_million_samples)
@@ -42,7 +43,7 @@ def explain(
             )
     if alternative is not None:
         text += (
-            f" A bigger GPU host is the better buy: {alternative.name} alone, {alternative.samples_per_s:,.0f} samples/s at "
+            f" A bigger GPU host is cheaper still: {alternative.name} alone, {alternative.samples_per_s:,.0f} samples/s at "
             f"${alternative.usd_per_million_samples:,.2f} per million."
         )
     return text
@@ -80,7 +81,7 @@ def noise_warnings(noise: GradientNoise | None, samples: int | None) -> list[str
     if noise.told:
         return []
     share = f"|G|² by ± {noise.sqr_error / noise.sqr:.0%}" if noise.sqr else "|G|² not even from 0"
-    said = f"the profile hardly tells the gradient noise ({share}), so the plan grows the batch with caution."
+    said = f"the profile measures the gradient noise poorly ({share}), so the plan enlarges the batch cautiously."
     if samples is not None:
         said += f" At least {noise.samples_missing(samples):,} more than its {samples:,} samples would tell."
     return [said + " A run measures the noise anew, and adapts the batch."]

@@ -264,7 +264,7 @@ def broken(tmp_path: Path) -> Path:
     ("arguments", "says"),
     [
         (["--epochs", "3"], "returned int; it must return an offload.Trainer"),
-        (["--epocs", "3"], "refused its arguments (line 7)"),
+        (["--epocs", "3"], "rejected its arguments (line 7)"),
     ],
 )
 def test_a_script_that_is_none_is_refused_before_ray_is_started(

@@ -79,6 +79,19 @@ def test_prices_of_ones_own(tmp_path: Path) -> None:
     assert priced["usd_per_hour"] == pytest.approx(7.2)
 
 
+def test_a_run_that_failed_says_so_first(tmp_path: Path) -> None:
+    path = plain(tmp_path / "run", intervals=30)
+    lines = (path / "events.jsonl").read_text().splitlines()
+    ended = json.loads(lines[-1])
+    assert ended["event"] == "run_finished"
+    lines[-1] = json.dumps({**ended, "status": "failed", "error": "no such colour"})
+    (path / "events.jsonl").write_text("\n".join([*lines, ""]))
+    assert report(path).stdout.startswith("The run failed: no such colour.\n")
+    code, document = numbers(path)
+    assert code == 0
+    assert (document["runs"][0]["status"], document["runs"][0]["error"]) == ("failed", "no such colour")
+
+
 def test_a_damaged_run_has_a_page_with_a_note(tmp_path: Path) -> None:
     path = plain(tmp_path / "run", intervals=30)
     with open(path / "metrics.jsonl", "a") as file:

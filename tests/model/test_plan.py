@@ -279,7 +279,7 @@ def test_a_bigger_host_is_named_where_it_is_the_better_buy() -> None:
     made = planned(profile)
     assert made.alternative is not None
     assert made.alternative.shape == {"ml.g5.2xlarge": 1}
-    assert "A bigger GPU host is the better buy: 1 × ml.g5.2xlarge alone" in made.explanation
+    assert "A bigger GPU host is cheaper still: 1 × ml.g5.2xlarge alone" in made.explanation
     assert planned(profile, gpu_types=[G5, "ml.g5.2xlarge"]).best.shape == {"ml.g5.2xlarge": 1}
 
 

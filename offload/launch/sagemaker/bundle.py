@@ -26,9 +26,13 @@ def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> byte
 
     Raises ConfigError for a missing script, files that look like keys, or too many bytes.
     """
-    script = script.resolve()
     if not script.is_file():
         raise ConfigError(f"there is no script {script}.")
+    script = script.parent.resolve() / script.name
+    if not script.resolve().is_relative_to(script.parent):
+        raise ConfigError(
+            f"{script} is a link to {script.resolve()}, outside of its folder, which is uploaded: launch that file, or copy it here."
+        )
     files = files_of(script.parent, instead_of_keys="let the script fetch secrets from AWS Secrets Manager")
     files.pop("setup.py", None)  # with it, the training toolkit would install the folder as a package and run that
     check_size(

@@ -267,6 +267,17 @@ def metric_definitions() -> list[dict[str, str]]:
     ]
 
 
+def check_types(groups: Sequence[Group]) -> None:
+    """Raise ConfigError, with the nearest names, for an instance type that the service does not train on."""
+    known = limits.training_types()
+    for group in groups:
+        if wrong := next(_wrong_type(group), None):
+            raise ConfigError(f"{wrong}.")
+        if group.instance_type not in known:
+            near = ", ".join(difflib.get_close_matches(group.instance_type, known, n=3, cutoff=0.0))
+            raise ConfigError(f"SageMaker trains on no instance type {group.instance_type!r}; nearest: {near}.")
+
+
 def _wrong_type(group: Group) -> Iterator[str]:
     known = limits.training_types()
     if group.instance_type in limits.inference_types():

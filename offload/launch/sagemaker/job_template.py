@@ -21,6 +21,7 @@ PREFIX = "offload"
 MAX_RUN_S = 86_400
 _LONGEST_STEM = 35  # characters of a job's name before its date; a name has at most 63
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_FOLDER = re.compile(r"s3://[^/]+/.+")
 _CHANNEL = re.compile(r"(?P<name>[^@=]+)(@(?P<groups>[^=]*))?=(?P<uri>.+)")
 
 
@@ -72,6 +73,11 @@ class JobTemplate:
             )
         place = f"s3://{self.bucket}/{PREFIX}/{name}"
         checkpoints = (self.checkpoints or f"{place}/checkpoints").rstrip("/")
+        if not _FOLDER.fullmatch(checkpoints):
+            raise ConfigError(
+                f"{argument('checkpoints')} must be a folder in a bucket, such as s3://bucket/checkpoints/a, found {self.checkpoints!r}: "
+                "the workers' checkpoints go into a folder beside it."
+            )
         max_run_s = self.max_run_s
         if self.max_usd is not None:
             max_run_s = min(max_run_s, seconds_for(self.max_usd, groups, catalog))

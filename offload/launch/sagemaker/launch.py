@@ -10,7 +10,9 @@ from pathlib import Path
 
 from offload.errors import ConfigError
 from offload.launch.arguments import check_script
+from offload.launch.files import left_behind
 from offload.launch.launcher import Document, Say
+from offload.launch.requirements import check_targets
 from offload.launch.sagemaker import watch
 from offload.launch.sagemaker.bundle import REQUIREMENTS, pack
 from offload.launch.sagemaker.groups import Groups
@@ -81,8 +83,10 @@ def prepare(
             notes.append(f"not an alternative: {_words(groups)}: {error}")
         else:
             jobs.append(Submission(job=job, token=secrets.token_hex(32), script=script, plan=plan))
+    notes += left_behind(script.parent)
     own = script.parent / REQUIREMENTS
     if own.is_file():
+        check_targets(own)
         notes.append(check_requirements(own, image))
     return Prepared(jobs=tuple(jobs), notes=tuple(notes))
 

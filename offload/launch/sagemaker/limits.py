@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import botocore.session
+from botocore.loaders import Loader
 from botocore.model import OperationModel, ServiceModel
 
 # Java's character classes in the API model, within brackets.
@@ -21,8 +21,8 @@ _CLASSES = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}": r"a
 
 @functools.cache
 def service_model() -> ServiceModel:
-    """The installed botocore's API model of SageMaker."""
-    return botocore.session.get_session().get_service_model("sagemaker")
+    """The installed botocore's API model of SageMaker. A session would read the user's configuration, which may be wrong."""
+    return ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
 
 
 def create_training_job() -> OperationModel:

@@ -45,6 +45,17 @@ _THROTTLED = {"ThrottlingException", "Throttling", "TooManyRequestsException", "
 _NO_BUCKET = {"NoSuchBucket", "404"}
 
 
+class NoRegionError(ConfigError):
+    """Neither the user nor the AWS configuration names a region."""
+
+
+def region_of(name: str) -> str:
+    """A region's name. Raises ConfigError for text that cannot be one."""
+    if not _REGION.fullmatch(name):
+        raise ConfigError(f"there is no AWS region {name!r}; an example is us-east-1.")
+    return name
+
+
 class Service:
     """Clients of one region.
 
@@ -62,12 +73,10 @@ class Service:
             self.session = session or boto3.Session()
         found = region or self.session.region_name
         if found is None:
-            raise ConfigError(
+            raise NoRegionError(
                 f"the AWS region is unknown: pass, for example, {argument('region', 'us-east-1')}, or set AWS_DEFAULT_REGION."
             )
-        if not _REGION.fullmatch(found):
-            raise ConfigError(f"there is no AWS region {found!r}; an example is us-east-1.")
-        self.region: str = found
+        self.region: str = region_of(found)
 
     @cached_property
     def sagemaker(self) -> Any:

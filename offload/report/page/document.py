@@ -26,6 +26,7 @@ def document_of(
                 "name": view.name,
                 "run_dir": str(story.records.path),
                 "status": view.status,
+                "error": view.error or None,
                 "verdict": view.verdict,
                 "next": view.following,
                 "alone": view.alone,

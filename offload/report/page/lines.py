@@ -67,7 +67,9 @@ class Lines:
             return ""
         which = ", ".join(str(each) for each in damaged[:5]) + (", …" if len(damaged) > 5 else "")
         many = "s" if len(damaged) != 1 else ""
-        return f"{self.name}: {len(damaged):,} damaged line{many} ({which}). This report omits them."
+        return (
+            f"{self.name}: {len(damaged):,} damaged line{many} ({which}). This report omits {'them' if many else 'it'}."
+        )
 
     def _parse(self, line: bytes) -> bool:
         """Take a line; return False if it is damaged."""

@@ -189,7 +189,9 @@ def test_files_that_must_not_or_cannot_travel(script: Path, tmp_path: Path, monk
     (script.parent / "id_rsa").write_text("x")
     assert "id_rsa looks like a key or a password" in refused(script)
     (tmp_path / "other").mkdir()
-    assert "is not below --working-dir" in refused(script, "--working-dir", tmp_path / "other")
+    assert "would not be uploaded: pass a folder with both as --working-dir" in refused(
+        script, "--working-dir", tmp_path / "other"
+    )
     assert "is not a folder" in refused(script, "--working-dir", tmp_path / "nowhere")
     (script.parent / "runs").mkdir()
     hidden = script.rename(script.parent / "runs" / "train_it.py")
@@ -256,6 +258,9 @@ def test_the_limit_is_that_of_rays_dashboard() -> None:
         (["--env", "MIRROR=https://me:hunter2@host/"], "--env MIRROR has an address with a password or a token in it"),
         (["--storage-path", "s3://k:hunter2@host/b"], "--storage-path has an address with a password or a token in it"),
         (["--", "3", "--db=postgres://me:hunter2@db/x"], "argument 2 of the script has an address with a password"),
+        (["--storage-path", "relative/dir"], "--storage-path relative/dir is relative"),
+        (["--env", "WANDB_KEY=0123456789abcdef0123456789abcdef"], "WANDB_KEY looks like a secret"),
+        (["--env", "TEAM_TOKEN=hf_AbCdEf"], "TEAM_TOKEN looks like a secret"),
         ([], "--address is missing: pass the address of the cluster's dashboard, such as http://head:8265"),
     ],
 )
@@ -263,6 +268,14 @@ def test_options_that_cannot_be(script: Path, options: list[str], says: str) -> 
     text = refused(script, *options)
     assert says in text
     assert "hunter2" not in text
+
+
+def test_keys_and_tokens_of_data_are_no_secrets(script: Path) -> None:
+    done = run(
+        script, "--dry-run", "--env", "S3_KEY=data/train.tar", "--env", "USE_AUTH_TOKEN=true", "--",
+        "data.prompt_key=question", "--ignore-token", "-100", "--gt-key=gt", "--eod_token", "<eod>".strip("<>"),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
 
 
 def test_a_token_in_a_requirement_is_not_shown(script: Path, tmp_path: Path) -> None:
@@ -348,12 +361,12 @@ def test_scripts_that_are_none(script: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--status", "a", "--stop", "a"], "--status is for a job that was launched, and --stop has no effect there"),
-        (["x.py", "--status", "a"], "--status is for a job that was launched, and SCRIPT has no effect there"),
-        (["--stop", "a", "x.py"], "--stop is for a job that was launched, and SCRIPT has no effect there"),
-        (["--status", "a", "--dry-run"], "and --dry-run has no effect there"),
-        (["--stop", "a", "--name", "b"], "and --name has no effect there"),
-        (["--status", "a", "--no-wait"], "and --no-wait has no effect there"),
+        (["--status", "a", "--stop", "a"], "--stop has no effect beside --status"),
+        (["x.py", "--status", "a"], "SCRIPT has no effect beside --status"),
+        (["--stop", "a", "x.py"], "SCRIPT has no effect beside --stop"),
+        (["--status", "a", "--dry-run"], "--dry-run has no effect beside --status"),
+        (["--stop", "a", "--name", "b"], "--name has no effect beside --stop"),
+        (["--status", "a", "--no-wait"], "--no-wait has no effect beside --status"),
         (["--status", ""], "--status must be the id of a job, as the launch printed it, found ''"),
         (["--stop", ""], "--stop must be the id of a job, as the launch printed it, found ''"),
     ],

@@ -133,7 +133,8 @@ def test_every_option_reaches_the_request(script: Path) -> None:
 
 
 def test_workers_on_several_hosts_keep_checkpoints_where_all_reach_them(script: Path) -> None:
-    done = run(str(script), *WITH_IMAGE, "--gpu", "ml.g5.xlarge:2", "--dry-run", "--name", "mine")
+    two = [each.replace("ml.g5.xlarge:1", "ml.g5.xlarge:2") for each in WITH_IMAGE]
+    done = run(str(script), *two, "--dry-run", "--name", "mine")
     request = json.loads(done.output[done.output.index("{") :])
     storage = json.loads(request["HyperParameters"]["offload_job"])["storage"]
     assert storage == "s3://my-bucket/offload/mine/checkpoints-of-workers"
@@ -165,11 +166,10 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--gpu", "ml.g5.xlargee:1"], "'ml.g5.xlargee' is not known; nearest: ml.g5.xlarge"),
+        (["--cpu", "ml.c5.xlargee:1"], "'ml.c5.xlargee'; nearest: ml.c5.xlarge"),
         (["--cpu", "ml.c6g.large:1"], "ml.c6g.large serves models and does not train"),
         (["--cpu", "ml.m5.large:1"] * 4, "InstanceGroups: 6 entries, at most 5"),
-        (["--gpu", "ml.c5.xlarge:1"], "ml.c5.xlarge, which has no GPU"),
-        (["--gpu", "ml.g5.xlarge"], "a group must be TYPE:COUNT, such as ml.c5.4xlarge:2; found 'ml.g5.xlarge'"),
+        (["--cpu", "ml.c5.xlarge"], "a group must be TYPE:COUNT, such as ml.c5.4xlarge:2; found 'ml.c5.xlarge'"),
         (["--name", "a_b"], "TrainingJobName: 'a_b' does not match"),
         (["--role", "training"], "RoleArn: 'training' does not match"),
         (["--volume-gib", "-1"], "VolumeSizeInGB: -1, at least 0"),
@@ -194,7 +194,13 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
         (["--max-usd", "nan"], "'nan' is not a number above 0"),
         (["--max-hours", "inf"], "'inf' is not a number above 0"),
         (["--hosts-deadline", "-1"], "'-1' is not a number above 0"),
-        (["--gpu", "ml.g5.xlarge:" + "9" * 5000], "a group must be TYPE:COUNT"),
+        (["--cpu", "ml.g5.xlarge:" + "9" * 5000], "a group must be TYPE:COUNT"),
+        (["--gpu", "ml.g6.xlarge:1"], "--gpu is given 2 times (ml.g5.xlarge:1, ml.g6.xlarge:1)"),
+        (["--env", "URL=postgres://me:hunter2@db/x"], "URL has an address with a password or a token in it"),
+        (["--", "a", "postgres://me:hunter2@db/x"], "argument 2 of the script has an address with a password"),
+        (["--checkpoints", "s3://bucket"], "--checkpoints must be a folder in a bucket"),
+        (["--requirements"], "SCRIPT has no effect beside --requirements"),
+        (["--status", "j1", "--stop", "j2"], "SCRIPT has no effect beside --status"),
         (["--subnet", "subnet-1"], "a VPC needs both subnets and security groups"),
         (["--framework-version", "2.8"], "name the image: either --image-uri URI, or --framework-version"),
         (["--plan", "plan.json"], "name the instances: either --gpu TYPE:COUNT"),
@@ -248,6 +254,75 @@ def test_what_is_missing_is_named(script: Path, args: list[str], text: str) -> N
     done = run(str(script), *args)
     assert done.exit_code == 2, done.output
     assert text in done.output
+
+
+def test_a_type_is_checked_before_its_image_is_looked_up(script: Path) -> None:
+    rest = ["--role", ROLE, "--bucket", "my-bucket", "--framework-version", "2.8", "--dry-run"]
+    for kind, said in [("g5.xlarge", "nearest: ml.g5.xlarge"), ("ml.m5.xlarge", "which has no GPU")]:
+        done = run(str(script), "--gpu", f"{kind}:1", *rest)
+        assert done.exit_code == 2, done.output
+        assert said in done.output
+
+
+def test_a_broken_aws_configuration_needs_no_traceback(script: Path) -> None:
+    for more in (["--region", "us-west-2"], []):
+        done = run(str(script), *WITH_IMAGE, *more, "--dry-run", env={"AWS_PROFILE": "nope"})
+        assert done.exit_code == 0, done.output
+    done = run(str(script), *WITH_IMAGE, env={"AWS_PROFILE": "nope"})
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.output
+
+
+def test_what_stays_behind_is_said_and_packages_travel(script: Path, tmp_path: Path) -> None:
+    for name in ("build/__init__.py", "checkpoints/a.pt", "mine/runs/b.txt", "secrets_manager.py"):
+        path = script.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (tmp_path / "shared").mkdir()
+    (script.parent / "shared").symlink_to(tmp_path / "shared")
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "folders of these names are not uploaded: 'checkpoints', 'mine/runs'" in done.output
+    assert "links out of the folder, or to folders, are not uploaded: 'shared'" in done.output
+    with tarfile.open(fileobj=io.BytesIO(bundle.pack(script, "entry.py", "token"))) as archive:
+        names = archive.getnames()
+    assert {"build/__init__.py", "secrets_manager.py"} <= set(names)
+
+
+def test_a_script_that_is_a_link_is_packed_or_named(script: Path, tmp_path: Path) -> None:
+    link = script.with_name("other.py")
+    link.symlink_to(script)
+    assert run(str(link), *WITH_IMAGE, "--dry-run").exit_code == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "train.py").symlink_to(script)
+    done = run(str(elsewhere / "train.py"), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 2
+    assert "outside of its folder, which is uploaded: launch that file, or copy it here" in done.output
+
+
+@pytest.mark.parametrize("line", ["-r ../base.txt", "--constraint=../c.txt", "-e ../lib", "./missing", "../lib[extra]"])
+def test_requirements_that_lead_out_of_the_folder_are_refused(script: Path, line: str) -> None:
+    script.with_name("requirements.txt").write_text(f"einops\n{line}\n")
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 2, done.output
+    assert f"has the line {line!r}" in done.output
+    assert "is not uploaded" in done.output
+
+
+def test_a_spot_plan_says_where_the_job_pays_more(script: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    rest = ["--plan", str(path), "--role", ROLE, "--bucket", "my-bucket", "--image-uri", IMAGE, "--dry-run"]
+    for spot, more, said in [
+        ("all", [], "the plan is for spot capacity, and the job is on demand: pass --spot"),
+        ("cpu", [], "spot CPU nodes alone, which SageMaker does not offer: all of the job is on demand"),
+        ("all", ["--spot"], None),
+    ]:
+        path.write_text(json.dumps(plan_document({"ml.g5.xlarge": 1, "ml.c5.4xlarge": 1}) | {"spot": spot}))
+        done = run(str(script), *rest, *more)
+        assert done.exit_code == 0, done.output
+        assert ("the plan is for spot" in done.output) == (said is not None)
+        assert said is None or said in done.output
 
 
 @pytest.mark.parametrize(
