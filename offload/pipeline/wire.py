@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ray import cloudpickle
 
 from offload.errors import RunError
+from offload.pipeline.arrow_lists import as_arrays
 
 SAMPLE_ID = "sample_id"
 POSITION = "__position__"
@@ -99,9 +100,9 @@ def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:
 
 
 def stack_lists(name: str, rows: list[Any]) -> Column:
-    """Stack rows that are lists of numbers, as :func:`stack` does. Lists of different lengths become a list of arrays, which a
-    transform may pad; other rows stay unchanged."""
-    if not rows or not all(isinstance(row, list) for row in rows):
+    """Stack rows that are lists or arrays of numbers, as :func:`stack` does. Those of different lengths become a list of arrays, which
+    a transform may pad; other rows stay unchanged."""
+    if not rows or not all(isinstance(row, list | np.ndarray) for row in rows):
         return rows
     try:
         return stack(name, rows)
@@ -248,7 +249,8 @@ def _decode(name: str, column: pa.ChunkedArray, foreign: bool) -> Column:
             ) from None
     if pa.types.is_primitive(array.type) and array.null_count == 0 and not pa.types.is_time(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
-    return list(array.to_pylist())
+    lists = as_arrays(array)
+    return list(array.to_pylist()) if lists is None else lists
 
 
 def first_line(error: BaseException) -> str:

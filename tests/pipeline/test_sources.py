@@ -539,6 +539,44 @@ def test_lists_of_different_lengths_are_for_the_transform_to_pad(tables: Path) -
     assert [row.tolist() for row in tokens] == [[0], [0, 1, 2, 3]]
 
 
+LISTS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "lists of one length": (pa.list_(pa.float32()), [[0.1, 0.2], [0.3, 0.4]]),
+    "lists of different lengths": (pa.list_(pa.float32()), [[0.1], [], [0.3, 0.4]]),
+    "bytes": (pa.list_(pa.uint8()), [[1, 255], [3, 4]]),
+    "large lists": (pa.large_list(pa.float16()), [[1, 2], [3]]),
+    "lists of a fixed size": (pa.list_(pa.int32(), 3), [[1, 2, 3], [4, 5, 6]]),
+    "bits": (pa.list_(pa.bool_()), [[True, False], [False]]),
+    "boxes": (pa.list_(pa.list_(pa.float32(), 4)), [[[1, 2, 3, 4]], [[5, 6, 7, 8], [9, 10, 11, 12]]]),
+    "matrices": (pa.list_(pa.list_(pa.int8())), [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_lists_keep_the_type_of_their_numbers(tmp_path: Path, case: str) -> None:
+    kind, rows = LISTS[case]
+    pq.write_table(pa.table({"x": pa.array([rows[0], *rows], kind)}), tmp_path / "x.parquet")
+    of = kind.value_type if pa.types.is_primitive(kind.value_type) else kind.value_type.value_type
+    found = read(list_parquet(tmp_path), list(range(1, len(rows) + 1))).columns["x"]
+    for got, row in zip(found, rows, strict=True):
+        want = np.array(row, of.to_pandas_dtype())
+        assert (got.dtype, got.tolist()) == (want.dtype, want.tolist())
+        got[:1] = 0  # a transform may write to its samples
+
+
+def test_lists_that_are_no_arrays_stay_lists(tmp_path: Path) -> None:
+    columns = {
+        "gap": [[1, None], [2, 3]],
+        "none": [None, [1]],
+        "polygons": [[[1, 2], [3]], [[4]]],
+        "words": [["a"], []],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    found = read(list_parquet(tmp_path)).columns
+    assert {name: list(map(repr, found[name])) for name in columns} == {
+        n: list(map(repr, c)) for n, c in columns.items()
+    }
+
+
 def test_only_the_columns_asked_for(tables: Path) -> None:
     index = list_parquet(tables, columns=["text"], images=["picture"])
     assert list(read(index, [1]).columns) == ["text", "picture"]
