@@ -26,7 +26,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.errors import ConfigError
+from offload.errors import ConfigError, RunError
 from offload.pipeline.images import DecodeError, decode_image
 from offload.pipeline.sources.base import Index, Samples
 from offload.pipeline.sources.from_torch import list_torch_dataset
@@ -614,6 +614,47 @@ def test_files_whose_columns_come_in_another_order(tmp_path: Path) -> None:
     pq.write_table(pa.table({"b": ["y"], "a": [2]}), tmp_path / "1.parquet")
     samples = read(list_parquet(tmp_path))
     assert (list(samples.columns["a"]), list(samples.columns["b"])) == ([1, 2], ["x", "y"])
+
+
+DIFFERING: dict[str, tuple[pa.Array, pa.Array, Any]] = {
+    "integers and floats": (pa.array([1, 2]), pa.array([0.5, np.nan]), np.float64),
+    "sizes of integers": (pa.array([1, 2], pa.int8()), pa.array([300, 4], pa.int64()), np.int64),
+    "text and large text": (pa.array(["a", "b"]), pa.array(["c", "d"], pa.large_string()), str),
+    "text and categories": (pa.array(["a", "b"]), pa.array(["c", "d"]).dictionary_encode(), str),
+    "categories of numbers": (pa.array([1, 2]).dictionary_encode(), pa.array([3, 1]).dictionary_encode(), np.int64),
+    "lists": (pa.array([[1], [2]]), pa.array([[0.5], [1.5]], pa.list_(pa.float32())), np.float64),
+    "empty lists": (pa.array([[], []], pa.list_(pa.null())), pa.array([[0.5], [1.5]]), np.float64),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERING)
+def test_files_whose_columns_differ_in_type(tmp_path: Path, case: str) -> None:
+    one, other, kind = DIFFERING[case]
+    for number, values in enumerate((one, other)):
+        pq.write_table(pa.table({"x": values}), tmp_path / f"{number}.parquet")
+    index = list_parquet(tmp_path)
+    for rows in ([0, 1, 2, 3], [0, 1], [2]):  # those of one file too: the types of batches must not change
+        column = read(index, rows).columns["x"]
+        want = [[*one.to_pylist(), *other.to_pylist()][row] for row in rows]
+        assert all(isinstance(got, str) or got.dtype == kind for got in column)
+        assert all(np.all((got == value) | (got != got)) for got, value in zip(column, want, strict=True))
+
+
+def test_files_whose_columns_have_no_common_type(tmp_path: Path) -> None:
+    for number, values in enumerate(([1], [2], ["three"])):
+        pq.write_table(pa.table({"id": [number], "x": values}), tmp_path / f"{number}.parquet")
+    text = refusal(list_parquet, tmp_path)
+    assert f"column 'x' is int64 in {str(tmp_path / '0.parquet')!r}" in text
+    assert f"string in {str(tmp_path / '2.parquet')!r}" in text
+    assert "parquet(columns=[...])" in text
+    assert list(read(list_parquet(tmp_path, columns=["id"])).columns["id"]) == [0, 1, 2]
+
+
+def test_values_that_do_not_fit_the_type_of_the_other_files(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.array([2**63], pa.uint64())}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"x": pa.array([-1], pa.int64())}), tmp_path / "1.parquet")
+    with pytest.raises(RunError, match=r"column 'x' of .*0\.parquet' cannot become int64, which its other files need"):
+        read(list_parquet(tmp_path))
 
 
 def test_tables_that_are_not_as_expected(tables: Path, tmp_path: Path) -> None:

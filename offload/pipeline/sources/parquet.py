@@ -22,6 +22,7 @@ from offload.pipeline.index_rows import Runs
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
+from offload.pipeline.sources.column_types import Types, cast, common_types, types_of
 from offload.pipeline.sources.files import Path, list_files, open_filesystem, requests_at_once
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.versions import Seen, seen_files
@@ -55,7 +56,8 @@ def list_parquet(
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
     seen = _seen(fs, files) if cache is not None else {}  # before their footers: these may be newer
-    sizes = _row_group_sizes(fs, files, [*(columns or ()), *images], tell)
+    wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
+    sizes, types = _footers(fs, files, [*(columns or ()), *images], wanted, tell)
     counts = np.array([rows for file in files for rows in sizes[file]], dtype=np.int64)
     if counts.sum() == 0:
         raise ConfigError(f"the {len(files)} Parquet file(s) under {inner!r} hold no rows.")
@@ -66,9 +68,8 @@ def list_parquet(
         }
     )
     rows = Runs(row_groups, counts)
-    wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
     cached = None if cache is None else CachedFiles(fs, inner, cache)
-    reader = ParquetReader(fs, wanted, tuple(images), encoded=encoded, cached=cached, seen=seen)
+    reader = ParquetReader(fs, wanted, tuple(images), encoded=encoded, cached=cached, seen=seen, types=types)
     return Index(name=f"parquet({inner})", rows=rows, reader=reader, groups=rows.groups)
 
 
@@ -79,25 +80,31 @@ def _seen(fs: Any, files: list[str]) -> dict[str, Seen]:
         raise ConfigError(f"cannot read {files[0]!r} as Parquet: {error}.") from None
 
 
-def _row_group_sizes(fs: Any, files: Sequence[str], wanted: Sequence[str], tell: Tell) -> dict[str, list[int]]:
-    """The rows of each file's row groups, from several footers at once."""
+def _footers(
+    fs: Any, files: Sequence[str], asked: Sequence[str], wanted: Sequence[str] | None, tell: Tell
+) -> tuple[dict[str, list[int]], Types]:
+    """The rows of each file's row groups, and the common types of ``wanted`` columns (None: of all), from several footers at once."""
     sizes: dict[str, list[int]] = {}
+    schemas: dict[tuple[tuple[str, str], ...], tuple[str, Types]] = {}  # the first file with each: most files share one
 
-    def read(file: str) -> tuple[str, list[int]]:
+    def read(file: str) -> tuple[str, list[int], Types]:
         try:
             with fs.open_input_file(file) as stream:
                 footer = pq.ParquetFile(stream)
-                _check_columns(file, footer.schema_arrow.names, wanted)
-                return file, [footer.metadata.row_group(g).num_rows for g in range(footer.metadata.num_row_groups)]
+                _check_columns(file, footer.schema_arrow.names, asked)
+                rows = [footer.metadata.row_group(g).num_rows for g in range(footer.metadata.num_row_groups)]
+                return file, rows, types_of(footer.schema_arrow, wanted)
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"cannot read {file!r} as Parquet: {error}.") from None
 
-    def done(found: tuple[str, list[int]]) -> None:
-        sizes[found[0]] = found[1]
+    def done(found: tuple[str, list[int], Types]) -> None:
+        file, sizes[file], types = found
+        key = tuple(sorted((name, str(kind)) for name, kind in types.items()))
+        schemas[key] = min(schemas.get(key, (file, types)), (file, types), key=lambda each: each[0])
         tell(f"{len(sizes):,} of {len(files):,} files")
 
     each_aside(read, list(files), threads=requests_at_once(fs), done=done)
-    return sizes
+    return sizes, common_types(sorted(schemas.values(), key=lambda each: each[0]))
 
 
 def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None:
@@ -145,7 +152,7 @@ class _Footers:
 class ParquetReader:
     """A reader of rows. It keeps the last row group, since a task's rows come from few of them, and reads remote and cached ones ahead.
     ``images`` are columns of encoded images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC
-    uint8."""
+    uint8. ``types`` are those of columns whose files differ."""
 
     def __init__(
         self,
@@ -156,15 +163,16 @@ class ParquetReader:
         encoded: bool = False,
         cached: CachedFiles | None = None,
         seen: Mapping[str, Seen] | None = None,
+        types: Types | None = None,
     ) -> None:
         self.fs, self.columns, self.images, self.encoded = fs, columns, images, encoded
-        self.cached, self.seen = cached, seen or {}
+        self.cached, self.seen, self.types = cached, seen or {}, types or {}
         self._held: tuple[_Group, pa.Table] | None = None
         self._ahead: ReadAhead[_Group, pa.Table] | None = None
         self._footers = _Footers()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("fs", "columns", "images", "encoded", "cached", "seen")
+        names = ("fs", "columns", "images", "encoded", "cached", "seen", "types")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -219,7 +227,7 @@ class ParquetReader:
             # Remote columns come in a few requests at once; local ones are read as they are decoded.
             footer = self._footers.of(file, lambda: pq.ParquetFile(stream).metadata) if remote else None
             opened = pq.ParquetFile(stream, pre_buffer=remote, metadata=footer)
-            return opened.read_row_group(number, columns=self.columns)
+            return cast(opened.read_row_group(number, columns=self.columns), self.types, file)
 
     def _open(self, file: str) -> Any:
         if self.cached is not None and (seen := self.cached.seen(file, self.seen)) is not None:

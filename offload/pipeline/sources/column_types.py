@@ -1,0 +1,67 @@
+"""One type for each column of Parquet files: pandas writes integers as floats where some are missing, for example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+
+from offload.errors import ConfigError, RunError
+
+Types = Mapping[str, pa.DataType]
+"""The type of each column by name."""
+
+
+def types_of(schema: pa.Schema, columns: Iterable[str] | None) -> Types:
+    """The types of these columns, or of all, once they are read. Categories count as their values."""
+    names = schema.names if columns is None else columns
+    return {name: _plain(schema.field(name).type) for name in names if schema.get_field_index(name) >= 0}
+
+
+def common_types(files: Iterable[tuple[str, Types]]) -> Types:
+    """The types that hold the values of all files, for the columns whose types differ between files.
+
+    Raises ConfigError if a column has no such type.
+    """
+    first: dict[str, tuple[str, pa.DataType]] = {}
+    common: dict[str, pa.DataType] = {}
+    for file, types in files:
+        for name, kind in types.items():
+            earlier, known = first.setdefault(name, (file, kind))
+            if kind == (so_far := common.get(name, known)):
+                continue
+            try:
+                common[name] = _merged(so_far, kind)
+            except pa.ArrowException:
+                raise ConfigError(
+                    f"column {name!r} is {known} in {earlier!r} and {kind} in {file!r}. Write both files with one type, or name "
+                    "the columns to read without it: parquet(columns=[...])."
+                ) from None
+    return common
+
+
+def cast(table: pa.Table, types: Types, file: str) -> pa.Table:
+    """The table of a file with these types, and with values in place of categories. Raises RunError for a value outside its type."""
+    for number, field in enumerate(table.schema):
+        kind = types.get(field.name, _plain(field.type))
+        if field.type == kind:
+            continue
+        try:
+            # As in NumPy, a large integer among floats is rounded.
+            column = table.column(number).cast(kind, safe=not pa.types.is_floating(kind))
+        except pa.ArrowException as error:
+            raise RunError(
+                f"column {field.name!r} of {file!r} cannot become {kind}, which its other files need: {error}. Write all files "
+                "with one type."
+            ) from None
+        table = table.set_column(number, field.name, column)
+    return table
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _merged(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    schemas = [pa.schema([("", one)]), pa.schema([("", other)])]
+    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
