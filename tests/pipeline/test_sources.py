@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from offload.errors import ConfigError, RunError
 from offload.pipeline.images import DecodeError, decode_image
 from offload.pipeline.sources.base import Index, Samples
+from offload.pipeline.sources.files import open_filesystem
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
@@ -296,6 +297,7 @@ def write_remote(fs: Any, root: str) -> None:
         "train/cat/._x.png": b"left behind by a Mac",
         "train/.cache/y.png": encoded(kind="PNG"),
         "train/dog/bad.jpg": b"\xff\xd8nothing",
+        "my data/#1, ü/cat/100%20.jpg": encoded(),
     }.items():
         with fs.open(f"{root}/{name}", "wb") as file:
             file.write(data)
@@ -328,6 +330,27 @@ def test_fsspec_by_its_scheme_and_as_an_object() -> None:
     table = list_parquet("memory://bucket/table")
     assert list(read(table).columns["x"]) == [0, 1, 2, 3]
     assert "does not exist" in refusal(list_image_folder, "memory://bucket/nowhere")
+
+
+ODD_NAMES = ["with space", "ünï", "50%", "ha#sh", "q?m", "br[1]", "a, b;c", "col:on", "{x}", "a+b=c&d"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_uris_may_hold_what_paths_may_hold(tmp_path: Path, name: str) -> None:
+    root = make_folder(tmp_path / name, {f"cat/{name}.jpg": encoded()})
+    index = list_image_folder(f"file://{root}")
+    assert index.reader.describe(index.table, 0) == str(root / "cat" / f"{name}.jpg")
+    assert read(index).errors == {}
+    add_members(root / "100%20.tar", {"a.cls": b"7"})  # a listed name is no URI
+    assert list(read(list_webdataset(f"file://{root}")).columns["label"]) == [7]
+
+
+def test_escapes_and_options_of_uris_stay(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "a b", {"cat/x.jpg": encoded()})
+    assert list_image_folder(root.as_uri()).classes == ("cat",)
+    fs, path = open_filesystem("s3://bucket/my data/a?b?region=eu-west-1&scheme=http")
+    assert (fs.region, path) == ("eu-west-1", "bucket/my data/a?b")
+    assert open_filesystem("gs://anonymous@bucket/my data/x")[1] == "bucket/my data/x"
 
 
 def test_schemes_that_nobody_knows() -> None:
@@ -382,6 +405,7 @@ def test_s3() -> None:
     assert "'s3://bucket/nowhere' does not exist" in refusal(list_image_folder, "s3://bucket/nowhere")
     assert "s3://absent/train" in refusal(list_image_folder, "s3://absent/train")
     assert "cannot read" in refusal(list_parquet, "s3://bucket/absent.parquet")
+    assert read(list_image_folder("s3://bucket/my data/#1, ü")).errors == {}
 
 
 # --- from_torch -------------------------------------------------------------------------------------------------------

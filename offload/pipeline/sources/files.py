@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -24,6 +26,9 @@ WORTH_CACHING = 10_000  # files
 SETTLED_S = (
     2.0  # a folder that changed later than this before its listing may change again without a new time of modification
 )
+
+_OPTIONS = re.compile(r"\?[A-Za-z_]+=[^?]*$")
+_LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 Path = str | os.PathLike[str]
 
@@ -46,7 +51,7 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
     scheme = text.split("://", 1)[0]
     try:
         if scheme in {"s3", "gs", "gcs", "file", "hdfs", "abfs", "abfss"}:
-            return pafs.FileSystem.from_uri(text)  # type: ignore[no-any-return]
+            return pafs.FileSystem.from_uri(_escaped(text))  # type: ignore[no-any-return]
         import fsspec
 
         handler, inner = fsspec.core.url_to_fs(text)
@@ -57,6 +62,17 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
             "be missing), or pass filesystem=."
         ) from None
     return pafs.PyFileSystem(pafs.FSSpecHandler(handler)), inner
+
+
+def _escaped(uri: str) -> str:
+    """The URI with escapes for what a path may hold and a URI may not, such as spaces, ``#`` and ``[``. Its own escapes (``%20``) and its
+    options (``?region=us-east-1``) stay."""
+    scheme, rest = uri.split("://", 1)
+    options = _OPTIONS.search(rest)
+    place = rest[: options.start()] if options else rest
+    host, slash, path = place.partition("/")
+    escaped = quote(_LONE_PERCENT.sub("%25", path), safe="/:@%", errors="surrogateescape")
+    return f"{scheme}://{host}{slash}{escaped}{options.group() if options else ''}"
 
 
 def requests_at_once(fs: pafs.FileSystem) -> int:

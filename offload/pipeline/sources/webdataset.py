@@ -46,11 +46,10 @@ def list_webdataset(
 ) -> Index:
     """The index of shards: a path, a folder of ``*.tar``, a local glob, a pattern with ``{000..019}``, or a list. ``encoded``: the
     transform decodes JPEG members itself."""
-    paths = _expand(shards, filesystem, tell)
-    if not paths:
+    found = _expand(shards, filesystem, tell)
+    if not found:
         raise ConfigError(f"no *.tar shards under {shards!r}.")
-    fs = open_filesystem(paths[0], filesystem)[0]
-    inner = [open_filesystem(path, filesystem)[1] for path in paths]
+    paths, fs, inner = [path for path, _, _ in found], found[0][1], [place for _, _, place in found]
     seen = _seen(fs, inner) if cache is not None else {}  # before their members: these may be newer
     tables = list_shards(fs, inner, tell)
     sizes = [table.num_rows for table in tables]
@@ -72,7 +71,11 @@ def _seen(fs: pafs.FileSystem, paths: list[str]) -> dict[str, Seen]:
         raise ConfigError(f"cannot read the shards of {os.path.dirname(paths[0])!r}: {error}.") from None
 
 
-def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[str]:
+_Shard = tuple[str, pafs.FileSystem, str]
+"""A shard's path for messages, its file system, and its path on it."""
+
+
+def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[_Shard]:
     if not isinstance(shards, str | os.PathLike):
         return [path for shard in shards for path in _expand(shard, filesystem, tell)]
     text = os.fspath(shards)
@@ -87,11 +90,12 @@ def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[
         ]
         return [path for part in filled for path in _expand(part, filesystem, tell)]
     if "://" not in text and any(c in text for c in "*?["):
-        return sorted(glob.glob(os.path.expanduser(text)))
+        return [(path, *open_filesystem(path, filesystem)) for path in sorted(glob.glob(os.path.expanduser(text)))]
     if text.endswith(".tar"):
-        return [text]
+        return [(text, *open_filesystem(text, filesystem))]
     scheme = text.split("://", 1)[0] + "://" if "://" in text and filesystem is None else ""
-    return [scheme + f for f in list_files(shards, filesystem, tell)[2] if f.endswith(".tar")]
+    fs, _, files = list_files(shards, filesystem, tell)
+    return [(scheme + f, fs, f) for f in files if f.endswith(".tar")]
 
 
 class WebDatasetReader:
