@@ -170,7 +170,7 @@ def test_labels_are_the_classes_in_sorted_order(animals: Path) -> None:
     index = list_image_folder(animals)
     assert index.classes == ("ant", "cat", "dog")
     assert len(index) == 5
-    paths = [os.path.relpath(p, animals) for p in index.table.column("path").to_pylist()]
+    paths = [os.path.relpath(os.fsdecode(p), animals) for p in index.table.column("path").to_pylist()]
     assert paths == ["ant/1.webp", "cat/deep/er/y.jpeg", "cat/x.png", "dog/a.JPG", "dog/b.jpg"]
     samples = read(index)
     assert samples.errors == {}
@@ -191,6 +191,14 @@ def test_ids_do_not_depend_on_how_the_path_is_written(animals: Path, monkeypatch
 def test_rows_in_any_order(animals: Path) -> None:
     samples = read(list_image_folder(animals), [4, 0])
     assert list(samples.columns["label"]) == [2, 0]
+
+
+def test_names_of_images_and_classes_need_not_be_text(tmp_path: Path) -> None:
+    make_folder(tmp_path, {os.fsdecode(b"caf\xe9/\xff.jpg"): encoded(), os.fsdecode(b"caf\xe9/bad\xff.jpg"): b"?"})
+    index = list_image_folder(tmp_path)
+    assert index.classes == (r"caf\xe9",)
+    assert list(read(index).errors) == [0]
+    assert index.reader.describe(index.table, 0) == f"{tmp_path}/caf\\xe9/bad\\xff.jpg"
 
 
 def test_class_folders_may_be_links(animals: Path, tmp_path: Path) -> None:
@@ -801,6 +809,25 @@ def test_members_that_cannot_be_parsed_are_errors_of_their_own_samples(tmp_path:
     assert samples.errors[2].startswith("corrupt .cls")
     assert set(samples.columns) == {"image", "label", "json"}
     assert samples.columns["label"][0] == 1
+
+
+def test_names_of_members_need_not_be_text(tmp_path: Path) -> None:
+    names = [os.fsdecode(each) for each in (b"caf\xe9.cls", b"caf\xe8.cls", b"caf\xe8.\xff")]
+    add_members(tmp_path / "x.tar", {name: str(number).encode() for number, name in enumerate(names)})
+    index = list_webdataset(tmp_path)
+    columns = read(index).columns
+    assert (columns["label"].tolist(), columns[r"\xff"]) == ([0, 1], [None, b"2"])
+    assert index.reader.describe(index.table, 0) == f"caf\\xe9 in {tmp_path / 'x.tar'}"
+
+
+def test_names_of_shards_and_tables_must_be_text(tmp_path: Path) -> None:
+    add_members(tmp_path / "x.tar", {"a.cls": b"1"})
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
+    for suffix, listing in ((".tar", list_webdataset), (".parquet", list_parquet)):
+        odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff" + suffix.encode())
+        os.rename(tmp_path / f"x{suffix}", odd)
+        for path in (odd, tmp_path):
+            assert rf"the name of '{tmp_path}/\xff{suffix}' is not UTF-8" in refusal(listing, path)
 
 
 def test_lists_of_different_lengths_in_json(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -73,6 +73,20 @@ def _escaped(uri: str) -> str:
     host, slash, path = place.partition("/")
     escaped = quote(_LONE_PERCENT.sub("%25", path), safe="/:@%", errors="surrogateescape")
     return f"{scheme}://{host}{slash}{escaped}{options.group() if options else ''}"
+
+
+def printable(path: str) -> str:
+    """The path with ``\\xff`` for each byte that is no text, since names of files need not be text."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def check_text(paths: Iterable[str]) -> None:
+    """Raise ConfigError for a path that is no text, which Arrow cannot open."""
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"the name of '{printable(path)}' is not UTF-8. Rename it.") from None
 
 
 def requests_at_once(fs: pafs.FileSystem) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from offload.pipeline.images import EXTENSIONS, DecodeError
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import FILE, CachedFiles
-from offload.pipeline.sources.files import Path, list_files, read_file
+from offload.pipeline.sources.files import Path, list_files, printable, read_file
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.versions import Versions
 
@@ -40,24 +41,26 @@ def list_image_folder(
     images = [f for f in files if f.lower().endswith(EXTENSIONS)]
     if not images:
         raise ConfigError(
-            f"no images under {root!r} ({len(files)} other files). Expected {root}/<class>/<name> ending in "
+            f"no images under '{printable(root)}' ({len(files)} other files). Expected {root}/<class>/<name> ending in "
             f"{', '.join(EXTENSIONS)}."
         )
     relative = [f[len(root) + 1 :].split("/") for f in images]
     loose = next((f for f, parts in zip(images, relative, strict=True) if len(parts) < 2), None)
     if loose is not None:
         raise ConfigError(
-            f"{loose!r} is not in a class folder. Expected {root}/<class>/<name>: the folder's name is the label."
+            f"'{printable(loose)}' is not in a class folder. Expected {root}/<class>/<name>: the folder's name is the label."
         )
     classes = tuple(sorted({parts[0] for parts in relative}))
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number[parts[0]] for parts in relative], dtype=np.int64)
-    table = pa.table({"path": pa.array(images), "label": labels})
+    # Names of files need not be text.
+    table = pa.table({"path": pa.array(map(os.fsencode, images), pa.large_binary()), "label": labels})
     if versions:
         table = table.append_column("version", pa.array([versions[f] for f in images], pa.int64()))
     cached = None if cache is None else CachedFiles(fs, root, cache)
     reader = ImageFolderReader(fs, encoded=encoded, cached=cached)
-    return Index(name=f"image_folder({root})", rows=table, reader=reader, classes=classes)
+    name = f"image_folder({printable(root)})"
+    return Index(name=name, rows=table, reader=reader, classes=tuple(map(printable, classes)))
 
 
 _Place = tuple[str, int | None]
@@ -101,7 +104,7 @@ class ImageFolderReader:
         return Samples({"image": images, "label": rows.column("label").to_numpy()}, errors)
 
     def describe(self, rows: pa.Table, row: int) -> str:
-        return str(rows.column("path")[row].as_py())
+        return printable(os.fsdecode(rows.column("path")[row].as_py()))
 
     def _content(self, place: _Place) -> bytes:
         path, version = place
@@ -111,6 +114,6 @@ class ImageFolderReader:
 
 
 def _places(rows: pa.Table) -> list[_Place]:
-    paths = rows.column("path").to_pylist()
+    paths = list(map(os.fsdecode, rows.column("path").to_pylist()))
     versions = rows.column("version").to_pylist() if "version" in rows.column_names else [None] * len(paths)
     return list(zip(paths, versions, strict=True))

@@ -23,7 +23,7 @@ from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
 from offload.pipeline.sources.column_types import Types, cast, common_types, types_of
-from offload.pipeline.sources.files import Path, list_files, open_filesystem, requests_at_once
+from offload.pipeline.sources.files import Path, check_text, list_files, open_filesystem, requests_at_once
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.versions import Seen, seen_files
 from offload.pipeline.wire import Column, decode, stack_lists
@@ -49,12 +49,14 @@ def list_parquet(
     """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers. ``encoded``: the transform decodes
     JPEGs of the column ``image`` itself."""
     fs, inner = open_filesystem(path, filesystem)
+    check_text([inner])
     files = [inner]
     # Spark and Ray write folders with names like files.
     if not inner.endswith(".parquet") or fs.get_file_info(inner).type == pafs.FileType.Directory:
         files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet")]
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
+    check_text(files)
     seen = _seen(fs, files) if cache is not None else {}  # before their footers: these may be newer
     wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
     sizes, types = _footers(fs, files, [*(columns or ()), *images], wanted, tell)

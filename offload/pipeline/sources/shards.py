@@ -19,7 +19,7 @@ import pyarrow.fs as pafs
 from offload.errors import ConfigError
 from offload.pipeline.aside import each_aside
 from offload.pipeline.sources.base import Tell
-from offload.pipeline.sources.files import requests_at_once
+from offload.pipeline.sources.files import printable, requests_at_once
 from offload.pipeline.sources.listing_cache import cache, cached, remove_unused
 from offload.pipeline.sources.positioned import Positioned
 
@@ -82,7 +82,7 @@ def _scanned(fs: pafs.FileSystem, path: str) -> dict[str, Members]:
         file = stream if isinstance(fs, pafs.LocalFileSystem) else io.BufferedReader(_Requests(stream), REQUEST_BYTES)
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
-                key, extension = _split(member.name)
+                key, extension = _split(printable(member.name))
                 if member.isfile() and key:
                     samples.setdefault(key, {})[extension] = (member.offset_data, member.size)
     return samples

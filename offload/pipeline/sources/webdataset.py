@@ -26,7 +26,7 @@ from offload.pipeline.region_decode import read_image
 from offload.pipeline.shuffling import Consecutive
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFiles
-from offload.pipeline.sources.files import Path, list_files, open_filesystem, requests_at_once
+from offload.pipeline.sources.files import Path, check_text, list_files, open_filesystem, requests_at_once
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.shards import list_shards
 from offload.pipeline.sources.versions import Seen, seen_files
@@ -50,6 +50,7 @@ def list_webdataset(
     if not found:
         raise ConfigError(f"no *.tar shards under {shards!r}.")
     paths, fs, inner = [path for path, _, _ in found], found[0][1], [place for _, _, place in found]
+    check_text(inner)
     seen = _seen(fs, inner) if cache is not None else {}  # before their members: these may be newer
     tables = list_shards(fs, inner, tell)
     sizes = [table.num_rows for table in tables]
