@@ -761,6 +761,33 @@ def test_ways_to_name_shards(shards: Path) -> None:
     assert len(list_webdataset(shards / "data-001.tar")) == 4
 
 
+@pytest.mark.parametrize("name", ["br[1]", "{0..1}x", "star*", "q?"])
+def test_a_path_that_exists_is_no_pattern(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    for number in range(2):
+        add_members(folder / f"s{number}.tar", {"a.cls": str(number).encode()})
+    add_members(folder / "s[0].tar", {"a.cls": b"2"})
+    ways = (
+        (folder, [0, 1, 2]),
+        (folder / "s[0].tar", [2]),
+        ([folder / "s1.tar"], [1]),
+        (str(folder / "s?.tar"), [0, 1]),
+    )
+    for shards, labels in ways:
+        assert sorted(read(list_webdataset(shards)).columns["label"]) == labels
+
+
+def test_compressed_shards_are_named_with_the_remedy(tmp_path: Path) -> None:
+    packed = make_folder(tmp_path, {"0.tar.gz": gzip.compress(b"")}) / "0.tar.gz"
+    for shards in (packed, tmp_path, [packed], f"file://{packed}", str(tmp_path / "*.gz"), tmp_path / "{0..1}.tar.gz"):
+        text = refusal(list_webdataset, shards)
+        assert f"{packed}' is a compressed shard" in text
+        assert "gunzip" in text
+    add_members(tmp_path / "1.tar", {"a.cls": b"1"})
+    assert len(list_webdataset(tmp_path)) == 1
+
+
 def test_shards_on_another_file_system(shards: Path) -> None:
     import fsspec
 

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,14 @@ from offload.pipeline.region_decode import read_image
 from offload.pipeline.shuffling import Consecutive
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFiles
-from offload.pipeline.sources.files import Path, check_text, list_files, open_filesystem, requests_at_once
+from offload.pipeline.sources.files import Path, check_text, list_files, open_filesystem, printable, requests_at_once
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.shards import list_shards
 from offload.pipeline.sources.versions import Seen, seen_files
 from offload.pipeline.wire import Column, stack, stack_lists
 
 MOST_SHARDS = 1_000_000
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -80,23 +81,51 @@ def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[
     if not isinstance(shards, str | os.PathLike):
         return [path for shard in shards for path in _expand(shard, filesystem, tell)]
     text = os.fspath(shards)
-    braces = _BRACES.search(text)
-    if braces:
-        first, last = braces.groups()
-        if int(last) - int(first) >= MOST_SHARDS:
-            raise ConfigError(f"{text!r} names more than {MOST_SHARDS:,} shards. Correct the range.")
-        filled = [
-            text[: braces.start()] + str(i).zfill(len(first)) + text[braces.end() :]
-            for i in range(int(first), int(last) + 1)
-        ]
-        return [path for part in filled for path in _expand(part, filesystem, tell)]
-    if "://" not in text and any(c in text for c in "*?["):
-        return [(path, *open_filesystem(path, filesystem)) for path in sorted(glob.glob(os.path.expanduser(text)))]
+    local = os.path.expanduser(text) if "://" not in text and filesystem is None else None
+    if local is None or not os.path.exists(local):  # what exists is no pattern
+        folder = os.path.dirname(text)
+        if braces := _BRACES.search(text, len(folder) if os.path.isdir(os.path.expanduser(folder)) else 0):
+            return [path for part in _filled(text, braces) for path in _expand(part, filesystem, tell)]
+        if "://" not in text and any(c in text for c in "*?["):
+            return [path for part in _matching(text) for path in _matched(part, filesystem, tell)]
+    if text.endswith(_COMPRESSED) and not (local is not None and os.path.isdir(local)):
+        raise _compressed(text)
     if text.endswith(".tar"):
         return [(text, *open_filesystem(text, filesystem))]
     scheme = text.split("://", 1)[0] + "://" if "://" in text and filesystem is None else ""
     fs, _, files = list_files(shards, filesystem, tell)
-    return [(scheme + f, fs, f) for f in files if f.endswith(".tar")]
+    found = [(scheme + f, fs, f) for f in files if f.endswith(".tar")]
+    packed = next((f for f in files if f.endswith(_COMPRESSED)), None)
+    if packed is not None and not found:
+        raise _compressed(scheme + packed)
+    return found
+
+
+def _filled(text: str, braces: re.Match[str]) -> Iterator[str]:
+    first, last = braces.groups()
+    if int(last) - int(first) >= MOST_SHARDS:
+        raise ConfigError(f"{text!r} names more than {MOST_SHARDS:,} shards. Correct the range.")
+    for number in range(int(first), int(last) + 1):
+        yield text[: braces.start()] + str(number).zfill(len(first)) + text[braces.end() :]
+
+
+def _matching(text: str) -> list[str]:
+    folder, name = os.path.split(os.path.expanduser(text))
+    return sorted(glob.glob(os.path.join(glob.escape(folder) if os.path.isdir(folder) else folder, name)))
+
+
+def _matched(path: str, filesystem: Any, tell: Tell) -> list[_Shard]:
+    """The shards of a path that a pattern has found. A file counts as a shard whatever its name."""
+    if os.path.isdir(path) or path.endswith(_COMPRESSED):
+        return _expand(path, filesystem, tell)
+    return [(path, *open_filesystem(path, filesystem))]
+
+
+def _compressed(path: str) -> ConfigError:
+    return ConfigError(
+        f"{printable(path)!r} is a compressed shard, from which single samples cannot be read. Decompress it to a .tar file, for "
+        "example with gunzip."
+    )
 
 
 class WebDatasetReader:
