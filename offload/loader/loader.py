@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from offload.loader.device import Finish
 from offload.loader.iterator import Iteration, Plan
 from offload.loader.job import Job
 from offload.loader.node_choice import PLACEMENTS
+from offload.loader.orders import orders_of
 from offload.loader.progress import Aside, Progress, restore, state_of
 from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.stats import Clock, LoaderStats
@@ -215,16 +215,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             seed = mix(seed, progress.epoch, job.rank)
         if iterable:
             return seed, None
-        left_out = sum(map(self._samples_in, itertools.islice(indices, progress.batches)))
-        return seed, self._orders(indices, progress.batches, left_out, seed)
-
-    def _orders(self, indices: Iterator[Any], batch: int, first: int, seed: int) -> Iterator[BatchOrder]:
-        for number, each in enumerate(indices):
-            yield BatchOrder(number=number, batch=batch + number, indices=each, first=first, seed=seed)
-            first += self._samples_in(each)
-
-    def _samples_in(self, indices: Any) -> int:
-        return len(indices) if self._auto_collation else 1
+        return seed, orders_of(indices, batches=self._auto_collation, skip=progress.batches, seed=seed)
 
     def _recipes(self, seed: int) -> list[Any]:
         """The work of each process: what this process's own data set is now, as if it were forked."""
