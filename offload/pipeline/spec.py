@@ -194,7 +194,7 @@ def from_torch(
     pipeline = build_pipeline(
         f"from_torch({factory_name(dataset) if made_there else type(dataset).__name__})",
         lambda tell=silent: (list_torch_factory if made_there else list_torch_dataset)(
-            dataset, names, whole=collate_fn is not None and transform is None
+            dataset, names, whole=collate_fn is not None and transform is None, changed=transform is not None
         ),
         transform,
         per_sample=per_sample,

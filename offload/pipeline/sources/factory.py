@@ -33,9 +33,11 @@ def factory_name(factory: Any) -> str:
     return str(getattr(factory, "__qualname__", type(factory).__name__)).rpartition("<locals>.")[2]
 
 
-def list_torch_factory(factory: Callable[[], Any], columns: Sequence[str], *, whole: bool = False) -> Index:
+def list_torch_factory(
+    factory: Callable[[], Any], columns: Sequence[str], *, whole: bool = False, changed: bool = False
+) -> Index:
     """The index of the data set that ``factory`` returns. It is constructed here once, for its length and classes, and dropped.
-    ``whole``: samples stay as the data set returns them.
+    ``whole``: samples stay as the data set returns them. ``changed``: whether a transform may change them in place.
 
     Raises ConfigError if the factory raises or returns no map-style data set.
     """
@@ -53,14 +55,24 @@ def list_torch_factory(factory: Callable[[], Any], columns: Sequence[str], *, wh
             "the data set that you construct."
         )
     index = list_torch_dataset(dataset, columns)
-    return replace(index, reader=FactoryReader(factory, tuple(columns), type(dataset).__name__, whole=whole))
+    return replace(
+        index, reader=FactoryReader(factory, tuple(columns), type(dataset).__name__, whole=whole, changed=changed)
+    )
 
 
 class FactoryReader:
     """A reader that constructs its data set once in each process, with :meth:`prepare` or at the first read."""
 
-    def __init__(self, factory: Callable[[], Any], columns: tuple[str, ...], name: str, *, whole: bool = False) -> None:
-        self.factory, self.columns, self.name, self._whole = factory, columns, name, whole
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        columns: tuple[str, ...],
+        name: str,
+        *,
+        whole: bool = False,
+        changed: bool = False,
+    ) -> None:
+        self.factory, self.columns, self.name, self._whole, self._changed = factory, columns, name, whole, changed
         self._reader: TorchReader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,7 +96,7 @@ class FactoryReader:
     def _opened(self) -> TorchReader:
         if self._reader is None:
             try:
-                self._reader = TorchReader(self.factory(), self.columns, whole=self._whole)
+                self._reader = TorchReader(self.factory(), self.columns, whole=self._whole, changed=self._changed)
             except FAILURES as error:
                 raise RunError(
                     f"from_torch({factory_name(self.factory)}) raised {type(error).__name__}: {error} on a preprocessing process. "

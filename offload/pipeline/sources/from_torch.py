@@ -21,8 +21,11 @@ DEFAULT_COLUMNS = ("image", "label")
 MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
 
 
-def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS, *, whole: bool = False) -> Index:
-    """The index of a map-style data set: the numbers from 0 to its length. ``whole``: samples stay as the data set returns them."""
+def list_torch_dataset(
+    dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS, *, whole: bool = False, changed: bool = False
+) -> Index:
+    """The index of a map-style data set: the numbers from 0 to its length. ``whole``: samples stay as the data set returns them.
+    ``changed``: whether a transform may change them in place."""
     if not is_map_style(dataset):
         raise ConfigError(
             f"from_torch takes a map-style data set (__getitem__ and __len__), found {type(dataset).__name__}. For an "
@@ -30,9 +33,8 @@ def list_torch_dataset(dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS, *
         )
     name = f"from_torch({type(dataset).__name__})"
     rows = Runs(pa.table({"data set": [0]}), np.array([_length(name, dataset)]), number="item")
-    return Index(
-        name=name, rows=rows, reader=TorchReader(dataset, tuple(columns), whole=whole), classes=_classes(dataset)
-    )
+    reader = TorchReader(dataset, tuple(columns), whole=whole, changed=changed)
+    return Index(name=name, rows=rows, reader=reader, classes=_classes(dataset))
 
 
 def is_map_style(dataset: object) -> bool:
@@ -73,15 +75,16 @@ def _classes(dataset: Any) -> tuple[str, ...]:
 
 
 class TorchReader:
-    """A reader that calls the data set and names the parts of a tuple by ``columns``. ``whole``: samples stay as they are.
+    """A reader that calls the data set and names the parts of a tuple by ``columns``. ``whole``: samples stay as they are. ``changed``:
+    a transform may change them in place, so it gets copies of what the data set may keep.
 
     While it reads, ``torch.utils.data.get_worker_info()`` answers as in a worker of torch: ``id`` and ``num_workers`` are the
     number of this process and of the run's processes (:class:`offload.pipeline.ordinal.Ordinal`), and ``seed`` is that of the rows'
     random numbers.
     """
 
-    def __init__(self, dataset: Any, columns: tuple[str, ...], *, whole: bool = False) -> None:
-        self.dataset, self.columns, self._whole = dataset, columns, whole
+    def __init__(self, dataset: Any, columns: tuple[str, ...], *, whole: bool = False, changed: bool = False) -> None:
+        self.dataset, self.columns, self._whole, self._changed = dataset, columns, whole, changed
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         with _as_worker(self.dataset):
@@ -111,7 +114,8 @@ class TorchReader:
                     f"item {items[0]} of {type(self.dataset).__name__} has the columns {_listed(names)}, and item {item} has "
                     f"{_listed(sample)}. Return the same columns for every item; a value may be None."
                 )
-        columns: dict[str, Column] = {name: [plain(s[name]) for s in samples] for name in names}
+        made = (lambda value: _own(plain(value))) if self._changed else plain
+        columns: dict[str, Column] = {name: [made(s[name]) for s in samples] for name in names}
         return Samples(columns)
 
     def describe(self, rows: pa.Table, row: int) -> str:
@@ -156,3 +160,16 @@ def plain(value: Any) -> Any:
             return value
         return value if torch_only(array.dtype) else array
     return value
+
+
+def _own(value: Any) -> Any:
+    """A copy of an array, a tensor or an image, and of lists, tuples and dicts of these. Objects of other types stay."""
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.flags.writeable else value
+    if type(value) in (list, tuple):
+        return type(value)(map(_own, value))
+    if type(value) is dict:
+        return {key: _own(each) for key, each in value.items()}
+    if type(value).__module__.startswith("torch") and hasattr(value, "clone"):
+        return value.clone()
+    return value.copy() if type(value).__module__.startswith("PIL.") and hasattr(value, "copy") else value
