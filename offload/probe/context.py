@@ -50,7 +50,7 @@ class ProbeContext(Context):
         self.gradients_s = 0.0
         self.samples_each = 0
         self._comparing = self._syncing = False
-        self._sum: list[torch.Tensor] | None = None
+        self._sum: list[torch.Tensor | None] | None = None  # by parameter; None: no gradient so far
         self._began = 0.0
         self._open = False
         # The loop steps optimizers one by one or itself, or its model is sharded: its batches cannot adapt.
@@ -68,8 +68,13 @@ class ProbeContext(Context):
         prepared = super().prepare(*objects, ddp=ddp)
         self._one_by_one = len(self._loop.state.models) > 1 or self._loop.stepper.joined.sharded
         for optimizer in self._loop.state.optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._stepped)
         return prepared
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        if self._comparing:  # the loop steps itself
+            self._note_gradient()
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         self._open = False
@@ -239,24 +244,23 @@ class ProbeContext(Context):
         return self._loop.delivery(TRAIN)
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
-        """Compute the gradient of the loss; record its norm if gradients are compared."""
+        """Add the gradient of the loss."""
         scaler = self._loop.state.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
         self._loop.stepper.joined.backward(scaled, retain_graph=retain_graph, exchanges=self._syncing)
         self._backwards += 1
-        if self._comparing and not self._one_by_one:
-            self._note_gradient(1.0 if scaler is None else float(scaler.get_scale()))
 
     def skip(self) -> None:
         """Take the next batch without a step."""
         self._open = False
 
     def step(self, *optimizers: torch.optim.Optimizer, clip_norm: float | None = None) -> bool:
-        """Step the optimizers."""
-        self._open = False
+        """Step the optimizers; if gradients are compared, note the batch's gradient instead."""
         self._one_by_one = self._one_by_one or bool(optimizers)
         if self._comparing:
+            self._note_gradient()
             return False  # all gradients must be at equal parameters
+        self._open = False
         scaler = self._loop.state.scaler
         chosen = optimizers or tuple(self._loop.state.optimizers)
         for optimizer in chosen:
@@ -268,20 +272,28 @@ class ProbeContext(Context):
         step_all(chosen, scaler)
         return True
 
-    def _note_gradient(self, scale: float) -> None:
+    def _note_gradient(self) -> None:
+        """Note the gradient of the batch, which several losses may have added up, and clear it."""
+        if not self._open:  # noted already, or skipped
+            return
+        self._open = False
+        scaler = self._loop.state.scaler
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
         parameters = [p for o in self._loop.state.optimizers for g in o.param_groups for p in g["params"]]
-        reached = [p for p in parameters if p.grad is not None]
-        gradients = [p.grad / scale for p in reached if p.grad is not None]
-        for parameter in reached:
+        # A loss may miss some of the parameters, and not always the same ones.
+        gradients = [None if p.grad is None else p.grad / scale for p in parameters]
+        for parameter in parameters:
             parameter.grad = None
-        if not gradients:
+        reached = [g for g in gradients if g is not None]
+        if not reached:
             raise RunError("the probed loss reaches no parameter of the prepared optimizers.")
-        square = float(sum(g.double().square().sum() for g in gradients))
-        if self._sum is None:
-            self._sum, product = gradients, 0.0
-        else:
-            product = float(sum((g.double() * s).sum() for g, s in zip(gradients, self._sum, strict=True)))
-            torch._foreach_add_(self._sum, gradients)
+        square = float(sum(g.double().square().sum() for g in reached))
+        sums = self._sum or [None] * len(gradients)
+        pairs = [(g, s) for g, s in zip(gradients, sums, strict=True) if g is not None and s is not None]
+        product = float(sum((g.double() * s).sum() for g, s in pairs))
+        if pairs:
+            torch._foreach_add_([s for _, s in pairs], [g for g, _ in pairs])
+        self._sum = [g if s is None else s for g, s in zip(gradients, sums, strict=True)]
         self.gradients.append((square, product))
 
     def sum(self, value: Any) -> Any:
