@@ -53,6 +53,11 @@ class BatchScaling:
             scale = scaler.get_scale if scaler is not None else lambda: 1.0
             self._meter.begin(step, split.accum_steps + 1, scale)
 
+    def micro_batch_done(self) -> None:
+        """Note that the global batch goes on with another micro-batch."""
+        if self._meter is not None:
+            self._meter.micro_batch_done()
+
     def end_step(self, step: int, split: BatchSplit, rows: int) -> None:
         """Finish the measurement after the last backward pass of a global batch of ``rows`` samples, with gradients unscaled and not
         clipped."""

@@ -2,7 +2,8 @@
 
 If a step has several parts (workers, accumulated micro-batches), the meter compares their gradients. It compares a single part with
 the step before. For optimizers that precondition their gradient (the Adam family), it compares preconditioned gradients. A
-measurement costs a norm per parameter and part, so it measures only some steps.
+measurement costs a norm per parameter and part, so it measures only some steps. Several losses of a micro-batch add up before their norm
+is taken, which costs the memory of one more gradient.
 """
 
 from __future__ import annotations
@@ -74,14 +75,17 @@ def is_adam(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class NoiseMeter:
-    """The meter of one rank. Call, for each global batch, :meth:`begin`, the backward passes, and :meth:`finish` before the optimizers
-    step."""
+    """The meter of one rank. Call, for each global batch, :meth:`begin`, the backward passes with :meth:`micro_batch_done` between two
+    micro-batches, and :meth:`finish` before the optimizers step."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], world_size: int) -> None:
         self._groups = [(each, group) for each in optimizers for group in each.param_groups]
         self._world_size = world_size
         self._handles: list[Any] = []
         self._norms: list[list[torch.Tensor]] = [[] for _ in self._groups]
+        self._reached: dict[torch.Tensor, torch.Tensor | None] = {}  # in this micro-batch, with gradients that add up
+        self._several = False  # the loop runs several backward passes for a micro-batch
+        self._adds_up = False  # known before this step, so that gradients add up
         self._before: tuple[int, list[list[torch.Tensor]]] | None = None
         self._micro_batches = 0
         self._loss_scale = 1.0
@@ -94,6 +98,7 @@ class NoiseMeter:
     def begin(self, step: int, micro_batches: int, loss_scale: Callable[[], float]) -> None:
         """Prepare for the first backward pass of step ``step``, with ``micro_batches`` on each rank. ``loss_scale``: the factor by
         which fp16 multiplied the losses."""
+        self._forget()
         self._micro_batches = micro_batches
         if not _measured(step) or self._world_size * micro_batches < 2:
             return
@@ -107,19 +112,46 @@ class NoiseMeter:
         self, number: int, optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor
     ) -> Callable[[torch.Tensor], None]:
         def note(gradient: torch.Tensor) -> None:
-            self._norms[number].append(_norm(gradient.detach(), optimizer, group, parameter))
+            if self._adds_up:
+                before = self._reached.get(parameter)
+                # A copy: autograd may go on to add to the tensor that it passes.
+                self._reached[parameter] = gradient.detach().clone() if before is None else before + gradient.detach()
+            elif parameter in self._reached:
+                self._several = True
+            else:
+                self._reached[parameter] = None
+                self._norms[number].append(_norm(gradient.detach(), optimizer, group, parameter))
 
         return note
+
+    def micro_batch_done(self) -> None:
+        """Note the end of a micro-batch's backward passes."""
+        if self._adds_up:
+            for number, (optimizer, group) in enumerate(self._groups):
+                for parameter in group["params"]:
+                    if (gradient := self._reached.get(parameter)) is not None:
+                        self._norms[number].append(_norm(gradient, optimizer, group, parameter))
+        self._reached = {}
+
+    def _forget(self) -> tuple[bool, list[list[torch.Tensor]]]:
+        """End the measurement of a global batch. Return whether there was one, and its norms."""
+        for handle in self._handles:
+            handle.remove()
+        hooked, self._handles = bool(self._handles), []
+        norms, self._norms = self._norms, [[] for _ in self._groups]
+        self._reached = {}
+        return hooked, norms
 
     def finish(self, step: int, *, local_batch_size: int, whole: bool) -> Part | None:
         """Return the measurement of the step whose mean gradient the parameters hold, unscaled and not clipped; None if there is
         none. ``whole``: whether all its local batches were full, on all ranks."""
-        for handle in self._handles:
-            handle.remove()
-        norms, self._norms = self._norms, [[] for _ in self._groups]
-        hooked, self._handles = bool(self._handles), []
+        self.micro_batch_done()
+        hooked, norms = self._forget()
         if self._world_size * self._micro_batches == 1:
             return self._pair(step, local_batch_size, whole=whole)
+        if self._several and not self._adds_up:
+            self._adds_up = True  # from the next step on: this one's norms are those of single losses
+            return None
         if not hooked or not whole:
             return None
         # Each micro-batch's loss was divided by the number of micro-batches, and multiplied by fp16's scale.

@@ -227,6 +227,8 @@ class Stepper:
         self.batch = None
         self._micro_batches += 1
         self._meter.micro_batch_done()
+        if self._scaling is not None:
+            self._scaling.micro_batch_done()
 
     def _apply(self, step: _Step, batch: LocalBatch, passes: float) -> float:
         """Finish the gradients of a step's optimizers, and step them. Return the worth of the global batch."""

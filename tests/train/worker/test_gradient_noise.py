@@ -33,17 +33,23 @@ class Worker:
         spread = math.sqrt(VAR * INITIAL / samples / DIMENSIONS)
         return self.mean + spread * torch.randn(DIMENSIONS, generator=self.generator)
 
-    def backward(self, micro_batches: int) -> None:
+    def backward(self, micro_batches: int, losses: tuple[float, ...] = (1.0,)) -> None:
+        """``losses``: the shares of several losses of a micro-batch, which are 1 together."""
         for _ in range(micro_batches):
-            (self.parameter * self.gradient(LOCAL) / micro_batches).sum().backward()
+            gradient = self.gradient(LOCAL)
+            for share in losses:
+                (self.parameter * gradient * share / micro_batches).sum().backward()
+            self.meter.micro_batch_done()
 
 
-def step_of(group: list[Worker], step: int, micro_batches: int) -> list[Part] | None:
+def step_of(
+    group: list[Worker], step: int, micro_batches: int, losses: tuple[float, ...] = (1.0,)
+) -> list[Part] | None:
     """One global batch of all workers, with their gradients averaged as DDP does."""
     for worker in group:
         worker.parameter.grad = None
         worker.meter.begin(step, micro_batches, lambda: 1.0)
-        worker.backward(micro_batches)
+        worker.backward(micro_batches, losses)
     mean = torch.stack([w.parameter.grad for w in group if w.parameter.grad is not None]).mean(0)
     parts = []
     for worker in group:
@@ -94,12 +100,36 @@ def test_what_fp16_multiplied_is_divided_again() -> None:
     scaled.meter.begin(0, 2, lambda: 1024.0)
     for _ in range(2):
         (1024.0 * scaled.parameter * scaled.gradient(LOCAL) / 2).sum().backward()
+        scaled.meter.micro_batch_done()
     assert scaled.parameter.grad is not None
     scaled.parameter.grad /= 1024.0  # as unscale_ does before the step
     other = scaled.meter.finish(0, local_batch_size=LOCAL, whole=True)
     assert other is not None
     assert other.squares == pytest.approx(one.squares, rel=1e-4)
     assert other.total == pytest.approx(one.total, rel=1e-4)
+
+
+@pytest.mark.parametrize(("workers", "micro_batches"), [(1, 4), (2, 2)])
+def test_several_losses_of_a_micro_batch_are_measured_as_their_sum(workers: int, micro_batches: int) -> None:
+    one, several = ([Worker(100 + rank, workers) for rank in range(workers)] for _ in range(2))
+    pairs = [
+        (step_of(one, step, micro_batches), step_of(several, step, micro_batches, (3.0, -1.5, -0.5)))
+        for step in range(3)
+    ]
+    assert pairs[0][1] is None, "the meter learns that a loop has several losses"
+    for expected, found in pairs[1:]:
+        assert expected is not None
+        assert found is not None
+        for a, b in zip(expected, found, strict=True):
+            assert b.to_floats() == pytest.approx(a.to_floats(), rel=1e-4)
+
+
+def test_a_batch_that_nobody_counts_leaves_nothing_to_the_next() -> None:
+    plain, after = Worker(5, 1), Worker(5, 1)
+    after.meter.begin(0, 2, lambda: 1.0)
+    Worker.backward(after, 1)  # and no finish: no rank took part
+    plain.gradient(LOCAL)
+    assert step_of([plain], 1, 2) == step_of([after], 1, 2)
 
 
 def test_parameter_groups_are_told_apart() -> None:
@@ -109,6 +139,7 @@ def test_parameter_groups_are_told_apart() -> None:
     meter.begin(0, 2, lambda: 1.0)
     for sign in (1.0, -1.0):
         (first * 2.0 + second * 4.0 * sign).sum().div(2).backward()
+        meter.micro_batch_done()
     part = meter.finish(0, local_batch_size=LOCAL, whole=True)
     assert part is not None
     assert part.squares == pytest.approx((2 * 16.0, 2 * 64.0))
@@ -131,6 +162,7 @@ def test_adam_sees_the_gradients_divided_by_their_second_moment() -> None:
             optimizer.zero_grad()
             for _ in range(2):
                 (parameter * factor * (1 + torch.randn(DIMENSIONS))).sum().div(2).backward()
+                meter.micro_batch_done()
             part = meter.finish(step, local_batch_size=LOCAL, whole=True)
             optimizer.step()
         assert part is not None
