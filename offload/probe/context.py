@@ -25,7 +25,7 @@ from offload.train.worker.batch import BatchIterator, columns_of, shown_batch
 from offload.train.worker.context import Context, DdpOptions, has_many
 from offload.train.worker.delivery import Delivery
 from offload.train.worker.loop import StopRun, TrainingLoop
-from offload.train.worker.stepping import step_all
+from offload.train.worker.optimizer_steps import OptimizerSteps
 
 GRADIENTS = 16  # compared at equal parameters, to tell their noise; more if they do not, while time and rows last
 FEW_GRADIENTS = 8  # without a GPU, where a step takes long
@@ -50,6 +50,7 @@ class ProbeContext(Context):
         self.gradients_s = 0.0
         self.samples_each = 0
         self._comparing = self._syncing = False
+        self._optimizer_steps = OptimizerSteps(loop.state)
         self._sum: list[torch.Tensor | None] | None = None  # by parameter; None: no gradient so far
         self._began = 0.0
         self._open = False
@@ -117,6 +118,7 @@ class ProbeContext(Context):
             self._loop.rows = size
             shown = shown_batch(batch)
             yield columns_of(shown, columns) if columns else shown
+            self._optimizer_steps.end_batch()
             if self._open:
                 raise RunError(
                     "a batch went by without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch of "
@@ -261,15 +263,13 @@ class ProbeContext(Context):
             self._note_gradient()
             return False  # all gradients must be at equal parameters
         self._open = False
-        scaler = self._loop.state.scaler
         chosen = optimizers or tuple(self._loop.state.optimizers)
+        self._optimizer_steps.unscale(chosen)
         for optimizer in chosen:
-            if scaler is not None:
-                scaler.unscale_(optimizer)
             if clip_norm is not None:
                 parameters = [p for group in optimizer.param_groups for p in group["params"]]
                 torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-        step_all(chosen, scaler)
+        self._optimizer_steps.step(chosen)
         return True
 
     def _note_gradient(self) -> None:

@@ -20,6 +20,7 @@ from offload.train.worker.device_memory import DeviceMemory
 from offload.train.worker.gradients import clip_gradients, scale_gradients
 from offload.train.worker.joined import JoinedModels
 from offload.train.worker.joining import Join
+from offload.train.worker.optimizer_steps import OptimizerSteps
 from offload.train.worker.state import TrainingState
 from offload.train.worker.watchdog import Watchdog
 
@@ -71,6 +72,7 @@ class Stepper:
         self._state, self._meter, self._watchdog = state, meter, watchdog
         self._rank, self._workers, self._scaling, self._memory = rank, workers, scaling, memory
         self.joined = JoinedModels(join, meter, workers=workers)
+        self._optimizer_steps = OptimizerSteps(state)
         self._went_backward = self._skipped = self._is_last = False
         self._micro_batches = self._rows = 0
         self._kept = self._goal = 0.0
@@ -238,7 +240,7 @@ class Stepper:
         if self._finish_gradients(step, batch.split):
             self.stepping = True
             with contextlib.nullcontext() if self._scaling is None else self._scaling.scaled_rates(rows, passes):
-                step_all(step.optimizers, self._state.scaler)
+                self._optimizer_steps.step(step.optimizers)
             self.stepping = False
         return useful
 
@@ -246,6 +248,7 @@ class Stepper:
         rows = self._rows
         if not self._skipped and not self._plain:
             self._usual = self._done
+        self._optimizer_steps.end_batch()
         self._meter.stepped(useful / max(rows, 1))
         self._watchdog.alive()
         self._state.stepped([*self._trained, batch.positions], rows, useful)
@@ -255,7 +258,7 @@ class Stepper:
     def _finish_gradients(self, step: _Step, split: BatchSplit) -> bool:
         """Exchange the gradients if no model did, unscale them, correct them for the real rows, measure and clip them. Return whether
         they hold anything."""
-        optimizers, scaler = step.optimizers, self._state.scaler
+        optimizers = step.optimizers
         self.joined.exchange(optimizers)
         parameters = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         if self._kept <= 0 or (
@@ -264,9 +267,7 @@ class Stepper:
             for optimizer in optimizers:  # nobody's samples count
                 optimizer.zero_grad(set_to_none=True)
             return False
-        if scaler is not None:
-            for optimizer in optimizers:
-                scaler.unscale_(optimizer)
+        self._optimizer_steps.unscale(optimizers)
         if self._kept != self._goal:
             scale_gradients(parameters, self._goal / self._kept)
         if self._scaling is not None:
@@ -314,15 +315,3 @@ def _one_by_one(does: str, batch: LocalBatch, adapts: bool) -> str:
         f"{split.local_batch_size} on each of {split.workers} workers. Call ctx.backward(loss) and ctx.step(), or pass a batch_size that "
         "needs no accumulation."
     )
-
-
-def step_all(optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler | None) -> None:
-    """Step optimizers whose gradients are unscaled, and clear these."""
-    for optimizer in optimizers:
-        if scaler is not None:
-            scaler.step(optimizer)
-        else:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    if scaler is not None:
-        scaler.update()

@@ -1,0 +1,69 @@
+"""Step optimizers. For fp16, unscale their gradients first, and update the loss's scale once for each batch.
+
+Losses of one batch have one scale, even if its optimizers step one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from offload.train.worker.gradients import scale_gradients
+
+
+class Trained(Protocol):
+    """What trains: all optimizers, and fp16's scaler, if there is one."""
+
+    optimizers: list[torch.optim.Optimizer]
+    scaler: torch.amp.GradScaler | None
+
+
+class OptimizerSteps:
+    """The steps of one rank's optimizers. Call :meth:`unscale` and :meth:`step` for each step, and :meth:`end_batch` at the end of a
+    global batch."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        self._stepped: list[torch.optim.Optimizer] = []  # by the scaler, since its last update
+
+    def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Divide the optimizers' gradients by the scale of the losses."""
+        scaler = self._trained.scaler
+        if scaler is None:
+            return
+        if any(each is stepped for each in optimizers for stepped in self._stepped):
+            self._update_early(scaler)
+        for optimizer in optimizers:
+            if _reached(optimizer):
+                scaler.unscale_(optimizer)
+
+    def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Step optimizers whose gradients are unscaled, and clear these."""
+        for optimizer in optimizers:
+            if self._trained.scaler is None:
+                optimizer.step()
+            elif _reached(optimizer):  # the scaler refuses one without gradients
+                self._trained.scaler.step(optimizer)
+                self._stepped.append(optimizer)
+            optimizer.zero_grad(set_to_none=True)
+
+    def end_batch(self) -> None:
+        """Update the scale of the losses."""
+        if self._stepped and self._trained.scaler is not None:
+            self._trained.scaler.update()
+        self._stepped = []
+
+    def _update_early(self, scaler: torch.amp.GradScaler) -> None:
+        """Update the scale within a batch: the scaler takes one step of an optimizer for each update. Gradients that wait for their step
+        get the new scale, too."""
+        before = scaler.get_scale()
+        self.end_batch()
+        if (factor := scaler.get_scale() / before) != 1.0:
+            scale_gradients([p for each in self._trained.optimizers for p in _reached(each)], factor)
+
+
+def _reached(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters that have a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -1,0 +1,146 @@
+"""Steps of one or several ranks, in threads: what the optimizers see, and that replicas stay equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offload.measure.steps import Clock, StepMeter
+from offload.model.batch_split import BatchSplit
+from offload.testing.in_threads import Unjoined
+from offload.train.worker.agreement import Heard
+from offload.train.worker.batches import LocalBatch
+from offload.train.worker.device_memory import DeviceMemory
+from offload.train.worker.joining import Join
+from offload.train.worker.state import TrainingState
+from offload.train.worker.stepping import Stepper
+from offload.train.worker.watchdog import Watchdog
+
+ROWS = 4
+
+
+class Rank:
+    """One rank's steps, on batches that a test names by the rows of all ranks."""
+
+    def __init__(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        rank: int = 0,
+        workers: int = 1,
+        join: Join | None = None,
+        ddp: dict[str, Any] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        checkpoints: Any = None
+        state = TrainingState(None, checkpoints, seed=0, samples=None, scaler=scaler, resumable=True)
+        state.optimizers = list(optimizers)
+        self.rank, self.workers = rank, workers
+        self.stepper = Stepper(
+            state,
+            StepMeter(Clock()),
+            Watchdog(60.0),
+            rank=rank,
+            workers=workers,
+            scaling=None,
+            join=join or Unjoined(),
+            memory=DeviceMemory(torch.device("cpu")),
+        )
+        self.models = self.stepper.join(models, ddp)
+
+    def take(self, *rows: int) -> None:
+        """Take the next batch; ``rows``: those of each rank."""
+        self.stepper.settle(0.0)
+        mine, whole = (rows or (ROWS,))[self.rank], sum(rows or (ROWS,))
+        self.stepper.take(
+            LocalBatch(
+                content={},
+                rows=mine,
+                all_rows=whole,
+                weight=mine,
+                all_weight=whole,
+                positions=np.arange(mine),
+                skipped=(),
+                own_ready_s=0.0,
+                split=BatchSplit(workers=self.workers, local_batch_size=ROWS, accum_steps=0),
+                heard=Heard(),
+            )
+        )
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.stepper.backward(loss, lambda: False)
+
+    def step(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.stepper.step(optimizers, clip_norm=None, passes=0.0)
+
+
+# -- fp16 --------------------------------------------------------------------------------------------------------------
+
+
+def weight(value: float = 0.0) -> torch.nn.Linear:
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, value)
+    return model
+
+
+def in_fp16() -> tuple[Rank, list[torch.nn.Linear], list[torch.optim.SGD], torch.amp.GradScaler]:
+    """Two models with an optimizer each, whose steps are their gradients."""
+    models = [weight(), weight()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**6)
+    return Rank(models, optimizers, scaler=scaler), models, optimizers, scaler
+
+
+ONE = torch.ones(1, 1)
+
+
+@pytest.mark.parametrize("rest_at_once", [False, True])
+def test_an_overflow_in_one_optimizer_leaves_the_step_of_another_as_it_is(rest_at_once: bool) -> None:
+    rank, (first, second), (of_first, of_second), scaler = in_fp16()
+    rank.take()
+    rank.backward(first(ONE).sum() * float("inf"))
+    rank.backward(second(ONE).sum())
+    rank.step(of_first)
+    rank.step(*() if rest_at_once else (of_second,))
+    assert (first.weight.item(), second.weight.item()) == (0.0, -1.0)
+    rank.stepper.settle(0.0)
+    assert scaler.get_scale() == 512.0
+
+
+def test_an_optimizer_without_gradients_rests_and_the_others_step() -> None:
+    rank, (first, second), _, scaler = in_fp16()
+    rank.take()
+    rank.backward(first(ONE).sum())
+    rank.step()
+    assert (first.weight.item(), second.weight.item()) == (-1.0, 0.0)
+    assert scaler.get_scale() == 1024.0
+
+
+def test_a_step_of_what_is_left_may_have_nothing_left() -> None:
+    rank, (first, second), optimizers, _ = in_fp16()
+    for number in (1, 2):
+        rank.take()
+        for model, optimizer in zip((first, second), optimizers, strict=True):
+            rank.backward(model(ONE).sum())
+            rank.step(optimizer)
+        rank.step()
+        assert (first.weight.item(), second.weight.item()) == (-number, -number)
+
+
+def test_an_optimizer_steps_twice_in_a_batch_and_an_overflow_does_not_change_later_steps() -> None:
+    rank, (first, second), (of_first, of_second), scaler = in_fp16()
+    rank.take()
+    rank.backward(second(ONE).sum())
+    rank.backward(first(ONE).sum() * float("inf"))
+    rank.step(of_first)
+    for _ in range(2):
+        rank.backward(first(ONE).sum())
+        rank.step(of_first)
+    rank.step(of_second)
+    assert (first.weight.item(), second.weight.item()) == (-2.0, -1.0)
+    assert scaler.get_scale() == 512.0
