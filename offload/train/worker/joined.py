@@ -18,7 +18,8 @@ from offload.train.worker.joining import Join, zero_loss
 
 class JoinedModels:
     """DistributedDataParallel exchanges the gradients of a single model while backward runs, and ``fully_shard`` those of sharded
-    parameters. :meth:`exchange` exchanges all others just before a step.
+    parameters. :meth:`exchange` exchanges all others just before a step. They include parameters that were frozen when the models were
+    joined, which DistributedDataParallel leaves out.
 
     Attributes:
         models: the models, joined.
@@ -29,7 +30,7 @@ class JoinedModels:
         self.models: list[torch.nn.Module] = []
         self.sharded = False
         self._join, self._meter, self._workers = join, meter, workers
-        self._averages = False
+        self._by_ddp: set[int] = set()  # the ids of parameters that :meth:`exchange` leaves to DistributedDataParallel
         self._went_forward = self._in_backward = False
 
     def adopt(
@@ -53,8 +54,11 @@ class JoinedModels:
         if self._workers == 1 or not trained:
             return self.models
         if len(trained) > 1 or options is None or self.sharded:
-            self._averages = True
             return self.models
+        ignored = getattr(
+            trained[0], "_ddp_params_and_buffers_to_ignore", ()
+        )  # torch's name for what the user leaves out
+        self._by_ddp = {id(p) for name, p in trained[0].named_parameters() if p.requires_grad or name in ignored}
         joined = self._join.wrap(
             trained[0],
             ready=self._meter.last_gradient,
@@ -104,14 +108,16 @@ class JoinedModels:
 
     def exchange(self, optimizers: Sequence[torch.optim.Optimizer], weight: float = 1.0) -> None:
         """Replace gradients that no backward pass exchanged by their means over the ranks, after multiplying them by ``weight``."""
-        if not self._averages:
+        if self._workers == 1:
             return
         held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
-        parameters = [p for p in held.values() if not is_part(p)]
+        parameters = [p for p in held.values() if not is_part(p) and id(p) not in self._by_ddp]
         for parameter in parameters:
             if parameter.grad is None:  # here, not on all ranks
                 parameter.grad = torch.zeros_like(parameter)
         if weight != 1.0:
             scale_gradients(parameters, weight)
-        self._meter.last_gradient()
-        self._join.average([p.grad for p in parameters if p.grad is not None])
+        if not self._by_ddp:
+            self._meter.last_gradient()
+        if parameters:
+            self._join.average([p.grad for p in parameters if p.grad is not None])

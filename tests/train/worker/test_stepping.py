@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 
 from offload.measure.steps import Clock, StepMeter
 from offload.model.batch_split import BatchSplit
-from offload.testing.in_threads import Unjoined
+from offload.testing.in_threads import Ranks, Unjoined
 from offload.train.worker.agreement import Heard
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.device_memory import DeviceMemory
@@ -144,3 +146,95 @@ def test_an_optimizer_steps_twice_in_a_batch_and_an_overflow_does_not_change_lat
     rank.step(of_second)
     assert (first.weight.item(), second.weight.item()) == (-2.0, -1.0)
     assert scaler.get_scale() == 512.0
+
+
+# -- several ranks -----------------------------------------------------------------------------------------------------
+
+
+class InThreads:
+    """Joins the models of ranks that are threads. As with DistributedDataParallel, the parameters that need gradients when a model is
+    joined exchange them during backward."""
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self._ranks, self._rank = ranks, rank
+
+    def wrap(
+        self,
+        model: torch.nn.Module,
+        *,
+        ready: Callable[[], None],
+        weight: Callable[[], float],
+        options: Mapping[str, Any],
+    ) -> torch.nn.Module:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(lambda gradient: self._mean(gradient * weight()))
+        return model
+
+    def average(self, gradients: Sequence[torch.Tensor]) -> None:
+        for gradient in gradients:
+            gradient.copy_(self._mean(gradient))
+
+    def _mean(self, gradient: torch.Tensor) -> torch.Tensor:
+        told = self._ranks.gather(self._rank, gradient.clone())
+        return torch.stack(told).mean(0)
+
+
+def on_two(train: Callable[[int, InThreads], Sequence[torch.nn.Module]]) -> list[list[float]]:
+    """Run a loop on two ranks. Return the weights of each rank's models."""
+    ranks = Ranks(2)
+
+    def work(rank: int) -> list[float]:
+        try:
+            models = train(rank, InThreads(ranks, rank))
+            return [x for model in models for p in model.parameters() for x in p.detach().reshape(-1).tolist()]
+        except threading.BrokenBarrierError:
+            return []  # the other rank raises the cause
+        except BaseException:
+            ranks.abort()
+            raise
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(work, range(2)))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("frozen", ["body", "all"])
+def test_layers_unfrozen_after_prepare_stay_equal_on_all_ranks(plain: bool, frozen: str) -> None:
+    """The step is that of one worker, which sees the rows of both ranks."""
+
+    def model() -> torch.nn.Sequential:
+        made = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False))
+        torch.nn.init.constant_(made[0].weight, 0.5)
+        torch.nn.init.constant_(made[1].weight, 0.25)
+        return made
+
+    inputs = torch.arange(4.0)[:, None]
+    rows = (3, 1)
+
+    def train(rank: int, join: InThreads) -> list[torch.nn.Module]:
+        trained = model()
+        (trained if frozen == "all" else trained[0]).requires_grad_(False)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        loop = Rank([trained], [optimizer], rank=rank, workers=2, join=join, ddp={})
+        trained.requires_grad_(True)
+        for _ in range(2):
+            loop.take(*rows)
+            loss = trained(inputs[:3] if rank == 0 else inputs[3:]).square().mean()
+            if plain:
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            else:
+                loop.backward(loss)
+                loop.step()
+        return [trained]
+
+    alone = model()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        alone(inputs).square().mean().backward()
+        optimizer.step()
+    expected = [p.item() for p in alone.parameters()]
+    assert on_two(train) == [pytest.approx(expected), pytest.approx(expected)]
