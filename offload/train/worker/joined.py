@@ -32,6 +32,7 @@ class JoinedModels:
         self._join, self._meter, self._workers = join, meter, workers
         self._by_ddp: set[int] = set()  # the ids of parameters that :meth:`exchange` leaves to DistributedDataParallel
         self._went_forward = self._in_backward = False
+        self._share: torch.Tensor | None = None  # of the ranks that take part in this global batch
 
     def adopt(
         self, models: Sequence[torch.nn.Module], options: Mapping[str, Any] | None, weight: Callable[[], float]
@@ -77,6 +78,10 @@ class JoinedModels:
     def _ddp(self) -> DistributedDataParallel | None:
         return next((model for model in self.models if isinstance(model, DistributedDataParallel)), None)
 
+    def begin_global_batch(self) -> None:
+        """Note that the loop takes the first micro-batch of a global batch."""
+        self._share = None
+
     def begin_batch(self) -> None:
         """Note that the loop takes a batch."""
         self._went_forward = False
@@ -106,18 +111,27 @@ class JoinedModels:
             zero = zero_loss(ddp)
             self.backward(zero if scaler is None else scaler.scale(zero), exchanges=exchanges)
 
-    def exchange(self, optimizers: Sequence[torch.optim.Optimizer], weight: float = 1.0) -> None:
-        """Replace gradients that no backward pass exchanged by their means over the ranks, after multiplying them by ``weight``."""
+    def exchange(self, optimizers: Sequence[torch.optim.Optimizer], *, takes_part: bool, weight: float = 1.0) -> None:
+        """Replace gradients that no backward pass exchanged by their means over the ranks, after multiplying them by ``weight``.
+        ``takes_part``: whether samples of this rank count in the global batch."""
         if self._workers == 1:
             return
-        held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
-        parameters = [p for p in held.values() if not is_part(p) and id(p) not in self._by_ddp]
+        held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}
+        parameters = [p for p in held.values() if p.requires_grad and not is_part(p) and id(p) not in self._by_ddp]
         for parameter in parameters:
             if parameter.grad is None:  # here, not on all ranks
                 parameter.grad = torch.zeros_like(parameter)
         if weight != 1.0:
             scale_gradients(parameters, weight)
+        averaged = [p.grad for p in parameters if p.grad is not None]
+        if self._share is None and held:  # the first step of a global batch tells for all
+            self._share = torch.full((1,), float(takes_part), device=next(iter(held.values())).device)
+            averaged.append(self._share)
         if not self._by_ddp:
             self._meter.last_gradient()
-        if parameters:
-            self._join.average([p.grad for p in parameters if p.grad is not None])
+        if averaged:
+            self._join.average(averaged)
+
+    def anyone_takes_part(self) -> bool:
+        """Whether samples of any rank count in the global batch, after its first exchange. It waits for the device."""
+        return self._share is None or bool(self._share > 0)

@@ -74,6 +74,7 @@ class Stepper:
         self.joined = JoinedModels(join, meter, workers=workers)
         self._optimizer_steps = OptimizerSteps(state)
         self._went_backward = self._skipped = self._is_last = False
+        self._takes_part = False  # samples of this rank count in the global batch
         self._micro_batches = self._rows = 0
         self._kept = self._goal = 0.0
         self._trained: list[np.ndarray[Any, Any]] = []
@@ -106,6 +107,9 @@ class Stepper:
         """Note that the user gets the next local batch."""
         self.batch = batch
         self._went_backward = self._skipped = self._plain = False
+        if self.between_global_batches:
+            self._takes_part = False
+            self.joined.begin_global_batch()
         self.joined.begin_batch()
         self._is_last = batch.split.accum_steps == 0
         self._done = []
@@ -121,6 +125,7 @@ class Stepper:
         if not self._went_backward and not self._skipped:
             self._begin_gradient(batch, has_another)
         self._went_backward = True
+        self._takes_part = self._takes_part or batch.weight > 0
         weight = batch.weight * self._workers / self._goal
         scaled = loss if weight == 1.0 else loss * weight
         if self._state.scaler is not None:
@@ -259,11 +264,9 @@ class Stepper:
         """Exchange the gradients if no model did, unscale them, correct them for the real rows, measure and clip them. Return whether
         they hold anything."""
         optimizers = step.optimizers
-        self.joined.exchange(optimizers)
+        self.joined.exchange(optimizers, takes_part=self._takes_part)
         parameters = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
-        if self._kept <= 0 or (
-            self._skipped and not self.joined.sharded and not any(bool(p.grad.any()) for p in parameters)
-        ):
+        if self._kept <= 0 or not (self._takes_part or self.joined.anyone_takes_part()):
             for optimizer in optimizers:  # nobody's samples count
                 optimizer.zero_grad(set_to_none=True)
             return False
@@ -294,7 +297,8 @@ class Stepper:
                 "the loop calls optimizer.step() itself, and its model is sharded. Call ctx.backward(loss) and ctx.step(): they weight "
                 "unequal batches before the workers exchange gradients."
             )
-        self.joined.exchange([optimizer], 1.0 if self._went_backward else self._missing_weight())
+        weight = 1.0 if self._went_backward else self._missing_weight()
+        self.joined.exchange([optimizer], takes_part=True, weight=weight)
         self._meter.backward_done()
 
     def _after_plain_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:

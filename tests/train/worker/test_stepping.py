@@ -77,6 +77,9 @@ class Rank:
     def backward(self, loss: torch.Tensor) -> None:
         self.stepper.backward(loss, lambda: False)
 
+    def skip(self) -> None:
+        self.stepper.skip(lambda: False)
+
     def step(self, *optimizers: torch.optim.Optimizer) -> None:
         self.stepper.step(optimizers, clip_norm=None, passes=0.0)
 
@@ -238,3 +241,40 @@ def test_layers_unfrozen_after_prepare_stay_equal_on_all_ranks(plain: bool, froz
         optimizer.step()
     expected = [p.item() for p in alone.parameters()]
     assert on_two(train) == [pytest.approx(expected), pytest.approx(expected)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "skips", "factor", "steps"),
+    [
+        ((2, 0), (True, False), 1.0, False),  # the other rank has a filler
+        ((2, 2), (True, True), 1.0, False),
+        ((2, 2), (True, False), 1.0, True),
+        ((2, 2), (True, False), 0.0, True),  # samples count whose gradient is zero
+        ((2, 0), (False, True), 1.0, True),
+    ],
+)
+def test_all_ranks_step_or_none_if_some_skip(
+    rows: tuple[int, int], skips: tuple[bool, bool], factor: float, steps: bool
+) -> None:
+    before: list[float] = []
+
+    def train(rank: int, join: InThreads) -> list[torch.nn.Module]:
+        model = weight(1.0)
+        # Adam moves without a gradient, too.
+        loop = Rank([model], [torch.optim.Adam(model.parameters(), lr=0.1)], rank=rank, workers=2, join=join)
+        for _ in range(2):
+            loop.take(2, 2)
+            loop.backward(model(ONE).mean())
+            loop.step()
+        before.append(model.weight.item())
+        loop.take(*rows)
+        if skips[rank]:
+            loop.skip()
+        else:
+            loop.backward(model(ONE).mean() * factor)
+        loop.step()
+        return [model]
+
+    first, second = on_two(train)
+    assert first == second
+    assert (first[0] != before[0]) == steps
