@@ -264,7 +264,7 @@ class ProbeContext(Context):
             return False  # all gradients must be at equal parameters
         self._open = False
         chosen = optimizers or tuple(self._loop.state.optimizers)
-        self._optimizer_steps.unscale(chosen)
+        self._optimizer_steps.begin(chosen)
         for optimizer in chosen:
             if clip_norm is not None:
                 parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -132,6 +132,13 @@ class JoinedModels:
         if averaged:
             self._join.average(averaged)
 
+    def exchanges_some(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether :meth:`exchange` must run between the backward pass and this optimizer's step."""
+        return self._workers > 1 and any(self._exchanges(p) for g in optimizer.param_groups for p in g["params"])
+
+    def _exchanges(self, parameter: torch.Tensor) -> bool:
+        return parameter.requires_grad and not is_part(parameter) and id(parameter) not in self._by_ddp
+
     def anyone_takes_part(self) -> bool:
         """Whether samples of any rank count in the global batch, after its first exchange. It waits for the device."""
         return self._share is None or bool(self._share > 0)

@@ -5,11 +5,14 @@ Losses of one batch have one scale, even if its optimizers step one after the ot
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
+from offload.errors import RunError
 from offload.train.worker.gradients import scale_gradients
 
 
@@ -21,15 +24,22 @@ class Trained(Protocol):
 
 
 class OptimizerSteps:
-    """The steps of one rank's optimizers. Call :meth:`unscale` and :meth:`step` for each step, and :meth:`end_batch` at the end of a
+    """The steps of one rank's optimizers. Call :meth:`begin` and :meth:`step` for each step, and :meth:`end_batch` at the end of a
     global batch."""
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
         self._stepped: list[torch.optim.Optimizer] = []  # by the scaler, since its last update
 
-    def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Divide the optimizers' gradients by the scale of the losses."""
+    def begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Divide the optimizers' gradients by the scale of the losses. Raises RunError for an optimizer that needs a closure."""
+        for optimizer in optimizers:
+            if needs_closure(type(optimizer)):
+                name = type(optimizer).__name__
+                raise RunError(
+                    f"ctx.step() cannot step {name}: it needs a closure that computes the loss again. Call {name}.step(closure) in a "
+                    "run of one worker, or use an optimizer without a closure, such as Adam."
+                )
         scaler = self._trained.scaler
         if scaler is None:
             return
@@ -67,3 +77,10 @@ class OptimizerSteps:
 def _reached(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The parameters that have a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+@functools.cache
+def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether optimizers of this class cannot step without a closure, such as LBFGS."""
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

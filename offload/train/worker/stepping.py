@@ -20,7 +20,7 @@ from offload.train.worker.device_memory import DeviceMemory
 from offload.train.worker.gradients import clip_gradients, scale_gradients
 from offload.train.worker.joined import JoinedModels
 from offload.train.worker.joining import Join
-from offload.train.worker.optimizer_steps import OptimizerSteps
+from offload.train.worker.optimizer_steps import OptimizerSteps, needs_closure
 from offload.train.worker.state import TrainingState
 from offload.train.worker.watchdog import Watchdog
 
@@ -270,7 +270,7 @@ class Stepper:
             for optimizer in optimizers:  # nobody's samples count
                 optimizer.zero_grad(set_to_none=True)
             return False
-        self._optimizer_steps.unscale(optimizers)
+        self._optimizer_steps.begin(optimizers)
         if self._kept != self._goal:
             scale_gradients(parameters, self._goal / self._kept)
         if self._scaling is not None:
@@ -286,7 +286,9 @@ class Stepper:
         """The weight of gradients that ``loss.backward()`` made, which knows no weights."""
         return 1.0 if self.batch is None else self.batch.weight * self._workers / self.batch.all_weight
 
-    def _before_plain_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+    def _before_plain_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         batch = self.batch
         if self.stepping or batch is None:
             return
@@ -296,6 +298,13 @@ class Stepper:
             raise RunError(
                 "the loop calls optimizer.step() itself, and its model is sharded. Call ctx.backward(loss) and ctx.step(): they weight "
                 "unequal batches before the workers exchange gradients."
+            )
+        closed = any(callable(each) for each in (*arguments, *named.values()))
+        if closed and self._workers > 1 and (needs_closure(type(optimizer)) or self.joined.exchanges_some(optimizer)):
+            name = type(optimizer).__name__
+            raise RunError(
+                f"the loop calls {name}.step(closure), and {self._workers} workers would step by different losses or gradients. Train on "
+                "one worker, or use an optimizer without a closure, such as Adam, and call ctx.backward(loss) and ctx.step()."
             )
         weight = 1.0 if self._went_backward else self._missing_weight()
         self.joined.exchange([optimizer], takes_part=True, weight=weight)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from offload.errors import RunError
 from offload.measure.steps import Clock, StepMeter
 from offload.model.batch_split import BatchSplit
 from offload.testing.in_threads import Ranks, Unjoined
@@ -278,3 +279,56 @@ def test_all_ranks_step_or_none_if_some_skip(
     first, second = on_two(train)
     assert first == second
     assert (first[0] != before[0]) == steps
+
+
+# -- closures ----------------------------------------------------------------------------------------------------------
+
+
+def closure_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], torch.Tensor]:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = (model(ONE) - 1).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    return closure
+
+
+def test_an_optimizer_that_needs_a_closure_steps_by_itself_on_one_worker() -> None:
+    model = weight()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    loop = Rank([model], [optimizer])
+    loop.take()
+    optimizer.step(closure_of(model, optimizer))
+    assert model.weight.item() == pytest.approx(1.0)
+    assert loop.stepper.settle(0.0) == ROWS
+    loop.take()
+    loop.backward(model(ONE).mean())
+    with pytest.raises(RunError, match=r"ctx.step\(\) cannot step LBFGS: it needs a closure.*one worker.*such as Adam"):
+        loop.step()
+
+
+@pytest.mark.parametrize(("kind", "ddp"), [(torch.optim.SGD, None), (torch.optim.LBFGS, {}), (torch.optim.LBFGS, None)])
+def test_a_closure_on_several_workers_is_refused(kind: Any, ddp: Any) -> None:
+    model = weight()
+    optimizer = kind(model.parameters(), lr=1.0)
+    loop = Rank([model], [optimizer], workers=2, ddp=ddp)
+    for named in (False, True):
+        loop.stepper.batch = None
+        loop.take(2, 2)
+        closure = closure_of(model, optimizer)
+        with pytest.raises(RunError, match=rf"the loop calls {kind.__name__}.step\(closure\), and 2 workers"):
+            optimizer.step(closure=closure) if named else optimizer.step(closure)
+    assert model.weight.item() == 0.0
+
+
+def test_a_closure_is_allowed_where_backward_exchanges_all_gradients() -> None:
+    def train(rank: int, join: InThreads) -> list[torch.nn.Module]:
+        model = weight()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        loop = Rank([model], [optimizer], rank=rank, workers=2, join=join, ddp={})
+        loop.take(2, 2)
+        optimizer.step(closure_of(model, optimizer))
+        return [model]
+
+    assert on_two(train) == [[1.0], [1.0]]
