@@ -22,16 +22,19 @@ from offload.model.step_time import PARAMETERS, StepTime
 from offload.model.synchronisation import INTER_OVER_INTRA, Synchronisation
 
 SCHEMA = "offload.profile/1"
+MOST_PROBED_S = 3600.0  # a probe knows its unit, and models on a CPU or samples of video take seconds
 MOST_CHANGE = 1e6  # of a step's parameter, in its unit: a larger one is a mistake
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    """The range of a number in the profile. Above ``most`` a wrong unit is likelier than the value."""
+    """The range of a number in the profile. Above ``most`` a wrong unit is likelier than the value; ``most_probed`` is the bound in a
+    profile that a probe wrote, if it is another one."""
 
     sane: str
     least: float = 0.0
     most: float = math.inf
+    most_probed: float | None = None
     above: float | None = None
     required: bool = False
     default: float | None = None  # also the meaning of null
@@ -41,7 +44,12 @@ class _Rule:
 _SECONDS = "in seconds, such as {}: {} ms"
 _INPUT = {
     "core_seconds_per_sample": _Rule(
-        sane=_SECONDS.format(0.029, 29) + " of one core", above=0.0, least=1e-9, most=10.0, required=True
+        sane=_SECONDS.format(0.029, 29) + " of one core",
+        above=0.0,
+        least=1e-9,
+        most=10.0,
+        most_probed=MOST_PROBED_S,
+        required=True,
     ),
     "contention": _Rule(sane="between 0 and 1, such as 0.02", most=1.0, default=0.0),
     "raw_bytes_per_sample": _Rule(sane="in bytes, such as 110000 for a JPEG", default=0.0),
@@ -55,12 +63,14 @@ _INPUT = {
     ),
 }
 _STEP = {
-    "alpha_compute": _Rule(sane=_SECONDS.format(0.01, 10), most=5.0, required=True),
-    "beta_compute": _Rule(sane=_SECONDS.format(0.0016, 1.6) + " per sample", most=10.0, required=True),
-    "alpha_intra": _Rule(sane=_SECONDS.format(0.001, 1), most=5.0, default=0.0),
-    "beta_intra": _Rule(sane=_SECONDS.format(0.0001, 0.1), most=5.0, default=0.0),
-    "alpha_inter": _Rule(sane=_SECONDS.format(0.004, 4), most=5.0, default=0.0),
-    "beta_inter": _Rule(sane=_SECONDS.format(0.0001, 0.1), most=5.0, default=0.0),
+    "alpha_compute": _Rule(sane=_SECONDS.format(0.01, 10), most=5.0, most_probed=MOST_PROBED_S, required=True),
+    "beta_compute": _Rule(
+        sane=_SECONDS.format(0.0016, 1.6) + " per sample", most=10.0, most_probed=MOST_PROBED_S, required=True
+    ),
+    "alpha_intra": _Rule(sane=_SECONDS.format(0.001, 1), most=5.0, most_probed=MOST_PROBED_S, default=0.0),
+    "beta_intra": _Rule(sane=_SECONDS.format(0.0001, 0.1), most=5.0, most_probed=MOST_PROBED_S, default=0.0),
+    "alpha_inter": _Rule(sane=_SECONDS.format(0.004, 4), most=5.0, most_probed=MOST_PROBED_S, default=0.0),
+    "beta_inter": _Rule(sane=_SECONDS.format(0.0001, 0.1), most=5.0, most_probed=MOST_PROBED_S, default=0.0),
     "gamma": _Rule(sane="between 1 and 10, such as 1.5", least=1.0, most=10.0, default=1.0),
     "variation": _Rule(sane="a share, such as 0.05", most=1.0, default=0.0),
     "max_local_batch_size": _Rule(
@@ -93,7 +103,9 @@ _MEASURED = {
     "core_speed": _Rule(sane="relative to an ml.c5 vCPU, such as 1.0", above=0.0, least=0.01, most=100.0, default=1.0)
 }
 _STAGE = {
-    "core_seconds_per_sample": _Rule(sane=_SECONDS.format(0.004, 4), most=10.0, required=True),
+    "core_seconds_per_sample": _Rule(
+        sane=_SECONDS.format(0.004, 4), most=10.0, most_probed=MOST_PROBED_S, required=True
+    ),
     "bytes_out": _Rule(sane="in bytes, such as 562500"),
 }
 _SECTIONS = ("schema", "workload", "input", "step", "noise", "uncertainty", "measured", *_TOP)
@@ -156,7 +168,8 @@ class Profile:
                 f"{source} has the schema {document.get('schema')!r}, expected {SCHEMA!r}: recreate it with "
                 "offload probe SCRIPT -o profile.json."
             )
-        read = _Reader(source)
+        versions = _table(_table(document.get("measured")).get("versions"))
+        read = _Reader(source, probed=bool(versions))
         read.names("", document, _SECTIONS)
         top = read.numbers("", document, _TOP)
         inputs = read.numbers("input.", read.section(document, "input"), _INPUT, others=("stages", "constant"))
@@ -210,11 +223,15 @@ def _synchronisation(
     )
 
 
-class _Reader:
-    """A reader of a document's fields, which names a wrong field."""
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+
+class _Reader:
+    """A reader of a document's fields, which names a wrong field. ``probed``: whether a probe wrote the document."""
+
+    def __init__(self, source: str, *, probed: bool) -> None:
+        self.source, self._probed = source, probed
 
     def section(self, document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         if name not in document:
@@ -259,9 +276,10 @@ class _Reader:
         name = f"{self.source}: {name}"
         if rule.whole:
             return check_count(name, value, least=int(rule.least), sane=rule.sane, whole_floats=True)
-        if rule.most < math.inf and rule.most > 1 and isinstance(value, int | float) and value > rule.most:
+        most = rule.most if rule.most_probed is None or not self._probed else rule.most_probed
+        if 1 < most < math.inf and isinstance(value, int | float) and value > most:
             raise ConfigError(f"{name} is {value:g}, which looks like another unit: expected {rule.sane}.")
-        return check_number(name, value, least=rule.least, most=rule.most, above=rule.above, sane=rule.sane)
+        return check_number(name, value, least=rule.least, most=most, above=rule.above, sane=rule.sane)
 
     def noise(self, section: Any) -> GradientNoise | None:
         if section is None:

@@ -47,13 +47,29 @@ FOUND = Findings(
 )
 
 
+def test_slow_steps_and_samples_make_a_profile_that_a_plan_takes() -> None:
+    versions = {**FOUND.measured, "versions": {"torch": "2.9.0"}}
+    slow = dataclasses.replace(
+        FOUND,
+        core_seconds=[12.0] * 4,  # a video
+        steps=[Measured(size=m, step_s=6 + 20 * m) for m in (1, 2, 4)],  # a language model on one core
+        measured=versions,
+    )
+    document = json.loads(json.dumps(profile_document(slow)))
+    check_usable(document)
+    profile = Profile.from_document(document)
+    assert profile.input.core_seconds_per_sample == pytest.approx(12.0)
+    assert profile.step_time.predict(1, 1, 2) == pytest.approx(46.0, rel=0.02)
+
+
 def test_a_profile_that_no_plan_would_take_is_refused_where_it_is_made() -> None:
     check_usable(profile_document(FOUND))
-    steps = [Measured(size=m, step_s=9.0) for m in (1, 2)]
+    steps = [Measured(size=m, step_s=4000.0) for m in (1, 2)]
+    versions = {**FOUND.measured, "versions": {"torch": "2.9.0"}}
     with pytest.raises(
-        RunError, match=r"not plausible: step.alpha_compute is 8.9\d*. The step .* Probe on an idle"
+        RunError, match=r"not plausible: step.alpha_compute is 39[\d.]* The step .* Probe on an idle"
     ) as caught:
-        check_usable(profile_document(dataclasses.replace(FOUND, steps=steps)))
+        check_usable(profile_document(dataclasses.replace(FOUND, steps=steps, measured=versions)))
     assert caught.value.exit_code == 1
 
 
