@@ -283,8 +283,8 @@ class Context:
         return self._loop.gather(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
 
     def accumulate(self, **values: Any) -> None:
-        """Add numbers, or tensors of one element, to this epoch's sums, for a batch of ``ctx.batches("train")``, after its ``ctx.step()``:
-        ``ctx.accumulate(loss=loss.detach() * ctx.rows, rows=ctx.rows)``. Raises RunError for other ``values``."""
+        """Add numbers, or tensors or arrays of one element, to this epoch's sums, for a batch of ``ctx.batches("train")``, after its
+        ``ctx.step()``: ``ctx.accumulate(loss=loss.detach() * ctx.rows, rows=ctx.rows)``. Raises RunError for other ``values``."""
         numbers = {name: _number(f"ctx.accumulate({name}=...)", value) for name, value in values.items()}
         self._loop.state.accumulate(numbers)
 
@@ -297,9 +297,13 @@ class Context:
         """Record ``metrics`` as means over the workers. All workers must call it equally often, with the same names.
 
         It takes what loggers take: keywords (``more``), or a dict whose names may be any text (``{"val/loss": 0.3}``) and whose values
-        may be dicts (``{"val": {"loss": 0.3}}`` is the same). Values are numbers, flags, or tensors of one element. The run records
-        text, too, as rank 0 gives it. Raises RunError for other values.
+        may be dicts (``{"val": {"loss": 0.3}}`` is the same). Values are numbers, flags, or tensors or arrays of one element. The run
+        records text, too, as rank 0 gives it. Raises RunError for other values.
         """
+        if not isinstance(metrics, Mapping | None):
+            raise RunError(
+                f"ctx.report(metrics) takes a dict of metrics, or keywords such as ctx.report(loss=0.5), found {shown(metrics)}."
+            )
         numbers: dict[str, float] = {}
         texts: dict[str, str] = {}
         for name, value in flattened({**(metrics or {}), **more}):
@@ -328,7 +332,8 @@ def _number(name: str, value: Any) -> float:
     """A number, or a tensor or array of one element, as a float. NaN and infinity are allowed: a loss may be either. Raises RunError
     for anything else."""
     try:
-        return float(value.detach().item() if isinstance(value, torch.Tensor) else value)
+        return float(value.item() if isinstance(value, torch.Tensor | np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
-        raise RunError(f"{name} takes a number, or a tensor of one element, found {found}.") from None
+        kind = "a tensor" if isinstance(value, torch.Tensor) else "an array" if isinstance(value, np.ndarray) else ""
+        found = f"{kind} of shape {tuple(value.shape)}" if kind and value.shape else shown(value)
+        raise RunError(f"{name} takes a number, or a tensor or array of one element, found {found}.") from None

@@ -75,7 +75,14 @@ MODEL = torch.nn.Linear(1, 1)
         (lambda ctx: ctx.batches("train", drop_last=3), "ctx.batches(drop_last=...) must be True or False"),
         (
             lambda ctx: ctx.report({"val": {"loss": [1, 2]}}),
-            "ctx.report(val/loss=...) takes a number, or a tensor of one element",
+            "ctx.report(val/loss=...) takes a number, or a tensor or array of one element",
+        ),
+        (lambda ctx: ctx.report(loss=np.eye(2)), "of one element, found an array of shape (2, 2)"),
+        (lambda ctx: ctx.report(loss=torch.eye(2)), "of one element, found a tensor of shape (2, 2)"),
+        (lambda ctx: ctx.report(name=np.array("x")), "or a tensor or array of one element, found array('x'"),
+        (
+            lambda ctx: ctx.report(0.5),
+            "ctx.report(metrics) takes a dict of metrics, or keywords such as ctx.report(loss=0.5), found 0.5",
         ),
     ],
 )
@@ -95,3 +102,14 @@ def test_metrics_have_the_names_and_values_that_loggers_know() -> None:
     numbers, texts = told
     assert numbers == pytest.approx({"val/loss": 0.5, "lr/head": 1e-3, "lr/body/first": 2.0, "best": 1.0})
     assert texts == {"note": "ok"}
+
+
+@pytest.mark.parametrize("three", [3, np.int64(3), np.array(3), np.array([3]), np.array([[3.0]]), torch.tensor([3])])
+def test_a_number_may_be_an_array_or_tensor_of_one_element(three: Any) -> None:
+    told: list[Any] = []
+    ctx = context()
+    ctx._loop.sum = lambda values: [2 * value for value in values]  # type: ignore[method-assign]
+    ctx._loop.report = lambda *parts: told.extend(parts)  # type: ignore[method-assign]
+    assert ctx.sum(three) == 6.0
+    ctx.report(three=three)
+    assert told[0] == {"three": 3.0}
