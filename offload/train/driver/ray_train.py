@@ -189,10 +189,15 @@ def _within(count: int, limit: int) -> FailureDecision:
 
 
 def is_broken_connection(error: BaseException) -> bool:
-    """Whether a collective operation failed because a peer is gone, by the messages of gloo and NCCL."""
-    return isinstance(error, dist.DistBackendError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in BROKEN_CONNECTION)
-    )
+    """Whether a collective operation failed because a peer is gone, by the messages of gloo and NCCL.
+
+    The user's own code may lose connections, too. Gloo's messages name its source file.
+    """
+    if isinstance(error, dist.DistBackendError) or not isinstance(error, RuntimeError):
+        return isinstance(error, dist.DistBackendError)
+    text = str(error)
+    of_torch = isinstance(error, dist.DistError) or "gloo" in text.lower()
+    return of_torch and any(words in text for words in BROKEN_CONNECTION)
 
 
 class Avoiding(ControllerCallback):

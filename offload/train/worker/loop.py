@@ -209,9 +209,15 @@ class TrainingLoop:
         epoch = self.state.progress.epoch
         while not self._trained_enough(epoch):
             self._begin_epoch(epoch)
+            resumed = len(self.state.progress.trained)
             yield from deliver()
             if not self._pass_ended:
                 return
+            if not self._pass_rows and not resumed:  # another pass would not deliver any either
+                raise RunError(
+                    f"epoch {epoch + 1} delivered no batch, and ctx.steps goes on until its goal: all training samples were skipped or "
+                    "left out. The events of the run give the reason for each skipped sample."
+                )
             epoch += 1
             self._end_epoch(epoch)
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from ray.exceptions import RayActorError
 
 from offload.train.driver import ray_train
-from offload.train.driver.ray_train import LastLook
+from offload.train.driver.ray_train import LastLook, is_broken_connection
 
 
 class Group:
@@ -66,3 +67,25 @@ def test_the_last_look_does_not_wait_for_workers_that_are_gone(gone: Any) -> Non
 def test_the_last_look_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_train, "LAST_LOOK_S", 0.2)
     assert ended((0,)).asked >= 3
+
+
+@pytest.mark.parametrize(
+    ("error", "broken"),
+    [
+        (
+            RuntimeError(
+                "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:9"
+            ),
+            True,
+        ),
+        (RuntimeError("Gloo connectFullMesh failed with [../gloo/pair.cc:7] connect: Connection refused"), True),
+        (dist.DistBackendError("NCCL error: remote process exited"), True),
+        (dist.DistNetworkError("Broken pipe"), True),
+        (RuntimeError("my feature store: Connection refused"), False),
+        (RuntimeError("[/gloo/allreduce.cc:1] Invalid scalar type"), False),
+        (ConnectionResetError("Connection reset by peer"), False),
+    ],
+    ids=str,
+)
+def test_only_torchs_own_lost_connections_count_as_a_lost_worker(error: Exception, broken: bool) -> None:
+    assert is_broken_connection(error) == broken

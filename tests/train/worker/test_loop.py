@@ -1,0 +1,92 @@
+"""The loop of one worker, with a real hub and feed in this process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from offload.errors import RunError
+from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.pipeline.streams import Cores, Stream
+from offload.testing.in_threads import LocalCheckpointer, LocalClient, LocalFeed, LocalHub, Ranks, Shelf, Unjoined
+from offload.train.config import Adaptation, BatchSize, Checkpoints
+from offload.train.messages import TRAIN
+from offload.train.worker.batches import NoPeers
+from offload.train.worker.goal import Goal
+from offload.train.worker.loop import Place, TrainingLoop
+from offload.train.worker.setup import WorkerSetup
+
+BATCH = 4
+
+
+@pytest.fixture
+def samples(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def loop(tmp_path: Path, samples: int) -> Iterator[TrainingLoop]:
+    rows = list_torch_dataset(range(samples)).rows
+    hub = LocalHub(
+        {TRAIN: Stream(recipe=None, rows=rows, shuffle=True, seed=0)},  # type: ignore[arg-type]
+        Cores(nodes=("node",), task_cpus=1, stores={"node": 1e6}),
+    )
+    sizes = BatchSize(initial=BATCH)
+    setup = WorkerSetup(
+        hub=LocalClient(hub),
+        split=sizes.split(1),
+        batch_size=sizes,
+        adaptation=Adaptation(),
+        on_device={TRAIN: ()},
+        collate_fn={},
+        sized={TRAIN: samples},
+        classes={},
+        resumable={TRAIN: True},
+        ordered={TRAIN: False},
+        checkpoints=Checkpoints(every_s=None),
+        precision="fp32",
+        seed=0,
+        hang_s=60.0,
+        deterministic=False,
+        config={},
+    )
+    place = Place(
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        node="node",
+        talk=None,
+        peers={TRAIN: NoPeers()},
+        checkpoints=LocalCheckpointer(Shelf(Path(tempfile.mkdtemp(dir=tmp_path))), Ranks(1), 0),
+        join=Unjoined(),
+        share=lambda model: None,
+        feed=LocalFeed,
+    )
+    made = TrainingLoop(setup, place)
+    model = torch.nn.Linear(1, 1)
+    made.prepare([model, torch.optim.SGD(model.parameters(), lr=0.1)], None)
+    yield made
+    hub.nodes.close()
+
+
+def train(loop: TrainingLoop, goal: Goal, *, drop_last: bool) -> None:
+    model = loop.state.models[0]
+    for batch in loop.steps(goal, lambda: loop.batches(TRAIN, drop_last=drop_last)):
+        loop.backward(model(torch.ones(len(batch["sample_id"]), 1)).mean(), retain_graph=False)
+        loop.step((), None)
+
+
+@pytest.mark.parametrize("samples", [6], indirect=True)
+def test_a_number_of_steps_takes_as_many_passes_as_it_needs(loop: TrainingLoop) -> None:
+    train(loop, Goal(steps=3), drop_last=True)  # one batch in each pass
+    assert (loop.state.progress.step, loop.epoch) == (3, 2)
+
+
+@pytest.mark.parametrize("samples", [3], indirect=True)
+def test_a_pass_that_delivers_no_batch_ends_a_number_of_steps(loop: TrainingLoop) -> None:
+    with pytest.raises(RunError, match=r"epoch 1 delivered no batch, and ctx.steps goes on .* skipped or left out"):
+        train(loop, Goal(steps=3), drop_last=True)
