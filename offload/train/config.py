@@ -90,7 +90,8 @@ class Checkpoints:
         every_s: adds a commit, between two global batches, once this many seconds have passed since the last. ``"auto"`` derives the
             interval from the cost of a commit and the rate of node failures, so that commits take at most 1 % of the time.
         keep: the number of checkpoints to keep: the newest; with ``best``, the best and the newest.
-        best: the name of a reported metric.
+        best: the name of a reported metric. A checkpoint has the value that the function reported since the last step, or with it.
+            Without one, as between two validations, it counts as the worst.
         mode: whether the best metric is the largest or the smallest.
 
     Raises:

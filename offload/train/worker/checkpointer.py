@@ -74,7 +74,9 @@ class RayCheckpointer:
 
     def before(self, newest: RayStored) -> list[RayStored]:
         known = [RayStored(each.checkpoint) for each in ray.train.get_all_reported_checkpoints()]
-        return [each for each in reversed(known) if each.path != newest.path]
+        # Ray Train sorts its list by score if the run keeps the best. The names of the folders begin with the time.
+        known.sort(key=lambda each: each.path, reverse=True)
+        return [each for each in known if each.path != newest.path]
 
     def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
         if wait:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -38,16 +40,18 @@ class Committer:
         failures_per_s: float,
     ) -> None:
         self._every_s, self._state, self._reporter, self._watchdog = checkpoints.every_s, state, reporter, watchdog
+        self._checkpoints = checkpoints
         self._rank, self._failures_per_s = rank, failures_per_s
         self._cost_s: float | None = None
         self._due_at = time.monotonic()
 
     def commit(self, reason: str, metrics: Mapping[str, float], adapting: Mapping[str, Any]) -> None:
-        """Write a checkpoint. All ranks must call it. Training waits until it is written, except for regular commits."""
+        """Write a checkpoint. All ranks must call it. Training waits until it is written, except for regular commits. ``metrics``: those
+        that describe the model as it is now."""
         began = time.monotonic()
         later = reason == "interval" and (self._interval_s() or 0.0) >= LEAST_TO_GO_ON_S
         with self._watchdog.waiting():
-            self._state.commit(metrics, adapting, wait=not later)
+            self._state.commit(with_score(metrics, self._checkpoints), adapting, wait=not later)
         if later:
             self._cost_s = self._state.committed_at - began
         if self._rank == 0:
@@ -69,3 +73,16 @@ class Committer:
         if self._every_s != "auto":
             return self._every_s
         return FIRST_COMMIT_S if self._cost_s is None else commit_interval_s(self._cost_s, self._failures_per_s)
+
+
+def with_score(metrics: Mapping[str, float], checkpoints: Checkpoints) -> dict[str, float]:
+    """The metrics of a checkpoint for Ray Train, which keeps the best. Without a finite value of ``best``, it gets the worst one.
+
+    Ray Train logs an error if a checkpoint lacks the metric. Its list stores a value that is not finite as null, which no resumed run
+    can compare.
+    """
+    best = checkpoints.best
+    if best is None or math.isfinite(metrics.get(best, math.nan)):
+        return dict(metrics)
+    worst = sys.float_info.max
+    return {**metrics, best: worst if checkpoints.mode == "min" else -worst}

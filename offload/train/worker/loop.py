@@ -123,6 +123,7 @@ class TrainingLoop:
         self._went_on: tuple[int, ...] = ()
         self._scheduled: int | None = self.world_size
         self._reported: dict[str, float] = {}
+        self._reported_at: dict[str, int] = {}  # the step that each metric is about
         self.scaling = (
             BatchScaling(setup.batch_size, setup.adaptation, workers=self.world_size)
             if setup.batch_size.adaptive
@@ -605,6 +606,8 @@ class TrainingLoop:
         names = sorted(metrics)
         means = [value / self.world_size for value in self.sum([metrics[name] for name in names])]
         self._reported.update(zip(names, means, strict=True))
+        within = self.stepper.batch is not None or not self.stepper.between_global_batches
+        self._reported_at.update(dict.fromkeys(names, self.state.progress.step + within))
         self.reporter.metrics(self._reported)
         if self.rank == 0:
             self.reporter.event(
@@ -623,7 +626,9 @@ class TrainingLoop:
         return agreed
 
     def _commit(self, reason: str) -> None:
-        self.committer.commit(reason, self._reported, self._adaptation_state())
+        now = self.state.progress.step
+        metrics = {name: value for name, value in self._reported.items() if self._reported_at[name] >= now}
+        self.committer.commit(reason, metrics, self._adaptation_state())
         self.meter.restart()
 
     def _adaptation_state(self) -> dict[str, Any]:

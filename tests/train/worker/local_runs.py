@@ -1,0 +1,159 @@
+"""Runs of a training function on the real training loop, whose workers are threads of the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offload.pipeline.sources.from_torch import list_torch_dataset
+from offload.pipeline.streams import Cores, Stream
+from offload.testing.in_threads import (
+    Died,
+    LocalCheckpointer,
+    LocalClient,
+    LocalFeed,
+    LocalHub,
+    Peer,
+    Ranks,
+    Shelf,
+    Unjoined,
+)
+from offload.train.config import Adaptation, BatchSize, Checkpoints
+from offload.train.messages import TRAIN
+from offload.train.worker.batches import NoPeers
+from offload.train.worker.checkpointer import Content
+from offload.train.worker.context import Context
+from offload.train.worker.joining import Join
+from offload.train.worker.loop import Place, TrainingLoop
+from offload.train.worker.setup import WorkerSetup
+
+VAL = "val"
+DEADLINE_S = 300.0
+
+
+class LocalRun:
+    """A run whose checkpoints lie in a folder. Another call of :meth:`train` resumes it.
+
+    Args:
+        folder: the folder of the checkpoints.
+        samples: the number of samples of the training data, and of the validation data.
+        sizes: the batch sizes.
+        join: makes what joins a worker's models with those of the others.
+        kept: gets the metrics of each checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        samples: int = 64,
+        sizes: BatchSize | None = None,
+        checkpoints: Checkpoints | None = None,
+        join: Callable[[], Join] = Unjoined,
+        kept: Callable[[Mapping[str, Any]], None] = lambda metrics: None,
+    ) -> None:
+        self.samples, self.sizes = samples, sizes or BatchSize(initial=8)
+        self.checkpoints = checkpoints or Checkpoints(every_s=None)
+        self._shelf, self._join, self._kept = Shelf(folder), join, kept
+
+    def train(self, function: Callable[[Context], None], *, workers: int = 1) -> list[TrainingLoop]:
+        """Run the function on each worker, and return their loops. A function that raises Died ends as a killed process. Raises the
+        first error of a worker."""
+        rows = list_torch_dataset(range(self.samples)).rows
+        recipe: Any = None
+        streams = {name: Stream(recipe=recipe, rows=rows, shuffle=name == TRAIN) for name in (TRAIN, VAL)}
+        hub = LocalHub(streams, Cores(nodes=("node",), task_cpus=1, stores={"node": 1e6}))
+        ranks = {name: Ranks(workers) for name in ("talk", "checkpoints", TRAIN, VAL)}
+        loops: dict[int, TrainingLoop] = {}
+        errors: list[BaseException] = []
+
+        def work(rank: int) -> None:
+            try:
+                torch.manual_seed(0)
+                loops[rank] = loop = TrainingLoop(self._setup(hub, streams, workers), self._place(ranks, rank, workers))
+                function(Context(loop))
+                loop.commit_rest()
+                loop.finish()
+            except BaseException as error:
+                errors.append(error)
+                for each in ranks.values():
+                    each.abort()
+
+        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        hub.nodes.close()
+        assert not any(thread.is_alive() for thread in threads), "a worker hangs"
+        if errors and not isinstance(errors[0], Died):
+            raise errors[0]
+        return [loops[rank] for rank in range(workers)]
+
+    def _setup(self, hub: LocalHub, streams: Mapping[str, Stream], workers: int) -> WorkerSetup:
+        return WorkerSetup(
+            hub=LocalClient(hub),
+            split=self.sizes.split(workers),
+            batch_size=self.sizes,
+            adaptation=Adaptation(),
+            on_device=dict.fromkeys(streams, ()),
+            collate_fn={},
+            sized=dict.fromkeys(streams, self.samples),
+            classes={},
+            resumable=dict.fromkeys(streams, True),
+            ordered={name: name != TRAIN for name in streams},
+            checkpoints=self.checkpoints,
+            precision="fp32",
+            seed=0,
+            hang_s=DEADLINE_S,
+            deterministic=False,
+            config={},
+        )
+
+    def _place(self, ranks: Mapping[str, Ranks], rank: int, workers: int) -> Place:
+        several = workers > 1
+        return Place(
+            rank=rank,
+            world_size=workers,
+            device=torch.device("cpu"),
+            node="node",
+            talk=Peer(ranks["talk"], rank) if several else None,
+            peers={name: Peer(ranks[name], rank) if several else NoPeers() for name in (TRAIN, VAL)},
+            checkpoints=_Checkpointer(self._shelf, ranks["checkpoints"], rank, self._kept),
+            join=self._join(),
+            share=lambda model: None,
+            feed=LocalFeed,
+        )
+
+
+class _Checkpointer(LocalCheckpointer):
+    """A checkpointer that tells the metrics of each checkpoint."""
+
+    def __init__(self, shelf: Shelf, ranks: Ranks, rank: int, kept: Callable[[Mapping[str, Any]], None]) -> None:
+        super().__init__(shelf, ranks, rank)
+        self._kept = kept
+
+    def keep(self, metrics: Mapping[str, Any], content: Content | None, *, wait: bool) -> None:
+        super().keep(metrics, content, wait=wait)
+        if content is not None:
+            self._kept(metrics)
+
+
+def prepared(ctx: Context, *, lr: float = 0.1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A small model and its optimizer, prepared."""
+    model = torch.nn.Linear(1, 1)
+    return ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=lr))
+
+
+def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """A loss on a batch."""
+    return model(torch.ones(len(batch["sample_id"]), 1)).mean()  # type: ignore[no-any-return]
+
+
+def commit(ctx: Context) -> None:
+    """Commit a checkpoint between two steps, as the loop does at regular intervals."""
+    ctx._loop._commit("interval")
