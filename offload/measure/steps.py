@@ -127,15 +127,18 @@ class StepMeter:
         self._clock, self._now = clock, now
         self._pending: deque[_Open] = deque()
         self._totals = Totals()
+        self._begun = 0
         self.restart()
 
     def restart(self) -> None:
-        """Start again after a pause that belongs to no step: validation, a checkpoint, the gap between two passes."""
+        """Forget the step under way, and begin another one now: after the gap between two passes."""
         self._free_mark = self._clock.mark()
         self._begin(self._now())
 
     def _begin(self, at: float) -> None:
         self._began = at
+        self._begun += 1
+        self._outside_s = 0.0
         self._wait_s = self._peer_s = self._first_s = 0.0
         self._samples = 0
         self._busy: list[tuple[Any, Any]] = []
@@ -169,7 +172,9 @@ class StepMeter:
         self._close_batch()
         waits = self._wait_s, self._peer_s, self._first_s
         useful = self._samples * efficiency
-        step = _Open(end - self._began, *waits, self._samples, useful, self._busy, self._sync, self._idle)
+        step = _Open(
+            end - self._began - self._outside_s, *waits, self._samples, useful, self._busy, self._sync, self._idle
+        )
         self._pending.append(step)
         self._begin(end)
 
@@ -179,6 +184,25 @@ class StepMeter:
         self._close_batch()
         yield
         self._open_batch()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """A context whose time belongs to no step: validation, a checkpoint. Between two steps, the time since the last one does not
+        belong to the next, either. Within a step, the step keeps what it has measured so far. Contexts may lie within each other.
+        """
+        at, before_s, began = (self._begun, len(self._idle)), self._outside_s, self._now()
+        computing = self._batch_mark is not None
+        self._close_batch()
+        try:
+            yield
+        finally:
+            if not self._idle:  # no batch of the next step has come
+                self.restart()
+            elif (self._begun, len(self._idle)) == at:  # the caller may keep the context open while training goes on
+                self._outside_s = before_s + self._now() - began
+                self._free_mark = self._clock.mark()
+                if computing:
+                    self._batch_mark = self._free_mark
 
     def micro_batch_done(self) -> None:
         """Note the end of a micro-batch that does not complete a step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -165,12 +166,46 @@ def test_a_wait_counts_only_as_far_as_the_device_has_nothing_to_do(
 def test_a_pause_is_no_part_of_a_step(hands: Hands, meter: StepMeter) -> None:
     batch(hands, meter, wait=1.0, compute=2.0)
     meter.stepped()
-    hands.at += 100.0  # a validation
-    meter.restart()
+    hands.at += 50.0  # the user's own work before it
+    with meter.outside():
+        hands.at += 100.0  # a validation
     batch(hands, meter, wait=1.0, compute=2.0)
     meter.stepped()
     assert meter.totals().step_time_s == 6.0
     assert meter.totals().stall == pytest.approx(1 / 3)
+
+
+def test_a_pause_within_a_step_leaves_what_the_step_has_measured(hands: Hands, meter: StepMeter) -> None:
+    """A report before ctx.step(), or between micro-batches, and one within a validation."""
+    batch(hands, meter, wait=1.0, compute=2.0)
+    with meter.outside():
+        hands.at += 100.0
+        with meter.outside():
+            hands.at += 10.0
+    hands.at += 3.0
+    meter.micro_batch_done()
+    with meter.outside():
+        hands.at += 100.0
+    batch(hands, meter, wait=1.0, compute=2.0)
+    meter.stepped()
+    assert meter.totals() == Totals(
+        steps=1, samples=16, step_time_s=9.0, data_wait_s=2.0, compute_s=7.0, sync_s=0.0, useful=16.0
+    )
+
+
+def test_a_pause_that_ends_in_a_later_step_takes_nothing_from_it(hands: Hands, meter: StepMeter) -> None:
+    """A loop may break off a validation and keep its iterator."""
+    for steps in (0, 1):
+        before = meter.totals()
+        with contextlib.ExitStack() as kept:
+            kept.enter_context(meter.outside())
+            for _ in range(steps):
+                batch(hands, meter, compute=2.0)
+                meter.stepped()
+            batch(hands, meter, compute=2.0)
+        meter.stepped()
+        found = meter.totals().minus(before)
+        assert (found.step_time_s, found.compute_s) == (2.0 * (steps + 1), 2.0 * (steps + 1))
 
 
 def test_without_a_restart_time_between_steps_belongs_to_the_next(hands: Hands, meter: StepMeter) -> None:

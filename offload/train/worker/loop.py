@@ -365,15 +365,20 @@ class TrainingLoop:
             total=total,
         )
         try:
-            yield from self._training_batches(batches, began) if training else self._plain_batches(batches, name)
+            if training:
+                yield from self._training_batches(batches, began)
+            else:
+                with self.meter.outside():  # also within a step
+                    yield from self._plain_batches(batches, name)
         finally:
             if training and self.stepper.has_stepped:  # the loop broke off after its own step
                 self._settle()
             batches.close()
             # Raised later: Python ignores an exception of an iterator that the loop drops.
             self._went_on = batches.went_on
-            self.meter.restart()
-            if not training:
+            if training:
+                self.meter.restart()
+            else:
                 self.rows = rows  # a validation pass may lie within a training pass
 
     def delivery(self, name: str) -> Delivery:
@@ -604,7 +609,8 @@ class TrainingLoop:
     def report(self, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """See :meth:`Context.report`."""
         names = sorted(metrics)
-        means = [value / self.world_size for value in self.sum([metrics[name] for name in names])]
+        with self.meter.outside():
+            means = [value / self.world_size for value in self.sum([metrics[name] for name in names])]
         self._reported.update(zip(names, means, strict=True))
         within = self.stepper.batch is not None or not self.stepper.between_global_batches
         self._reported_at.update(dict.fromkeys(names, self.state.progress.step + within))
@@ -617,7 +623,6 @@ class TrainingLoop:
                 metrics=dict(zip(names, means, strict=True)),
                 **({"texts": dict(texts)} if texts else {}),
             )
-        self.meter.restart()
 
     def _agreed_end(self) -> End:
         """Return how the group ends, as rank 0 sees it: orders reach the ranks at different times."""
@@ -628,8 +633,8 @@ class TrainingLoop:
     def _commit(self, reason: str) -> None:
         now = self.state.progress.step
         metrics = {name: value for name, value in self._reported.items() if self._reported_at[name] >= now}
-        self.committer.commit(reason, metrics, self._adaptation_state())
-        self.meter.restart()
+        with self.meter.outside():
+            self.committer.commit(reason, metrics, self._adaptation_state())
 
     def _adaptation_state(self) -> dict[str, Any]:
         if self.scaling is None:

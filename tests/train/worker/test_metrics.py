@@ -19,7 +19,6 @@ from offload.train.worker.checkpointer import RayCheckpointer, RayStored
 from offload.train.worker.context import Context
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic, by Ray
 
 
