@@ -184,7 +184,8 @@ class Context:
         DataLoader does: ``for images, labels in ctx.batches("train", "image", "label")``.
 
         ``batch["sample_id"]``, or the column ``"sample_id"``, gives the samples' ids, int64. They are not among a batch's own columns,
-        so that ``model(**batch)`` works. ``len()`` of the result is the number of this worker's batches at the present batch size.
+        so that ``model(**batch)`` works. ``len()`` of the result is the number of this worker's batches at the present batch size. Before
+        the loop over :meth:`epochs`, it is that of a whole epoch, also after a restart.
 
         Over all workers, each sample comes once. In a pass over ``"train"``, all workers get equally many batches. The last ones are
         smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. For other data sets
@@ -205,7 +206,7 @@ class Context:
         check_flag("ctx.batches(drop_last=...)", drop_last)
         least = check_count("ctx.batches(min_rows=...)", min_rows, least=1, sane="such as 2")
         found = self._loop.batches(name, drop_last=drop_last, least=least)
-        count = self._loop.expected_batches(name)
+        count = self._loop.expected_batches(name, drop_last=drop_last)
         return BatchIterator((columns_of(batch, columns) for batch in found) if columns else found, count)
 
     def _check_dataset(self, name: str) -> None:

@@ -117,6 +117,7 @@ class TrainingLoop:
         self._template: dict[str, Cut] = {}
         self._visits = dict.fromkeys(names, 0)
         self._visited_epoch = -1
+        self._in_epoch = False
         self._goal = Goal(epochs=1)
         self._over: Over = ""
         self._pass_ended = False
@@ -228,12 +229,14 @@ class TrainingLoop:
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+        self._in_epoch = True
         self.reporter.epoch = epoch
         self.meter.restart()
 
     def _end_epoch(self, following: int) -> None:
         """Agree on what follows, and commit if that is due."""
         self._check_company()
+        self._in_epoch = False
         over = self._over_here()
         self._hear_over(over if self.talk is None else max(self.talk.gather_objects(over), key=OVERS.index))
         self.state.next_epoch(following)
@@ -385,17 +388,22 @@ class TrainingLoop:
         """What makes the batches of a data set on the device."""
         return Delivery(self.device, collate_fn=self.setup.collate_fn.get(name), on_device=self.setup.on_device[name])
 
-    def expected_batches(self, name: str) -> int | None:
-        """The number of this worker's batches in the next pass over a data set, at the present split; None if the number of samples is
-        unknown."""
+    def expected_batches(self, name: str, *, drop_last: bool = False) -> int | None:
+        """The number of this worker's batches in a pass over a data set, at the present split; None if the number of samples is unknown.
+
+        After a restart within an epoch, that epoch's pass has the rest of the batches. Before :meth:`epochs` or :meth:`steps` has begun an
+        epoch, the number is that of a whole one: schedulers of learning rates multiply it by the number of epochs.
+        """
         samples = self.setup.sized[name]
         if samples is None:
             return None
         at_once = self._split.local_batch_size * self.world_size
+        part = math.floor if drop_last else math.ceil
         if name != TRAIN:
-            return math.ceil(samples / at_once)
-        whole, rest = divmod(samples - len(self.state.progress.trained), self._split.global_batch_size)
-        return whole * (self._split.accum_steps + 1) + math.ceil(rest / at_once)
+            return part(samples / at_once)
+        done = len(self.state.progress.trained) if self._in_epoch else 0
+        whole, rest = divmod(samples - done, self._split.global_batch_size)
+        return whole * (self._split.accum_steps + 1) + part(rest / at_once)
 
     def _training_batches(self, batches: Batches, began: float) -> Iterator[Any]:
         self._ahead: list[tuple[LocalBatch | None, float, float]] = []

@@ -1,0 +1,68 @@
+"""What a resumed run does as the run that it goes on with would have done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from offload.testing.in_threads import Died
+from offload.train.config import BatchSize
+from offload.train.worker.context import Context
+from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
+
+SAMPLES = 60
+
+
+@pytest.mark.parametrize("resumed_with", [1, 2])
+def test_a_schedule_over_all_batches_goes_on_after_a_restart_within_an_epoch(tmp_path: Path, resumed_with: int) -> None:
+    """A linear decay over ``epochs * len(...)`` steps reaches 0 with the last step."""
+    rates: list[float] = []
+    lengths: list[tuple[int, int]] = []
+
+    def train(ctx: Context, *, dies: bool = False) -> None:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        steps = 3 * len(ctx.batches("train"))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+        model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
+        for _ in ctx.epochs(3):
+            batches = ctx.batches("train")
+            expected = len(batches)
+            for number, batch in enumerate(batches, 1):
+                if ctx.rank == 0:
+                    rates.append(scheduler.get_last_lr()[0])
+                ctx.backward(loss_of(model, batch))
+                ctx.step()
+                scheduler.step()
+                if dies and number == 5:
+                    commit(ctx)
+                    raise Died
+            lengths.append((expected, number))
+
+    run = LocalRun(tmp_path, samples=SAMPLES)
+    run.train(lambda ctx: train(ctx, dies=True))
+    run.train(train, workers=resumed_with)
+    steps = 3 * 8
+    assert rates == pytest.approx([1 - step / steps for step in range(steps)])
+    assert set(lengths) == {(3, 3), (8, 8)}, "the rest of the interrupted epoch, then whole ones"
+
+
+@pytest.mark.parametrize(("sizes", "local"), [(8, 8), (16, 4)])
+def test_the_number_of_batches_leaves_out_those_that_are_dropped(tmp_path: Path, sizes: int, local: int) -> None:
+    lengths: list[tuple[int, int]] = []
+
+    def train(ctx: Context) -> None:
+        model, _ = prepared(ctx)
+        for _ in ctx.epochs(1):
+            batches = ctx.batches("train", drop_last=True)
+            came = 0
+            for batch in batches:
+                came += 1
+                ctx.backward(loss_of(model, batch))
+                ctx.step()
+            lengths.append((len(batches), came))
+
+    LocalRun(tmp_path, samples=62, sizes=BatchSize(initial=sizes, local=(1, local))).train(train)
+    assert lengths == [(62 // local, 62 // local)]
