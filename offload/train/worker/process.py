@@ -8,7 +8,6 @@ import sys
 import traceback
 from typing import Any
 
-import numpy as np
 import ray
 import ray.train
 import ray.train.torch
@@ -24,6 +23,7 @@ from offload.train.worker.joining import Distributed
 from offload.train.worker.loop import Place, StopRun, TrainingLoop
 from offload.train.worker.peers import DistPeers
 from offload.train.worker.reporter import Forward
+from offload.train.worker.seeding import seed_at_start
 from offload.train.worker.setup import WorkerSetup
 
 
@@ -54,9 +54,7 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
     """Run the user's function with its context on this worker."""
     if setup.marker is not None:
         setup.marker.check()
-    seed = setup.seed + ray.train.get_context().get_world_rank()
-    torch.manual_seed(setup.seed)  # the same for all ranks while the model is built
-    np.random.seed(seed & 0xFFFFFFFF)
+    seed_at_start(setup.seed, ray.train.get_context().get_world_rank())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loop = TrainingLoop(setup, place_of(setup))
     context = Context(loop)

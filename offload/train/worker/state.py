@@ -22,6 +22,7 @@ from offload.train.checkpoints.plain import NotPlainError, to_plain
 from offload.train.checkpoints.sharded import is_part, is_sharded, load_model, load_optimizer, whole
 from offload.train.worker.checkpointer import Checkpointer, Stored
 from offload.train.worker.peers import Talk
+from offload.train.worker.seeding import seed_at_step
 
 
 class TrainingState:
@@ -271,6 +272,8 @@ class TrainingState:
         rank, ranks = (0, 1) if self._talk is None else (self._talk.rank, self._talk.world_size)
         if len(stored.rng) == ranks:
             checkpoints.set_rng_state(stored.rng[rank])
+        else:
+            seed_at_step(self._order["seed"], rank, self.progress.step)
         self._stored_model = {}  # as large as the model
 
 

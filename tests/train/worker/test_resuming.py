@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from offload.testing.in_threads import Died
 from offload.train.config import BatchSize
 from offload.train.worker.context import Context
+from offload.train.worker.seeding import seed_at_start, seed_at_step
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 SAMPLES = 60
@@ -57,12 +61,60 @@ def test_the_number_of_batches_leaves_out_those_that_are_dropped(tmp_path: Path,
         model, _ = prepared(ctx)
         for _ in ctx.epochs(1):
             batches = ctx.batches("train", drop_last=True)
-            came = 0
-            for batch in batches:
-                came += 1
+            number = 0
+            for number, batch in enumerate(batches, 1):
                 ctx.backward(loss_of(model, batch))
                 ctx.step()
-            lengths.append((len(batches), came))
+            lengths.append((len(batches), number))
 
     LocalRun(tmp_path, samples=62, sizes=BatchSize(initial=sizes, local=(1, local))).train(train)
     assert lengths == [(62 // local, 62 // local)]
+
+
+def draws() -> tuple[float, float, float]:
+    """A number from each generator of this process."""
+    return float(torch.rand(())), float(np.random.rand()), random.random()
+
+
+def test_a_run_that_goes_on_with_more_workers_draws_other_numbers_on_each(tmp_path: Path) -> None:
+    """Threads share the process's generators, so that each rank prepares and draws by itself."""
+    alone = threading.Lock()
+    drawn: dict[int, list[tuple[float, float, float]]] = {1: [], 3: []}
+
+    def train(ctx: Context) -> None:
+        with alone:
+            seed_at_start(0, ctx.rank)
+            model, _ = prepared(ctx)
+            drawn[ctx.world_size].append(draws())
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward(loss_of(model, batch))
+                ctx.step()
+                if ctx.global_step == 2:
+                    commit(ctx)
+                    raise Died
+
+    run = LocalRun(tmp_path, samples=SAMPLES)
+    run.train(train)
+    run.train(train, workers=3)
+    every = [*drawn[1], *drawn[3]]
+    assert len(every) == 4
+    for numbers in zip(*every, strict=True):
+        assert len(set(numbers)) == 4
+
+
+def test_seeds_determine_every_generator() -> None:
+    def both(seed: int, rank: int) -> list[tuple[float, float, float]]:
+        seed_at_start(seed, rank)
+        first = draws()
+        seed_at_step(seed, rank, 5)
+        return [first, draws()]
+
+    for seed in (0, -3, 2**53):
+        assert both(seed, 0) == both(seed, 0)
+        for one, other in zip(both(seed, 0), both(seed, 1), strict=True):
+            assert one[1:] != other[1:]
+    seed_at_start(0, 0)
+    first = torch.rand(())
+    seed_at_start(0, 1)
+    assert torch.rand(()) == first, "all ranks build the same model"
