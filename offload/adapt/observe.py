@@ -173,6 +173,8 @@ class Seen:
         return math.pow(self.delivered, math.exp(-newest.duration_s / FORGOTTEN_S))
 
     def _steps_with(self, interval: Interval) -> dict[tuple[int, int, int], StepSeen]:
+        if interval.compute_s <= 0:  # too short for the device's clock: no step takes no time
+            return dict(self.steps)
         split = interval.split
         key = (interval.nodes, split.workers, split.local_batch_size)
         compute = interval.compute_s / interval.steps / (split.accum_steps + 1)

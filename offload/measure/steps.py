@@ -121,7 +121,9 @@ class _Open:
 
 
 class StepMeter:
-    """The meter of one rank's steps. Call its methods in this order: waited, [last_gradient], backward_done, stepped."""
+    """The meter of one rank's steps. Call its methods in this order: waited, [last_gradient], backward_done, stepped. A batch may have
+    several backward passes, and exchange gradients after them: each call of backward_done ends what the last_gradient before it began.
+    """
 
     def __init__(self, clock: Clock, now: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._now = clock, now
@@ -164,6 +166,7 @@ class StepMeter:
         """Note that backward has returned, with gradients reduced if this micro-batch reduces them."""
         if self._gradient_mark is not None:
             self._sync.append((self._gradient_mark, self._clock.mark()))
+            self._gradient_mark = None
 
     def stepped(self, efficiency: float = 1.0) -> None:
         """Note that the optimizer has stepped, which completes the step. ``efficiency``: the worth of one of its samples relative to a

@@ -204,6 +204,14 @@ def test_an_interval_of_hardly_a_step_is_not_believed() -> None:
     assert Seen().with_interval(few, 4.0) == Seen()
 
 
+def test_an_interval_without_computing_does_not_end_decisions() -> None:
+    """A fit of the step time refuses it."""
+    seen = seen_at(one(32), one(64))
+    later = seen.with_interval(replace(interval(one(128)), compute_s=0.0), 8.0)
+    assert later.steps == seen.steps
+    assert later.fit is not None
+
+
 def test_what_is_learned_survives_a_checkpoint() -> None:
     seen = seen_at(one(32), many(2, 32))
     again = Seen.from_state(seen.to_state())

@@ -86,6 +86,19 @@ def test_only_what_backward_did_not_hide_is_sync(hands: Hands, meter: StepMeter)
     assert (meter.totals().compute_s, meter.totals().sync_s) == (6.0, 0.5)
 
 
+def test_an_exchange_ends_before_the_next_backward_pass(hands: Hands, meter: StepMeter) -> None:
+    """Two models that step one after the other: the forward pass between their exchanges is computing."""
+    meter.waited(0.0, 0.0, 8)
+    for _ in range(2):
+        hands.at += 2.0
+        meter.backward_done()  # of a loss, without an exchange
+        meter.last_gradient()
+        hands.at += 0.5
+        meter.backward_done()
+    meter.stepped()
+    assert (meter.totals().compute_s, meter.totals().sync_s) == (4.0, 1.0)
+
+
 def test_a_step_of_several_micro_batches(hands: Hands, meter: StepMeter) -> None:
     for _ in range(3):
         batch(hands, meter, wait=0.5, peer=0.25, compute=2.0, samples=5)

@@ -265,6 +265,7 @@ class Stepper:
         they hold anything."""
         optimizers = step.optimizers
         self.joined.exchange(optimizers, takes_part=self._takes_part)
+        self._meter.backward_done()
         parameters = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
         if self._kept <= 0 or not (self._takes_part or self.joined.anyone_takes_part()):
             for optimizer in optimizers:  # nobody's samples count

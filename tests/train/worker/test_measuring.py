@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from offload.measure.steps import Clock
+from offload.testing.in_threads import Unjoined
 from offload.train.config import BatchSize
 from offload.train.worker.context import Context
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
@@ -44,3 +48,43 @@ def test_each_step_counts_its_samples_whatever_happens_in_it(
     assert (totals.steps, totals.samples, totals.useful) == (SAMPLES // 8, SAMPLES, SAMPLES)
     assert totals.compute_s > 0
     assert totals.step_time_s >= totals.compute_s + totals.data_wait_s
+
+
+class Hands(Clock):
+    """A clock that the test moves."""
+
+    at = 0.0
+
+    def mark(self) -> float:
+        return self.at
+
+
+class Exchange(Unjoined):
+    """Exchanges of gradients that take a second each, on this rank's clock."""
+
+    def __init__(self) -> None:
+        self.hands = Hands()
+
+    def average(self, gradients: Sequence[torch.Tensor]) -> None:
+        self.hands.at += 1.0
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+def test_the_exchange_of_several_models_is_synchronising_and_what_follows_is_not(tmp_path: Path, losses: int) -> None:
+    def train(ctx: Context) -> None:
+        join: Any = ctx._loop.place.join
+        ctx._loop.meter._clock = join.hands
+        models = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+        ctx.prepare(*models, *optimizers)
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    for _ in range(losses):
+                        join.hands.at += 4.0 / losses  # a forward pass
+                        ctx.backward(loss_of(model, batch))
+                    ctx.step(optimizer)
+
+    for loop in LocalRun(tmp_path, samples=SAMPLES, join=Exchange).train(train, workers=2):
+        totals = loop.meter.totals()
+        assert (totals.compute_s, totals.sync_s) == (8.0 * totals.steps, 2.0 * totals.steps)
