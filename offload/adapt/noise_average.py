@@ -112,6 +112,7 @@ class NoiseAverage:
     def to_state(self) -> dict[str, Any]:
         """The state as plain numbers and lists."""
         return {
+            "batch_size": self.batch_size,
             "sqr": list(self.sqr),
             "var": list(self.var),
             "paired": self.paired,
@@ -120,11 +121,13 @@ class NoiseAverage:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], batch_size: int) -> NoiseAverage:
-        """The inverse of :meth:`to_state`. What an older state lacks is 0: its error is then unknown until the next estimates."""
+        """The inverse of :meth:`to_state`, at the initial global batch ``batch_size``, which may have changed. What an older state lacks is
+        0: its error is then unknown until the next estimates."""
+        scale = float(state.get("batch_size", batch_size)) / batch_size
         return cls(
             batch_size=batch_size,
             sqr=tuple(map(float, state["sqr"])),
-            var=tuple(map(float, state["var"])),
+            var=tuple(scale * float(var) for var in state["var"]),
             weight=float(state["weight"]),
             paired=bool(state["paired"]),
             **{name: float(state.get(name, 0.0)) for name in NUMBERS if name != "weight"},

@@ -70,12 +70,14 @@ class BatchSize:
         )
 
     def carried_over(self, before: BatchSplit, workers: int) -> BatchSplit:
-        """Split the last trained batch over another number of workers: the adapted batch, if batches adapt."""
-        if workers == before.workers:
-            return before
+        """Split the last trained batch over a number of workers: the adapted batch, if batches adapt, within these sizes. A resumed run may
+        have other sizes than the run before."""
         if not self.adaptive:
             return self.split(workers)
-        return self.split(workers, min(max(before.global_batch_size, self.initial), self.max or self.initial))
+        size = min(max(before.global_batch_size, self.initial), self.max or self.initial)
+        rounded_up = 0 <= before.global_batch_size - size < before.workers * (before.accum_steps + 1)
+        split = before if rounded_up and workers == before.workers else self.split(workers, size)
+        return split.with_local_at_most(None if self.local is None else self.local[1])
 
 
 @dataclass(frozen=True, kw_only=True)

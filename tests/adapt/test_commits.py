@@ -74,19 +74,24 @@ def test_a_batch_that_did_not_fit_is_accumulated_instead(local: int, accum: int,
         BatchSplit, local_batch_size=st.integers(1, 300), accum_steps=st.integers(0, 4), workers=st.integers(1, 8)
     ),
     workers=st.integers(1, 8),
+    most=st.integers(1, 512),
 )
-def test_an_adapted_batch_outlives_a_change_of_the_worker_count(
-    initial: int, growth: int, before: BatchSplit, workers: int
+def test_an_adapted_batch_outlives_a_restart_within_the_sizes_of_the_script(
+    initial: int, growth: int, before: BatchSplit, workers: int, most: int
 ) -> None:
-    adapted = offload.BatchSize(initial=initial, max=initial * growth).carried_over(before, workers)
+    """The number of workers may have changed, and the sizes, too."""
+    sizes = offload.BatchSize(initial=initial, max=initial * growth, local=(1, most))
+    adapted = sizes.carried_over(before, workers)
+    asked = min(max(before.global_batch_size, initial), initial * growth)
     assert adapted.workers == workers
-    if workers == before.workers:
+    assert adapted.local_batch_size <= most
+    if growth == 1:
+        assert adapted == sizes.split(workers)
+    elif workers == before.workers and asked == before.global_batch_size and before.local_batch_size <= most:
         assert adapted == before
-    elif growth == 1:
-        assert adapted == offload.BatchSize(initial=initial).split(workers)
     else:
-        asked = min(max(before.global_batch_size, initial), initial * growth)
-        assert asked <= adapted.global_batch_size < asked + workers * (adapted.accum_steps + 1)
+        micro_batches = before.accum_steps + adapted.accum_steps + 2  # each may round up
+        assert asked <= adapted.global_batch_size < asked + workers * micro_batches
 
 
 def test_a_copied_state_does_not_change_with_training() -> None:

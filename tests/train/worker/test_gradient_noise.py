@@ -189,6 +189,11 @@ def test_the_mean_forgets_and_ignores_what_is_not_finite() -> None:
     assert average.whole is not None
     assert (average.whole.sqr, average.whole.var) == pytest.approx((3.0, 4.0), rel=1e-3)
     assert NoiseAverage.from_state(average.to_state(), INITIAL) == average
+    larger = NoiseAverage.from_state(average.to_state(), 2 * INITIAL).whole  # resumed with another batch_size
+    before = average.whole
+    assert larger is not None
+    assert before is not None
+    assert (larger.sqr, larger.var) == (before.sqr, before.var / 2)
 
 
 def test_a_comparison_within_a_step_replaces_those_of_consecutive_steps() -> None:

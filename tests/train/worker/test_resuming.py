@@ -61,11 +61,12 @@ def test_the_number_of_batches_leaves_out_those_that_are_dropped(tmp_path: Path,
         model, _ = prepared(ctx)
         for _ in ctx.epochs(1):
             batches = ctx.batches("train", drop_last=True)
-            number = 0
-            for number, batch in enumerate(batches, 1):
+            came = 0
+            for batch in batches:
+                came += 1
                 ctx.backward(loss_of(model, batch))
                 ctx.step()
-            lengths.append((len(batches), number))
+            lengths.append((len(batches), came))
 
     LocalRun(tmp_path, samples=62, sizes=BatchSize(initial=sizes, local=(1, local))).train(train)
     assert lengths == [(62 // local, 62 // local)]
@@ -118,3 +119,35 @@ def test_seeds_determine_every_generator() -> None:
     first = torch.rand(())
     seed_at_start(0, 1)
     assert torch.rand(()) == first, "all ranks build the same model"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [
+        (BatchSize(initial=8), 8),
+        (BatchSize(initial=8, max=128), 64),
+        (BatchSize(initial=8, max=32), 32),
+        (BatchSize(initial=8, max=128, local=(1, 16)), 16),
+    ],
+)
+def test_an_adapted_run_goes_on_within_the_sizes_of_the_script(tmp_path: Path, sizes: BatchSize, rows: int) -> None:
+    """The run before has come to batches of 64 samples."""
+    seen: set[int] = set()
+
+    def train(ctx: Context) -> None:
+        model, _ = prepared(ctx)
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                seen.add(ctx.rows)
+                ctx.backward(loss_of(model, batch))
+                if ctx.step() and not ctx._loop.state.resumed:
+                    commit(ctx)
+                    raise Died
+
+    run = LocalRun(tmp_path, samples=512, sizes=BatchSize(initial=64, max=128))
+    run.train(train)
+    assert seen == {64}
+    seen.clear()
+    run.sizes = sizes
+    run.train(train)
+    assert max(seen) == rows
