@@ -118,6 +118,7 @@ class TrainingLoop:
         self._visits = dict.fromkeys(names, 0)
         self._visited_epoch = -1
         self._in_epoch = False
+        self._running: Batches | None = None  # of the training pass
         self._goal = Goal(epochs=1)
         self._over: Over = ""
         self._pass_ended = False
@@ -235,6 +236,8 @@ class TrainingLoop:
 
     def _end_epoch(self, following: int) -> None:
         """Agree on what follows, and commit if that is due."""
+        self._leave_pass()
+        self.stepper.abandon()
         self._check_company()
         self._in_epoch = False
         over = self._over_here()
@@ -369,20 +372,29 @@ class TrainingLoop:
         )
         try:
             if training:
+                self._running = batches
                 yield from self._training_batches(batches, began)
             else:
                 with self.meter.outside():  # also within a step
                     yield from self._plain_batches(batches, name)
         finally:
-            if training and self.stepper.has_stepped:  # the loop broke off after its own step
-                self._settle()
-            batches.close()
-            # Raised later: Python ignores an exception of an iterator that the loop drops.
-            self._went_on = batches.went_on
-            if training:
-                self.meter.restart()
-            else:
+            if not training:
+                batches.close()
                 self.rows = rows  # a validation pass may lie within a training pass
+            elif self._running is batches:
+                self._leave_pass()
+
+    def _leave_pass(self) -> None:
+        """End the training pass, if one is running. A loop that breaks off may keep the iterator until a later epoch."""
+        batches, self._running = self._running, None
+        if batches is None:
+            return
+        if self.stepper.has_stepped:  # the loop broke off after its own step
+            self._settle()
+        batches.close()
+        # Raised later: Python ignores an exception of an iterator that the loop drops.
+        self._went_on = batches.went_on
+        self.meter.restart()
 
     def delivery(self, name: str) -> Delivery:
         """What makes the batches of a data set on the device."""
@@ -434,6 +446,8 @@ class TrainingLoop:
             self.stepper.take(batch)
             self.rows = batch.rows
             yield shown_batch(batch.content)
+            if self._running is not batches:  # the epoch has ended
+                return
             self._settle()
             following = self._ahead.pop() if self._ahead else self._next_batch(batches)
             self._start_batch(following)
@@ -727,6 +741,7 @@ class TrainingLoop:
 
     def commit_rest(self) -> None:
         """Commit what was trained since the last checkpoint."""
+        self._leave_pass()
         self._check_company()
         if self.state.uncommitted:
             self._commit("end")

@@ -103,6 +103,13 @@ class Stepper:
             self._memory.between_batches()
             self._scaling.begin_step(self._state.progress.step, split, self._state.scaler)
 
+    def abandon(self) -> None:
+        """Forget the batch and the accumulated gradients of a pass that the loop has broken off."""
+        if self._micro_batches or self._rows:
+            for optimizer in self._state.optimizers:
+                optimizer.zero_grad(set_to_none=True)
+        self._trained, self._micro_batches, self._rows, self.batch = [], 0, 0, None
+
     def take(self, batch: LocalBatch) -> None:
         """Note that the user gets the next local batch."""
         self.batch = batch
