@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from offload.measure.steps import Clock
 from offload.testing.in_threads import Unjoined
-from offload.train.config import BatchSize
+from offload.train.config import BatchSize, Checkpoints
 from offload.train.worker.context import Context
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
@@ -48,6 +48,22 @@ def test_each_step_counts_its_samples_whatever_happens_in_it(
     assert (totals.steps, totals.samples, totals.useful) == (SAMPLES // 8, SAMPLES, SAMPLES)
     assert totals.compute_s > 0
     assert totals.step_time_s >= totals.compute_s + totals.data_wait_s
+
+
+def test_a_regular_checkpoint_takes_nothing_from_the_step_whose_batch_has_come(tmp_path: Path) -> None:
+    kept: list[Mapping[str, Any]] = []
+
+    def train(ctx: Context) -> None:
+        model, _ = prepared(ctx)
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward(loss_of(model, batch))
+                ctx.step()
+
+    run = LocalRun(tmp_path, samples=SAMPLES, checkpoints=Checkpoints(every_s=1e-9), kept=kept.append)
+    (loop,) = run.train(train)
+    assert len(kept) > 2, "checkpoints within the epoch"
+    assert loop.meter.totals().samples == SAMPLES
 
 
 class Hands(Clock):
