@@ -23,6 +23,7 @@ from offload.errors import RunError
 from offload.pipeline.assemble import Processed, assemble
 from offload.pipeline.calls import CHUNK, Calls
 from offload.pipeline.gather import Gather, Scratch
+from offload.pipeline.held_generators import Held, held_by
 from offload.pipeline.randomness import Drawn, loaded_libraries, seed_generators
 from offload.pipeline.region_decode import UndecodableError
 from offload.pipeline.shuffling import mix
@@ -46,7 +47,8 @@ class Recipe:
     ``sample_timeout_s``: the longest time that a sample may take. ``whole``: samples travel as they are, not as columns
     (:mod:`offload.pipeline.whole_samples`). ``seeded_by``: the column of index rows whose number seeds a sample's random numbers; it
     is the position if a pass draws samples repeatedly. ``parts``: the recipes of the data sets that were mixed, if any, and
-    ``part_names`` their names. ``calls``: the size of the reader's and the transform's calls.
+    ``part_names`` their names. ``calls``: the size of the reader's and the transform's calls. ``held``: the generators
+    of random numbers that the transform holds, once it is ready.
     """
 
     transform: Any
@@ -61,6 +63,7 @@ class Recipe:
     parts: tuple[Recipe, ...] = ()
     part_names: tuple[str, ...] = ()
     calls: Calls = field(default_factory=Calls)
+    held: Held = ()
 
     @property
     def words(self) -> Words:
@@ -93,7 +96,7 @@ class Recipe:
         parts = tuple(part.ready() for part in self.parts)
         for part in parts:
             part.calls.fix()
-        return dataclasses.replace(self, transform=transform, parts=parts, calls=calls)
+        return dataclasses.replace(self, transform=transform, parts=parts, calls=calls, held=held_by(transform))
 
     def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
         """See :func:`process`."""
@@ -178,7 +181,7 @@ def process(
         chunk = rows.slice(start, stop - start)
         libraries, began = loaded_libraries(), time.perf_counter()
         calls.begin()
-        drawn = Drawn() if not calls.seeded else None
+        drawn = Drawn(recipe.held) if not calls.seeded else None
         good, made, errors = _process_rows(recipe, chunk, epoch, watch)
         calls.drew = calls.drew or bool(drawn)
         if loaded_libraries() != libraries:
@@ -320,7 +323,7 @@ def _read_one_by_one(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch, 
     for i in range(chunk.num_rows):
         values: dict[str, Any] = {}
         if i not in known:
-            seed_generators(mix(recipe.seed, epoch, numbers[i], 1))
+            seed_generators(mix(recipe.seed, epoch, numbers[i], 1), recipe.held)
             at(i)
             try:
                 one = reader.read(chunk.slice(i, 1), nowhere)
@@ -439,8 +442,8 @@ def _seeded(recipe: Recipe, epoch: int, number: int, use: int) -> Iterator[None]
     if not calls.seeded:
         yield
         return
-    seed_generators(mix(recipe.seed, epoch, number, use))
-    drawn = Drawn() if calls.watching else None
+    seed_generators(mix(recipe.seed, epoch, number, use), recipe.held)
+    drawn = Drawn(recipe.held) if calls.watching else None
     yield
     calls.drew = calls.drew or bool(drawn)
 

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from offload.measure.constant import Constant
+from offload.pipeline.held_generators import Held, held_by
 from offload.pipeline.randomness import Drawn
 from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources.base import At, nowhere
@@ -43,7 +44,8 @@ class Spent:
 @dataclass
 class StageCosts:
     """The costs of ``samples`` samples by stage. ``raw_bytes``: the bytes read from files meanwhile. ``reader``: the stage that reads; None
-    if several do, or a cache is read. ``random``: the stages that draw random numbers, noted while ``watching``."""
+    if several do, or a cache is read. ``random``: the stages that draw random numbers, noted while ``watching``. ``held``: the generators
+    that transforms hold."""
 
     samples: int = 0
     cpu_s: float = 0.0
@@ -52,12 +54,13 @@ class StageCosts:
     reader: str | None = None
     random: set[str] = field(default_factory=set)
     watching: bool = False
+    held: Held = ()
 
     @contextmanager
     def timing(self, name: str) -> Iterator[list[Any]]:
         """A context that counts its time as one call of step ``name``, minus the time that other steps counted. The caller appends the
         output, and then the bytes of a row if these differ."""
-        drawn = Drawn() if self.watching else None
+        drawn = Drawn(self.held) if self.watching else None
         inside, began = self._counted(), time.thread_time()
         out: list[Any] = []
         yield out
@@ -99,6 +102,7 @@ def measure_stages(recipe: Recipe, rows: pa.Table, *, seconds: float) -> StageCo
     if not (recipe.parts or isinstance(recipe.reader, CachedSamplesReader)):
         costs.reader = _reading(recipe.reader)
     recipe = _timed(recipe, costs)
+    costs.held = held_by([recipe.transform, *(part.transform for part in recipe.parts)])
     start, size = 0, ROWS
     _once(recipe, rows.slice(0, size), start)  # imports, caches
     costs.watching = True
