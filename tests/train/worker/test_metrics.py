@@ -46,7 +46,7 @@ class RayList:
 
     @property
     def checkpoints(self) -> list[ray.train.Checkpoint]:
-        return [each.checkpoint for each in self._manager._checkpoint_results]
+        return [each.checkpoint for each in self._manager._checkpoint_results if each.checkpoint is not None]
 
     @property
     def numbers(self) -> list[int]:

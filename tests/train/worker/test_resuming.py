@@ -36,7 +36,7 @@ def test_a_schedule_over_all_batches_goes_on_after_a_restart_within_an_epoch(tmp
             expected = len(batches)
             for number, batch in enumerate(batches, 1):
                 if ctx.rank == 0:
-                    rates.append(scheduler.get_last_lr()[0])
+                    rates.append(float(scheduler.get_last_lr()[0]))
                 ctx.backward(loss_of(model, batch))
                 ctx.step()
                 scheduler.step()
