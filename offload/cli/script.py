@@ -89,7 +89,8 @@ def _exited(error: SystemExit, who: str, script: Path, args: tuple[str, ...]) ->
     if error.code == USAGE:
         given = shlex.join(args) if args else "none"
         return ConfigError(
-            f"{who} rejected its arguments{_line(error, script)}; its message is above. It received {given}: put the script's arguments after --."
+            f"{who} rejected its arguments{_line(error, script)}; its message is above. It received {given}: put the "
+            "script's arguments after --."
         )
     code = "" if error.code is None else shown(error.code)
     return ConfigError(

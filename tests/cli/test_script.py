@@ -75,7 +75,8 @@ def build():
         (["--epochs", "2"], "build() in SCRIPT called sys.exit('no data today')"),
         (
             ["--epocs", "3"],
-            "build() in SCRIPT rejected its arguments (line 7); its message is above. It received --epocs 3: put the script's arguments after --",
+            "build() in SCRIPT rejected its arguments (line 7); its message is above. It received --epocs 3: "
+            "put the script's arguments after --",
         ),
     ],
 )

@@ -101,7 +101,9 @@ def test_a_signal_hidden_in_noise_does_not_make_any_batch_free_and_the_plan_says
     made = planned(hidden, samples=512)
     assert made.best.batch_size < 1000
     (said,) = (w for w in made.warnings if "gradient noise" in w)
-    assert "measures the gradient noise poorly (|G|² not even from 0), so the plan enlarges the batch cautiously" in said
+    assert (
+        "measures the gradient noise poorly (|G|² not even from 0), so the plan enlarges the batch cautiously" in said
+    )
     assert "At least 512 more than its 512 samples would tell." in said
     (said,) = (w for w in planned(dataclasses.replace(hidden, sqr=1.0)).warnings if "gradient noise" in w)
     assert "|G|² by ± 100%" in said

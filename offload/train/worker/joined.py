@@ -56,9 +56,8 @@ class JoinedModels:
             return self.models
         if len(trained) > 1 or options is None or self.sharded:
             return self.models
-        ignored = getattr(
-            trained[0], "_ddp_params_and_buffers_to_ignore", ()
-        )  # torch's name for what the user leaves out
+        # Torch's name for what the user leaves out.
+        ignored = getattr(trained[0], "_ddp_params_and_buffers_to_ignore", ())
         self._by_ddp = {id(p) for name, p in trained[0].named_parameters() if p.requires_grad or name in ignored}
         joined = self._join.wrap(
             trained[0],
@@ -117,7 +116,7 @@ class JoinedModels:
         if self._workers == 1:
             return
         held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}
-        parameters = [p for p in held.values() if p.requires_grad and not is_part(p) and id(p) not in self._by_ddp]
+        parameters = [p for p in held.values() if self._exchanges(p)]
         for parameter in parameters:
             if parameter.grad is None:  # here, not on all ranks
                 parameter.grad = torch.zeros_like(parameter)

@@ -5,7 +5,6 @@ Losses of one batch have one scale, even if its optimizers step one after the ot
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Sequence
 from typing import Protocol
@@ -34,7 +33,7 @@ class OptimizerSteps:
     def begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Divide the optimizers' gradients by the scale of the losses. Raises RunError for an optimizer that needs a closure."""
         for optimizer in optimizers:
-            if needs_closure(type(optimizer)):
+            if needs_closure(optimizer):
                 name = type(optimizer).__name__
                 raise RunError(
                     f"ctx.step() cannot step {name}: it needs a closure that computes the loss again. Call {name}.step(closure) in a "
@@ -79,8 +78,7 @@ def _reached(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-@functools.cache
-def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
-    """Whether optimizers of this class cannot step without a closure, such as LBFGS."""
-    closure = inspect.signature(kind.step).parameters.get("closure")
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer cannot step without a closure, such as LBFGS."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

@@ -308,7 +308,7 @@ class Stepper:
                 "unequal batches before the workers exchange gradients."
             )
         closed = any(callable(each) for each in (*arguments, *named.values()))
-        if closed and self._workers > 1 and (needs_closure(type(optimizer)) or self.joined.exchanges_some(optimizer)):
+        if closed and self._workers > 1 and (needs_closure(optimizer) or self.joined.exchanges_some(optimizer)):
             name = type(optimizer).__name__
             raise RunError(
                 f"the loop calls {name}.step(closure), and {self._workers} workers would step by different losses or gradients. Train on "

@@ -227,7 +227,7 @@ def test_layers_unfrozen_after_prepare_stay_equal_on_all_ranks(plain: bool, froz
             loss = trained(inputs[:3] if rank == 0 else inputs[3:]).square().mean()
             if plain:
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
             else:
                 loop.backward(loss)
@@ -288,7 +288,7 @@ def closure_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Call
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         loss: torch.Tensor = (model(ONE) - 1).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     return closure
