@@ -45,7 +45,7 @@ def seed_held(generators: Held, seed: int) -> None:
     for number, each in enumerate(generators):
         own = mix(seed, number)
         if isinstance(each, np.random.Generator):
-            each.bit_generator.state = type(each.bit_generator)(own).state  # type: ignore[call-arg]
+            each.bit_generator.state = type(each.bit_generator)(own).state
         elif isinstance(each, np.random.RandomState):
             each.seed(own & 0xFFFFFFFF)
         elif isinstance(each, random.Random):
@@ -71,7 +71,7 @@ def _state(generator: Any) -> Any:
 
 def _is_generator(value: Any) -> bool:
     if isinstance(value, random.Random):
-        return not isinstance(value, random.SystemRandom) and value is not random._inst  # type: ignore[attr-defined]
+        return not isinstance(value, random.SystemRandom) and value is not random._inst
     if isinstance(value, np.random.RandomState):
         return value is not np.random.mtrand._rand
     if isinstance(value, np.random.Generator):

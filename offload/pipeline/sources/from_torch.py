@@ -114,8 +114,9 @@ class TorchReader:
                     f"item {items[0]} of {type(self.dataset).__name__} has the columns {_listed(names)}, and item {item} has "
                     f"{_listed(sample)}. Return the same columns for every item; a value may be None."
                 )
-        made = (lambda value: _own(plain(value))) if self._changed else plain
-        columns: dict[str, Column] = {name: [made(s[name]) for s in samples] for name in names}
+        columns: dict[str, Column] = {name: [plain(s[name]) for s in samples] for name in names}
+        if self._changed:
+            columns = {name: list(map(_own, column)) for name, column in columns.items()}
         return Samples(columns)
 
     def describe(self, rows: pa.Table, row: int) -> str:
