@@ -18,7 +18,7 @@ _SECRET = re.compile(
     r"SECRET|\w*(PASSWORD|PASSWD|PASSPHRASE|PWD)|CREDENTIALS?|PAT|(API|ACCESS|PRIVATE|SECRET|AUTH)(KEY|TOKEN|SECRET)"
 )
 _OF_A_MODEL = re.compile(
-    "ANSWER|AUDIO|BLANK|BOS|CLASS|CLS|DIST|END|EOS|EOT|FIRST|IMAGE|LAST|MASK|MASKED|MAX|MIN|NEXT|NUM|PAD|PATCH|PER|"
+    "ANSWER|AUDIO|BLANK|BOS|CLASS|CLS|DIST|END|EOD|EOS|EOT|FIRST|IGNORE|IMAGE|LABEL|LANG|LANGUAGE|LAST|MASK|MASKED|MAX|MIN|NEXT|NUM|PAD|PATCH|PER|"
     "PLACEHOLDER|PREFIX|PROMPT|QUERY|REGISTER|SEP|SOS|SOT|SPECIAL|START|STOP|SUFFIX|TEXT|UNK|UNKNOWN|VIDEO|VISION|"
     "VISUAL|WORD"
 )
@@ -33,7 +33,7 @@ _OF_A_PASS = re.compile("ALL|BACKWARD|BAND|FIRST|FORWARD|FULL|HIGH|LAST|LOW|MULT
 """Words before ``PASS`` that mean a pass over data, or a filter's."""
 _DIRECTORIES = ("PWD", "OLDPWD")  # a shell's variables
 _ALWAYS = re.compile("ACCESS|API|AUTH|BEARER|PRIVATE|REFRESH|SECRET|SESSION|SIGNING|SSH")
-"""Words before ``KEY`` or ``TOKEN`` after which any value is a secret."""
+"""Words before ``KEY`` after which any value is a secret."""
 _SWITCH = re.compile("true|false|yes|no|on|off|none|null|[01]", re.IGNORECASE)
 _PLAIN = re.compile(r"-?[a-z0-9_.,:/{}*-]*")
 _RUN = re.compile(r"[a-z0-9]{16,}")
@@ -71,8 +71,8 @@ def names_a_secret(name: str) -> bool:
 def secrets_in(environment: Mapping[str, str], args: Sequence[str]) -> list[str]:
     """The names of variables and of a script's arguments that probably hold secrets.
 
-    ``prompt_key=question`` and ``S3_KEY=data/train.tar`` do not: a name that ends in ``KEY`` or ``TOKEN`` may also mean a column, a path or
-    a number, and then its value looks like one.
+    ``prompt_key=question`` and ``S3_KEY=data/train.tar`` do not: a name that ends in ``KEY`` may also mean a column, a path or a number, and
+    then its value looks like one.
     """
     given = [*environment.items(), *_named_values(args)]
     return [name for name, value in given if names_a_secret(name) and not _is_harmless(name, value)]
@@ -82,7 +82,7 @@ def _is_harmless(name: str, value: str) -> bool:
     if _SWITCH.fullmatch(value):
         return True
     words = [word.upper() for word in _WORDS.findall(name) if not word.isdigit()]
-    if len(words) < 2 or words[-1] not in ("KEY", "TOKEN") or _ALWAYS.fullmatch(words[-2]):
+    if len(words) < 2 or words[-1] != "KEY" or _ALWAYS.fullmatch(words[-2]):
         return False
     runs = _RUN.findall(value)
     return bool(_PLAIN.fullmatch(value)) and not any(re.search(r"\d", run) for run in runs)
