@@ -71,8 +71,8 @@ def names_a_secret(name: str) -> bool:
 def secrets_in(environment: Mapping[str, str], args: Sequence[str]) -> list[str]:
     """The names of variables and of a script's arguments that probably hold secrets.
 
-    ``prompt_key=question`` and ``S3_KEY=data/train.tar`` do not: a name that ends in ``KEY`` may also mean a column, a path or a number, and
-    then its value looks like one.
+    ``prompt_key=question`` and ``S3_KEY=data/train.tar`` do not: a name that ends in ``KEY`` may also mean a column, a path or a
+    number, and then its value looks like one.
     """
     given = [*environment.items(), *_named_values(args)]
     return [name for name, value in given if names_a_secret(name) and not _is_harmless(name, value)]
