@@ -185,7 +185,8 @@ class Job:
             "and everyone who may describe the job, or read its log, could read it: let the script fetch it from AWS Secrets Manager under "
             "the job's role."
         )
-        if found := secrets_in({**self.environment, **self.hyperparameters}, self.settings.args):
+        given = {name: str(value) for name, value in [*self.environment.items(), *self.hyperparameters.items()]}
+        if found := secrets_in(given, self.settings.args):
             raise ConfigError(f"{found[0]} looks like a secret, {remedy}")
         where = login_in(
             [
