@@ -190,8 +190,7 @@ class Job:
             raise ConfigError(f"{found[0]} looks like a secret, {remedy}")
         where = login_in(
             [
-                *self.environment.items(),
-                *self.hyperparameters.items(),
+                *given.items(),
                 *(
                     (f"argument {number} of the script", text)
                     for number, text in enumerate(self.settings.args, start=1)
