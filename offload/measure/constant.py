@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-READ_S = 50e-6
+READ_S = 100e-6
 READ_S_PER_BYTE = 0.8e-9
 """The CPU time to find a sample in a node's cache: benchmarks/cached_samples.py measures both."""
 WORTH_SAYING = 0.2  # of the core-seconds
