@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -18,9 +19,9 @@ from offload.launch.files import bytes_of
 IN_IMAGE = ("torch", "torchvision")
 """Packages that are never installed over an image's own, which fit its CUDA."""
 _INCLUDES = re.compile(r"\s*(?:-r|--requirement)[= ]?\s*([^\s#]+)")
-_OF_A_FILE = re.compile(
-    r"\s*(?:-r|--requirement|-c|--constraint|-e|--editable|-f|--find-links)(?:[= ]\s*|(?=[./]))([^\s#]+)"
-)
+_OPTION = re.compile(r"(-[rcef]|--(?:requirement|constraint|editable|find-links)(?=[\s=]|$))[\s=]*(.*)")
+_ADDRESS = re.compile(r"https?://")
+_OF_VERSION_CONTROL = re.compile(r"(git|hg|svn|bzr)\+(?!file:)[a-z+]+://")
 _NAMES = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 
@@ -66,24 +67,40 @@ def own_requirements(path: Path) -> str:
 
 def names_in(path: Path) -> set[str]:
     """The packages that a requirements.txt names, itself or in files that it includes (``-r other.txt``)."""
-    found: set[str] = set()
-    waiting, seen = [path], set[Path]()
-    while waiting:
-        path = waiting.pop().resolve()
-        if path in seen or not path.is_file():
-            continue
-        seen.add(path)
-        for line in own_requirements(path).splitlines():
-            if more := _INCLUDES.match(line):
-                waiting.append(path.parent / more[1])
-            elif name := _NAMES.match(line):
-                found.add(canonicalize_name(name[1]))
-    return found
+    found = (_NAMES.match(line) for _, line in _lines(path) if not _INCLUDES.match(line))
+    return {canonicalize_name(name[1]) for name in found if name is not None}
 
 
 def check_targets(path: Path) -> None:
     """Raise ConfigError for a line of a requirements.txt that leads out of its folder, which is uploaded."""
     folder = path.parent.resolve()
+    for file, line in _lines(path):
+        if (target := local_target(line)) is None:
+            continue
+        there = (file.parent / target).resolve()
+        if not there.is_relative_to(folder) or not there.exists():
+            raise ConfigError(
+                f"{file} has the line {line.strip()!r}, and {there} is not uploaded with {folder}: copy it there, "
+                "or name its packages here."
+            )
+
+
+def local_target(line: str) -> str | None:
+    """The file or folder of this machine that a line of a requirements file names; None for packages and addresses."""
+    text = re.sub(r"(^|\s+)#.*", "", line).strip()
+    if "file:" in text.lower():
+        return text[text.lower().index("file:") :].removeprefix("file:").removeprefix("//")
+    if option := _OPTION.match(text):
+        name, value = option.groups()
+        elsewhere = _OF_VERSION_CONTROL if name in ("-e", "--editable") else _ADDRESS
+        return None if elsewhere.match(value) else value
+    what = text.partition(";")[0].strip()
+    local = "://" not in what and ("/" in what or what.startswith(".") or what.endswith((".whl", ".zip", ".tar.gz")))
+    return what.partition("[")[0] if local else None
+
+
+def _lines(path: Path) -> Iterator[tuple[Path, str]]:
+    """Each line of a requirements file, and of those that it includes, with its file."""
     waiting, seen = [path], set[Path]()
     while waiting:
         path = waiting.pop().resolve()
@@ -91,25 +108,9 @@ def check_targets(path: Path) -> None:
             continue
         seen.add(path)
         for line in own_requirements(path).splitlines():
-            if (target := _target(line)) is None:
-                continue
-            there = (path.parent / target).resolve()
-            if not there.is_relative_to(folder) or not there.exists():
-                raise ConfigError(
-                    f"{path} has the line {line.strip()!r}, and {there} is not uploaded with {folder}: copy it there, "
-                    "or name its packages here."
-                )
-            if _INCLUDES.match(line):
-                waiting.append(there)
-
-
-def _target(line: str) -> str | None:
-    """The file or folder of this machine that a line names; None for packages and addresses."""
-    if found := _OF_A_FILE.match(line):
-        return None if "://" in found[1] else found[1]
-    what = line.partition("#")[0].partition(";")[0].strip()
-    local = what.startswith((".", "/")) or ("/" in what and "://" not in what and "@" not in what)
-    return what.partition("[")[0] if local else None
+            yield path, line
+            if more := _INCLUDES.match(line):
+                waiting.append(path.parent / more[1])
 
 
 def _bare(each: Requirement) -> str:

@@ -17,6 +17,7 @@ from offload.errors import ConfigError, argument
 from offload.files import read_text
 from offload.launch.archives import packed_sizes, zipped
 from offload.launch.files import check_size, files_of, largest, left_behind
+from offload.launch.requirements import local_target
 
 READ_BYTES = 200 << 20
 """The most bytes of files: the launcher packs them in memory."""
@@ -25,8 +26,6 @@ PACKED_BYTES = 100 << 20
 _WHERE_DATA_BELONG = (
     "put data where all nodes read it (a bucket, a shared file system), or move the script to a folder of its own"
 )
-_OPTION = re.compile(r"(-[rcef]|--(?:requirement|constraint|editable|find-links)(?=[\s=]|$))[\s=]*(.*)")
-_OF_VERSION_CONTROL = re.compile(r"(git|hg|svn|bzr)\+(?!file:)[a-z+]+://")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,22 +81,9 @@ def read_requirements(path: Path) -> list[str]:
     text = read_text(path, argument("requirements"))
     lines = [re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.replace("\\\n", " ").splitlines()]
     for line in filter(None, lines):
-        if _leads_here(line):
+        if local_target(line) is not None:
             raise ConfigError(
                 f"{argument('requirements')} {path} has the line {line!r}, which refers to files of this machine, but pip runs on "
                 "the cluster's nodes: write all packages into this one file."
             )
     return [line for line in lines if line]
-
-
-def _leads_here(line: str) -> bool:
-    """Whether a line of a requirements file names a file or a folder of this machine."""
-    if "file:" in line.lower():
-        return True
-    if option := _OPTION.match(line):
-        name, value = option.groups()
-        if name in ("-e", "--editable"):
-            return not _OF_VERSION_CONTROL.match(value)
-        return not value.startswith(("http://", "https://"))
-    what = line.partition(";")[0].strip()
-    return "://" not in what and ("/" in what or what.startswith(".") or what.endswith((".whl", ".zip", ".tar.gz")))
