@@ -197,7 +197,7 @@ def _train(train: _Samples, val: _Samples, seed: int, epochs: int) -> float:
     for epoch in range(epochs):
         images, labels = train.all(epoch)
         model.train()
-        for batch in torch.randperm(len(labels)).split(BATCH):
+        for batch in torch.randperm(len(labels)).split(BATCH):  # type: ignore[no-untyped-call]
             loss = torch.nn.functional.cross_entropy(model(images[batch]), labels[batch])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
