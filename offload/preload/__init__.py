@@ -11,8 +11,11 @@ import shlex
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+
+from offload.preload import ahead
 
 ALWAYS = (
     "ray",
@@ -27,6 +30,8 @@ IF_USED = ("torchvision", "torchvision.transforms.v2", "timm", "cv2", "simplejpe
 TRAINING = ("torch._dynamo",)
 """What workers need beside that: an optimizer's first step imports it, which takes as long as importing torch does."""
 SWITCH = "OFFLOAD_PRELOAD"
+QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TRAIN_ENABLE_STATE_TRACKING": "0"}
+"""Ray's settings in the environment of a run, unless the user has set them."""
 NONE_AHEAD = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
 """Ray's settings that keep it from starting Python processes ahead, one per core: those of a run are forked, so these would stay idle."""
 # Each of these sets another Python than this one.
@@ -42,13 +47,27 @@ def runtime_env(job: Mapping[str, Any], *, also: Sequence[str] = ()) -> dict[str
     """
     if os.environ.get(SWITCH) == "0" or any(job.get(name) for name in OTHER_PYTHON):
         return {}
-    modules = ",".join([*ALWAYS, *(name for name in IF_USED if name in sys.modules)])
     launcher = Path(__file__).with_name("launch.py")
-    ours = shlex.join([sys.executable, "-S", str(launcher), _key(), modules, ",".join(also)])
+    # A server that was started ahead may have begun before the driver imported the rest.
+    also = [*_used(), *also]
+    key = ahead.key() or _key()
+    ours = shlex.join([sys.executable, "-S", str(launcher), key, ",".join(ALWAYS), ",".join(also)])
     # A node with this Python or this package elsewhere starts its processes normally.
     here = f"[ -x {shlex.quote(sys.executable)} ] && [ -f {shlex.quote(str(launcher))} ]"
     command = f'if {here}; then exec {ours} "$@"; fi; exec python3 "$@"'
     return {"py_executable": shlex.join(["sh", "-c", command, "sh"])}
+
+
+def serving_ahead(mark_name: str, mark: str, *, then: Sequence[str] = TRAINING) -> AbstractContextManager[str]:
+    """A context in which a server of this process imports ahead, for a Ray that it is about to start; see
+    :func:`offload.preload.ahead.serving`. Without preloading there is none."""
+    if os.environ.get(SWITCH) == "0":
+        return nullcontext(mark)
+    return ahead.serving([*ALWAYS, *_used()], then, mark_name=mark_name, mark=mark, env=QUIET)
+
+
+def _used() -> list[str]:
+    return [name for name in IF_USED if name in sys.modules]
 
 
 @functools.cache

@@ -4,8 +4,9 @@
 
 Ray runs this as the ``py_executable`` of a runtime environment; SCRIPT and its arguments are Ray's. It asks the node's server
 (:mod:`offload.preload.server`) for a fork that takes over this process's arguments, environment, folder and standard files, and ends.
-The first such process starts the server and waits with the others: one import serves all of them. ALSO names more modules, or is empty:
-the server has imported these, too, before it forks this process. On any error, this process becomes the plain ``python SCRIPT``.
+If the driver has started no server (:mod:`offload.preload.ahead`), the first such process starts one and waits with the others: one import
+serves all of them. ALSO names more modules, or is empty: the server has imported these, too, before it forks this process. On any error,
+this process becomes the plain ``python SCRIPT``.
 
 It imports little, and only from the standard library: every process start still waits for these imports.
 """
@@ -29,11 +30,27 @@ def main(argv: list[str]) -> None:
     key, modules, also, *command = argv
     raylet = int(os.environ.get(RAYLET, os.getppid()))
     try:
-        handed = hand_over(socket_path(key, raylet), modules, also, command, raylet)
+        handed = _handed_to_drivers(key, also, command) or hand_over(
+            socket_path(key, raylet), modules, also, command, raylet
+        )
     except (OSError, ValueError):
         handed = False
     if not handed and os.getppid() == raylet:
         os.execv(sys.executable, [sys.executable, *command])
+
+
+def driver_path(key: str) -> str:
+    """The socket of the server that the driver itself has started. Raises PermissionError as :func:`own_folder` does."""
+    return os.path.join(own_folder(), key)
+
+
+def _handed_to_drivers(key: str, also: str, command: list[str]) -> bool:
+    """Return whether the driver's server took this process over; False if there is none."""
+    connection = _connect(driver_path(key))
+    if connection is None:
+        return False
+    with connection:
+        return _ask(connection, command, also)
 
 
 def socket_path(key: str, raylet: int) -> str:

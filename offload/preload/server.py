@@ -1,13 +1,18 @@
 """The server that imports modules once, and forks itself for every process that :mod:`offload.preload.launch` hands over.
 
-    python server.py SOCKET MODULE[,MODULE…] RAYLET LOCK [LISTENER]
+    python server.py SOCKET MODULE[,MODULE…] OWNER LOCK [THEN [LISTENER]]
 
-It listens before it imports, so that launchers wait for its answer and need not look for it again and again. LISTENER is the
-socket's file descriptor, if the server has started itself anew. The server ends with the raylet whose processes it starts, and
-kills those that do not end by themselves. It also ends once it has had no process for a while. It records next to its socket how
-each of them ended, since nobody else learns it: Ray only sees a broken connection. The server has one thread and no connection
-except its socket, so that a fork of it is as good as a new process. Forks end as those of :mod:`multiprocessing` do: they run
-Python's exit handlers, but not those of C++ libraries.
+It listens before it imports, so that launchers wait for its answer and need not look for it again and again. THEN names modules that it
+imports once no launcher waits. LISTENER is the socket's file descriptor, if the server has started itself anew.
+
+OWNER is the process id of the raylet whose processes it starts. If it is ``-``, a driver has started the server
+(:mod:`offload.preload.ahead`), with a socket as standard input. The driver writes a line of JSON, Ray's settings for the raylet's
+processes, once it has started the raylet. It closes the socket at the end.
+
+The server ends with its owner, and kills the processes that do not end by themselves. It also ends once it has had no process for a
+while. It records next to its socket how each of them ended, since nobody else learns it: Ray only sees a broken connection. The server
+has one thread and no connection except its sockets, so that a fork of it is as good as a new process. Forks end as those of
+:mod:`multiprocessing` do: they run Python's exit handlers, but not those of C++ libraries.
 """
 
 import atexit
@@ -17,6 +22,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -39,6 +45,7 @@ ORPHANS_S = 3.0  # time for processes to end after their raylet; a starting one 
 LOOK_S = 0.5
 ENDED = ".ended"  # the file with lines of PID, STATUS (negative for a signal) and seconds since 1970
 REQUEST_S = 5.0
+STDIN = "-"  # the owner is the other end of standard input
 LARGEST = 16 << 20
 RAY = ("ray", "offload")  # modules that import Ray
 
@@ -57,23 +64,52 @@ class Wanted:
 
 
 def main(argv: list[str]) -> None:
-    """Serve until the raylet ends."""
-    path, modules, raylet, lock, *listening = argv
-    raylet_ended = os.pidfd_open(int(raylet))
-    with socket.socket(fileno=int(listening[0])) if listening else _listener(path) as listener:
-        if not _imported(modules.split(","), raylet_ended, path):
-            without = ",".join(name for name in modules.split(",") if name.split(".")[0] not in RAY)
+    """Serve until the owner ends."""
+    path, names, owner, lock, then, listening = (*argv, "", "")[:6]
+    modules, later = ([name for name in text.split(",") if name] for text in (names, then))
+    by_driver = owner == STDIN
+    owner_ended = os.dup(0) if by_driver else os.pidfd_open(int(owner))
+    with socket.socket(fileno=int(listening)) if listening else _listener(path) as listener:
+        if by_driver and not listening:
+            others = [name for name in modules if not _with_ray(name)]
+            later = _told(owner_ended, path, others, later)
+        if not _imported(modules, owner_ended, path):
+            without = ",".join(name for name in modules if not _with_ray(name))
             for kept in (int(lock), listener.fileno()):
                 os.set_inheritable(kept, True)
-            anew = [sys.executable, __file__, path, without, raylet, lock, str(listener.fileno())]
+            anew = [sys.executable, __file__, path, without, owner, lock, ",".join(later), str(listener.fileno())]
             os.execv(sys.executable, anew)
-        wanted = _serve(listener, raylet_ended, path)
-    os.close(raylet_ended)
+        wanted = _serve(listener, owner_ended, path, set(modules), later, patient=by_driver)
+    os.close(owner_ended)
     if wanted is None:
         _forget(path)
     os.close(int(lock))  # whoever waits for it finds nothing of this server
     if wanted is not None:
         _live(wanted)
+
+
+def _with_ray(module: str) -> bool:
+    return module.split(".")[0] in RAY
+
+
+def _told(owner: int, path: str, modules: list[str], later: list[str]) -> list[str]:
+    """Import ``modules``, and then of ``later`` what there is time for, until the driver has started its raylet: Ray reads its settings
+    as it is imported. Return the rest of ``later``."""
+    _imported(modules, owner, path, signs=select.POLLRDHUP)
+    while later and not _readable(owner):
+        _imported(later[:1], owner, path, signs=select.POLLRDHUP)
+        later = later[1:]
+    with open(owner, encoding="utf-8", closefd=False) as pipe:
+        line = pipe.readline()
+    if not line:  # the driver has no use for a server any more
+        _forget(path)
+        os._exit(0)
+    os.environ.update(json.loads(line))
+    return later
+
+
+def _readable(file: int) -> bool:
+    return bool(select.select([file], [], [], 0)[0])
 
 
 def _listener(path: str) -> socket.socket:
@@ -94,31 +130,33 @@ def _forget(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _ending_with(raylet_ended: int, path: str) -> Iterator[None]:
-    """A context, for long work, in which this process ends if the raylet does. Afterwards, there is one thread again."""
-    done = threading.Event()
+def _ending_with(owner_ended: int, path: str, signs: int) -> Iterator[None]:
+    """A context, for long work, in which this process ends if its owner does. Afterwards, there is one thread again."""
+    done = os.eventfd(0)
 
     def watch() -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(raylet_ended, selectors.EVENT_READ)
-            while not done.is_set():
-                if selector.select(LOOK_S):
-                    _forget(path)
-                    os._exit(0)
+        poll = select.poll()
+        poll.register(owner_ended, signs)
+        poll.register(done, select.POLLIN)
+        if owner_ended in [file for file, _ in poll.poll()]:
+            _forget(path)
+            os._exit(0)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        done.set()
+        os.eventfd_write(done, 1)
         thread.join()
+        os.close(done)
 
 
-def _imported(modules: list[str], raylet_ended: int, path: str) -> bool:
-    """Import the modules, for this process and its forks. Return False if Ray could not tell the forks apart."""
-    with_ray = any(name.split(".")[0] in RAY for name in modules)
-    with ray_ids.drawn_elsewhere() if with_ray else contextlib.nullcontext(), _ending_with(raylet_ended, path):
+def _imported(modules: list[str], owner_ended: int, path: str, signs: int = select.POLLIN) -> bool:
+    """Import the modules, for this process and its forks. Return False if Ray could not tell the forks apart. ``signs``: the events of
+    ``owner_ended`` that mean its end."""
+    with_ray = any(map(_with_ray, modules))
+    with ray_ids.drawn_elsewhere() if with_ray else contextlib.nullcontext(), _ending_with(owner_ended, path, signs):
         for module in modules:
             # If a node lacks a module, its processes lack it, too, and report that.
             with contextlib.suppress(Exception):
@@ -128,25 +166,37 @@ def _imported(modules: list[str], raylet_ended: int, path: str) -> bool:
     return not (with_ray and ray_ids.repeat_in_forks())
 
 
-def _serve(listener: socket.socket, raylet_ended: int, path: str) -> Wanted | None:
+def _serve(
+    listener: socket.socket, owner_ended: int, path: str, tried: set[str], later: list[str], *, patient: bool
+) -> Wanted | None:
     """Fork for every request. Return the wanted process in each fork, and None in the server once it should end. Record how forks
-    end beside ``path``."""
+    end beside ``path``.
+
+    Args:
+        tried: the modules that the server has imported, or failed to.
+        later: those that it imports once nobody waits.
+        patient: whether it waits for the first request without an end.
+    """
     alive: set[int] = set()
-    tried: set[str] = set()
     ended = f"{path}{ENDED}"
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     with selectors.DefaultSelector() as selector:
-        for source in (listener, raylet_ended, woken):
+        for source in (listener, owner_ended, woken):
             selector.register(source, selectors.EVENT_READ)
         while True:
-            ready = [key.fileobj for key, _ in selector.select(None if alive else IDLE_S)]
+            idle_s = None if alive or patient else IDLE_S
+            ready = [key.fileobj for key, _ in selector.select(0 if later else idle_s)]
+            if later and not ready:
+                _imported([later[0]], owner_ended, path)
+                tried.add(later.pop(0))
+                continue
             if woken in ready:
                 os.read(woken, 4096)
                 alive -= _ended(alive, ended)
-            elif raylet_ended in ready or not ready:
+            elif owner_ended in ready or not ready:
                 _end(alive, ended)
                 return None
             elif listener in ready:
@@ -155,9 +205,10 @@ def _serve(listener: socket.socket, raylet_ended: int, path: str) -> Wanted | No
                     wanted = _read(connection)
                     if wanted is None:
                         continue
+                    patient = False
                     if missing := [module for module in wanted.also if module not in tried]:
                         tried.update(missing)
-                        _imported(missing, raylet_ended, path)
+                        _imported(missing, owner_ended, path)
                     child = os.fork()
                     if child == 0:
                         break

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from offload import preload
-from offload.preload import ended, launch, setup_worker
+from offload.preload import ahead, ended, launch, setup_worker
 from tests.helpers import eventually
 
 LAUNCHER = Path(preload.__file__).with_name("launch.py")
@@ -48,9 +48,11 @@ def start(tmp_path: Path, folder: Path) -> Iterator[Callable[..., subprocess.Pop
     script.write_text(SCRIPT)
     # The launcher's parent counts as its raylet: this test process does. Servers are found by their socket's folder.
 
-    def launched(*arguments: str, modules: str = "colorsys", also: str = "", **env: str) -> subprocess.Popen[str]:
+    def launched(
+        *arguments: str, key: str = "key", modules: str = "colorsys", also: str = "", **env: str
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-S", str(LAUNCHER), "key", modules, also, str(script), *arguments],
+            [sys.executable, "-S", str(LAUNCHER), key, modules, also, str(script), *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
             env={**os.environ, "TMPDIR": str(folder), **env},
         )  # fmt: skip
@@ -265,6 +267,75 @@ def test_processes_that_outlive_their_raylet_are_ended(tmp_path: Path, folder: P
         eventually(lambda: has_ended(fork))
 
 
+@contextlib.contextmanager
+def servers_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch, *modules: str) -> Iterator[psutil.Process]:
+    """A server of this process, as a driver starts it."""
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with ahead.serving(modules, ["this"], mark_name="MARK", mark="m", env={}):
+        (server,) = _servers(folder)
+        yield server
+
+
+def test_a_driver_s_server_forks_once_it_knows_the_raylet(
+    start: Callable[..., subprocess.Popen[str]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with servers_ahead(folder, monkeypatch, "colorsys") as server:
+        ahead.tell(os.getpid())
+        key = ahead.key()
+        assert key is not None
+        told = [_told(start("0", key=key, also="this")) for _ in range(2)]
+        assert [(each["loaded"], each["also"], each["parent"]) for each in told] == [(True, True, server.pid)] * 2
+        assert server.environ()["MARK"] == "m"
+    eventually(lambda: has_ended(server.pid))
+    assert ahead.key() is None
+    assert list(folder.glob("*/*")) == []
+    assert _told(start("0", key=key))["loaded"]  # a launcher that comes later starts a server of its own
+
+
+def test_a_driver_s_server_that_was_told_nothing_ends_with_its_context(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with servers_ahead(folder, monkeypatch, "colorsys") as server:
+        pass
+    eventually(lambda: has_ended(server.pid))
+    eventually(lambda: not list(folder.glob("*/*")))
+
+
+def test_a_driver_s_server_ends_with_a_driver_that_was_killed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "takes_long.py").write_text("import time\ntime.sleep(600)")
+    driver = """
+import sys, time
+from offload.preload import ahead
+with ahead.serving(sys.argv[1:], [], mark_name="MARK", mark="m", env={}):
+    print("started", flush=True)
+    time.sleep(600)
+"""
+    for module in ("colorsys", "takes_long"):
+        with subprocess.Popen(
+            [sys.executable, "-c", driver, module], stdout=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            process.stdout.readline()
+            (server,) = _servers(folder)
+            process.kill()
+        eventually(lambda pid=server.pid: has_ended(pid))  # type: ignore[misc]
+
+
+def test_a_driver_s_server_is_replaced_if_settings_have_changed_that_libraries_read_at_import(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with servers_ahead(folder, monkeypatch, "colorsys") as before:
+        with ahead.serving(["colorsys"], [], mark_name="MARK", mark="n", env={}) as mark:
+            assert mark == "m"
+        assert ahead.key() is None  # it served one Ray
+    with servers_ahead(folder, monkeypatch, "colorsys") as before:
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+        with ahead.serving(["colorsys"], [], mark_name="MARK", mark="n", env={}) as mark:
+            assert mark == "n"
+            eventually(lambda: has_ended(before.pid))
+
+
 def test_a_process_whose_raylet_has_ended_is_not_started(
     start: Callable[..., subprocess.Popen[str]], folder: Path
 ) -> None:
@@ -362,6 +433,28 @@ def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:
     assert told["value"] == "1"
     ray.kill(actor)
     eventually(lambda: has_ended(told["pid"]))
+
+
+@pytest.mark.ray
+def test_the_processes_of_a_ray_that_a_run_starts_come_from_its_driver_s_server() -> None:
+    program = """
+import os, ray
+from offload import preload
+from offload.preload import ahead
+from offload.train.cluster.connection import connected, preparing
+
+class Actor:
+    def parent(self):
+        return os.getppid()
+
+with preparing(None), connected(None):
+    server = ahead._now.process.pid
+    actor = ray.remote(Actor).options(num_cpus=0, runtime_env=preload.runtime_env({})).remote()
+    assert ray.get_runtime_context().get_job_id() == ahead.FIRST_JOB
+    assert ray.get(actor.parent.remote()) == server
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 CONTEXTS: list[dict[str, Any]] = [

@@ -15,23 +15,24 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from offload import machine
+from offload import machine, preload
 from offload.errors import ConfigError, RunError, argument
 from offload.interrupts import Interrupts, handled
 from offload.model.bundle import GPU_TYPE
 from offload.model.checks import check_text
 from offload.model.placement import NodeResources, beside
+from offload.preload import ahead
 from offload.preload.local_agent import LOOPBACK
 from offload.train.cluster import ray_processes
 from offload.train.cluster.ray_nodes import addresses_here, free_resources, is_node_of
-from offload.train.cluster.reaper import end_marked
+from offload.train.cluster.reaper import MARK, end_marked
 from offload.versions import ray_version_warning
 
 REACH_TIMEOUT_S = 5.0
@@ -139,11 +140,27 @@ class ControlLostError(RunError):
 
 
 @contextmanager
+def preparing(address: str | None) -> Iterator[None]:
+    """A context for what a run does before :func:`connected`: meanwhile, a process imports what the run's processes will need.
+    ``address``: as :func:`check_address` returns it."""
+    with nullcontext() if ray.is_initialized() or address not in (None, "local") else _serving_ahead():
+        yield
+
+
+def _serving_ahead() -> AbstractContextManager[str]:
+    return preload.serving_ahead(MARK, ray_processes.new_mark())
+
+
+@contextmanager
 def _started(interrupts: Interrupts, metrics_port: int | None) -> Iterator[None]:
     """Start a Ray of this process's own. A run that ends at once leaves no process. After other runs, processes that the user's
     function left running stay, such as an upload."""
-    token, mark = os.environ.get("RAY_AUTH_TOKEN"), ray_processes.new_mark()
-    with ray_processes.reaped(mark), interrupts.finally_killing(lambda: ray_processes.kill_marked(mark)):
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    with (
+        _serving_ahead() as mark,
+        ray_processes.reaped(mark),
+        interrupts.finally_killing(lambda: ray_processes.kill_marked(mark)),
+    ):
         at_once = False
         try:
             with interrupts.shielded(nothing_to_lose=True):
@@ -156,6 +173,7 @@ def _started(interrupts: Interrupts, metrics_port: int | None) -> Iterator[None]
         finally:
             with interrupts.shielded():
                 ray.shutdown()
+                ahead.end()
                 if at_once:
                     end_marked(mark)
             if token is None:  # the user's next programs must not inherit it
@@ -308,8 +326,8 @@ def _may_be_joined(address: str) -> bool:
 
 
 def _quiet() -> None:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    for name, value in preload.QUIET.items():
+        os.environ.setdefault(name, value)
 
 
 @ray.remote(num_cpus=0)

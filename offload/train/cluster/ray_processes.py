@@ -33,7 +33,7 @@ import ray._private.worker
 
 from offload.errors import RunError
 from offload.interrupts import HELD
-from offload.preload import NONE_AHEAD, local_agent, minimal_agent, setup_worker
+from offload.preload import NONE_AHEAD, ahead, local_agent, minimal_agent, setup_worker
 from offload.train.cluster.reaper import MARK, end_marked
 
 RECONNECT = "gcs_rpc_server_reconnect_timeout_s"  # Ray's setting for how long processes look for a lost control process
@@ -62,6 +62,8 @@ def start_local(mark: str, *, metrics_port: int | None = None, **options: Any) -
     try:
         with _undisturbed(), _without_helpers(), minimal_agents() if metrics_port is None else _local_agents():
             ray.init(address="local", _system_config=SYSTEM_CONFIG, _metrics_export_port=metrics_port, **options)
+        if ray.get_runtime_context().get_job_id() != ahead.FIRST_JOB:
+            ahead.end()
     finally:
         del os.environ[MARK]
 
@@ -158,7 +160,10 @@ def _out_of_reach(command: list[str], *, preexec_fn: Callable[[], None], **named
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         preexec_fn()
 
-    return subprocess.Popen(command, preexec_fn=prepare, start_new_session=True, **named)
+    process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True, **named)
+    if Path(command[0]).name == "raylet":
+        ahead.tell(process.pid)
+    return process
 
 
 _no_new_ray = threading.local()

@@ -45,7 +45,7 @@ from offload.train.checkpoints.storage import (
     remove_checkpoints,
     storage_of,
 )
-from offload.train.cluster.connection import check_address, connected, metrics_address
+from offload.train.cluster.connection import check_address, connected, metrics_address, preparing
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides, workers_range
 from offload.train.driver.listed import Listed
 from offload.train.driver.run import Run
@@ -249,7 +249,7 @@ class Trainer:
                 _check_nothing_was_committed(directory, storage, name)
             return storage, holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
 
-        with view as live:
+        with view as live, preparing(address):
             if storage_path is not None:
                 live.status(f"checking the checkpoint storage {storage_path}")
             storage, outdated = in_time(storage_checked, storage_path or str(directory.path))
