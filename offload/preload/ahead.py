@@ -23,8 +23,8 @@ from offload.preload.launch import driver_path
 
 STDIN = "-"  # an owner for :mod:`offload.preload.server`, which imports Ray: this module must not
 FIRST_JOB = "01000000"
-"""The id of a new Ray's first job, which is the driver's. Ray's library keeps the job and the raylet that it finds in its environment when
-it is loaded."""
+"""The id of a new Ray's first job, which is the driver's. Ray's library keeps the job, the raylet and the authentication that it
+finds in its environment when it is loaded."""
 NO_TITLES = {"SPT_NOENV": "1"}
 """As Ray does for its workers: a process title must not overwrite the environment, by which :func:`offload.train.cluster.reaper.marked`
 recognises processes."""
@@ -61,10 +61,12 @@ class Ahead:
         """Whether the server lives, and libraries would be imported with the same settings now."""
         return self.process.poll() is None and self.read == _read_at_import()
 
-    def tell(self, raylet: int) -> None:
-        """Tell the server of the raylet, without whose settings it cannot import Ray."""
+    def tell(self, raylet: int, environment: Mapping[str, str]) -> None:
+        """Tell the server of the raylet and of Ray's settings in its environment, without which it cannot import Ray."""
+        settings = {name: value for name, value in environment.items() if name.startswith("RAY_")}
+        settings |= {"RAY_RAYLET_PID": str(raylet), "RAY_JOB_ID": FIRST_JOB}
         with contextlib.suppress(OSError):
-            self.link.sendall(json.dumps({"RAY_RAYLET_PID": str(raylet), "RAY_JOB_ID": FIRST_JOB}).encode() + b"\n")
+            self.link.sendall(json.dumps(settings).encode() + b"\n")
 
     def end(self) -> None:
         """Let the server end with its processes. Does not wait."""
@@ -113,10 +115,10 @@ def serving(
         end()
 
 
-def tell(raylet: int) -> None:
-    """Tell this process's server, if there is one, of the raylet whose processes it will fork."""
+def tell(raylet: int, environment: Mapping[str, str]) -> None:
+    """Tell this process's server, if there is one, of the raylet whose processes it will fork, and of the raylet's environment."""
     if _now is not None:
-        _now.tell(raylet)
+        _now.tell(raylet, environment)
 
 
 def end() -> None:

@@ -272,15 +272,15 @@ def servers_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch, *modules: str) 
     """A server of this process, as a driver starts it."""
     monkeypatch.setenv("TMPDIR", str(folder))
     with ahead.serving(modules, ["this"], mark_name="MARK", mark="m", env={}):
-        (server,) = _servers(folder)
-        yield server
+        assert ahead._now is not None
+        yield psutil.Process(ahead._now.process.pid)
 
 
 def test_a_driver_s_server_forks_once_it_knows_the_raylet(
     start: Callable[..., subprocess.Popen[str]], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with servers_ahead(folder, monkeypatch, "colorsys") as server:
-        ahead.tell(os.getpid())
+        ahead.tell(os.getpid(), os.environ)
         key = ahead.key()
         assert key is not None
         told = [_told(start("0", key=key, also="this")) for _ in range(2)]
@@ -325,7 +325,7 @@ with ahead.serving(sys.argv[1:], [], mark_name="MARK", mark="m", env={}):
 def test_a_driver_s_server_is_replaced_if_settings_have_changed_that_libraries_read_at_import(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with servers_ahead(folder, monkeypatch, "colorsys") as before:
+    with servers_ahead(folder, monkeypatch, "colorsys"):
         with ahead.serving(["colorsys"], [], mark_name="MARK", mark="n", env={}) as mark:
             assert mark == "m"
         assert ahead.key() is None  # it served one Ray
@@ -436,7 +436,8 @@ def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:
 
 
 @pytest.mark.ray
-def test_the_processes_of_a_ray_that_a_run_starts_come_from_its_driver_s_server() -> None:
+@pytest.mark.parametrize("token", [True, False])
+def test_the_processes_of_a_ray_that_a_run_starts_come_from_its_driver_s_server(token: bool) -> None:
     program = """
 import os, ray
 from offload import preload
@@ -453,7 +454,14 @@ with preparing(None), connected(None):
     assert ray.get_runtime_context().get_job_id() == ahead.FIRST_JOB
     assert ray.get(actor.parent.remote()) == server
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
+    env = {**os.environ}
+    if token:
+        env.pop("RAY_AUTH_MODE", None)  # Ray then authenticates processes by a token, which the run makes
+    else:
+        env["RAY_AUTH_MODE"] = "disabled"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False, env=env
+    )
     assert run.returncode == 0, run.stderr
 
 

@@ -162,7 +162,7 @@ def _out_of_reach(command: list[str], *, preexec_fn: Callable[[], None], **named
 
     process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True, **named)
     if Path(command[0]).name == "raylet":
-        ahead.tell(process.pid)
+        ahead.tell(process.pid, named.get("env") or os.environ)
     return process
 
 
