@@ -139,7 +139,7 @@ def _started(modules: Sequence[str], then: Sequence[str], mark_name: str, mark: 
         server = str(Path(__file__).with_name("server.py"))
         process = subprocess.Popen(
             [sys.executable, server, path, ",".join(modules), STDIN, str(lock), ",".join(then)],
-            stdin=its, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={**env, **os.environ, **NO_TITLES, mark_name: mark}, pass_fds=[lock], start_new_session=True,
         )  # fmt: skip
     except OSError:
