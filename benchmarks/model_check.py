@@ -163,7 +163,7 @@ def links(seconds: float, deterministic: bool, output: Path | None) -> None:
         samples = int(together * seconds)
         row: dict[str, Any] = {**case._asdict(), "model_samples_per_s": round(together, 1)}
         row["without_cpu_host_samples_per_s"] = round(alone, 1)
-        row["measured_samples_per_s"] = round(measure(case, samples, deterministic=deterministic), 1)
+        row["measured_samples_per_s"] = round(measure(case, samples, together, deterministic=deterministic), 1)
         rows.append(row)
         error = row["model_samples_per_s"] / row["measured_samples_per_s"] - 1
         click.echo(

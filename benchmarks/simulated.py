@@ -21,7 +21,7 @@ from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, PassRequest, Reach, Slice
 from offload.pipeline.pool import IN_FLIGHT, Block, Cost
 from offload.pipeline.streams import Cores, Stream
-from offload.train.worker.fetching import FAR_AT_ONCE, PREFETCH_BLOCKS
+from offload.train.worker.fetching import FAR_AT_ONCE, PREFETCH_BLOCKS, allowed
 
 HUGE = 1e15  # bytes per second of memory
 
@@ -219,6 +219,8 @@ class Rank:
         self.run, self.number, self.node = run, number, node
         self.ready: dict[Reach, deque[Slice]] = {"near": deque(), "far": deque()}
         self.coming: Counter[Reach] = Counter()
+        self.most: dict[Reach, int] = {"near": 1, "far": 1, "any": 1}  # under way at a time, as a worker allows itself
+        self.asked_ahead: dict[Reach, deque[Slice]] = {"near": deque(), "far": deque(), "any": deque()}
         self.line: deque[Slice] = deque()  # of an ordered pass, in order; a slice is ready once it has come
         self.came: set[int] = set()
         self.rows = 0
@@ -231,26 +233,34 @@ class Rank:
             lines = (("any", FAR_AT_ONCE),)
         self.over = True
         for reach, at_once in lines:
-            held = len(self.line) if reach == "any" else len(self.ready[reach]) + self.coming[reach]
-            want = at_once + PREFETCH_BLOCKS - held
-            if want <= 0:
+            ahead, coming = self.asked_ahead[reach], self.coming[reach]
+            ready = len(self.line) - coming if reach == "any" else len(self.ready[reach])
+            while ahead and coming < self.most[reach] and ready < PREFETCH_BLOCKS:
+                self._fetch(reach, at_once, ahead.popleft())
+                coming += 1
+            if ahead:
                 self.over = False
                 continue
-            slices, over = self.run.feed.take(self.run.key, self.number, want, reach, self.coming[reach], timeout_s=0.0)
+            # A worker asks for the next slices while it fetches the last ones.
+            want = max(self.most[reach] - coming, 1)
+            slices, over = self.run.feed.take(self.run.key, self.number, want, reach, coming, timeout_s=0.0)
+            ahead.extend(slices)
             self.over = self.over and over and not slices
-            for piece in slices:
-                self._fetch(reach, piece)
+            if slices:
+                self.run.look()
         self.over = self.over and not (self.line or any(self.ready.values()) or self.coming.total())
 
-    def _fetch(self, reach: Reach, piece: Slice) -> None:
+    def _fetch(self, reach: Reach, at_once: int, piece: Slice) -> None:
         source = cast(Any, piece.ref).node
         size = (piece.stop - piece.start) * self.run.world.bytes_per_sample
         self.coming[reach] += 1
+        began = self.run.clock.now
         if reach == "any":
             self.line.append(piece)
 
         def arrived() -> None:
             self.coming[reach] -= 1
+            self.most[reach] = allowed(self.most[reach], at_once, self.run.clock.now - began)
             if reach == "any":
                 self.came.add(id(piece))
             else:

@@ -20,26 +20,35 @@ GPU_HOST, CPU_HOST = "gpu-1", "cpu-1"
 PAYLOAD = 0.95  # of a link's bits: the rest is headers of Ethernet, IP and TCP
 BATCH = 20
 WARM_SHARE = 0.3  # of the samples, before the rate counts
+RECENT_S, DRAINED = (
+    1.0,
+    1.3,
+)  # the worker has trained what cores made while it was starting: it is at most so much faster than predicted
 
 SCRIPT = """
 import json, sys, time
 import numpy as np, ray, ray.train, torch
 import offload
-from benchmarks.slow_links import BATCH, WARM_SHARE, Sleeping
+from benchmarks.slow_links import BATCH, DRAINED, RECENT_S, WARM_SHARE, Sleeping
 
-folder, seconds, size_bytes, samples, deterministic = sys.argv[1:]
+folder, seconds, size_bytes, samples, expected, deterministic = sys.argv[1:]
 dataset = Sleeping(int(samples), float(seconds), int(size_bytes))
 
 def train(ctx):
     ctx.prepare(torch.nn.Linear(1, 1))
-    seen, began = 0, None
+    seen, began, recent = 0, None, (time.monotonic(), 0)
     for _ in ctx.epochs(1):
         for batch in ctx.batches("train"):
             ctx.backward(torch.zeros((), requires_grad=True))
             ctx.step()
             seen += len(batch["x"])
-            if began is None and seen >= WARM_SHARE * len(dataset):
-                began = time.monotonic(), seen
+            now = time.monotonic()
+            if began is None and now - recent[0] >= RECENT_S:
+                slow = (seen - recent[1]) / (now - recent[0]) < DRAINED * float(expected)
+                began = (now, seen) if slow and seen >= WARM_SHARE * len(dataset) else None
+                recent = now, seen
+    if began is None:
+        raise RuntimeError("the run was too short: it ended with what cores made while the worker was starting")
     ctx.report(samples_per_s=(seen - began[1]) / (time.monotonic() - began[0]))
 
 ray.init(log_to_driver=False)
@@ -85,14 +94,17 @@ def core_seconds(seconds: float) -> float:
     return (time.perf_counter() - began) / 100
 
 
-def measure(link: Link, samples: int, *, deterministic: bool = False) -> float:
-    """The samples/s of a run over so many samples. Raises RuntimeError with the end of its output if it fails."""
+def measure(link: Link, samples: int, expected: float, *, deterministic: bool = False) -> float:
+    """The samples/s of a run over so many samples, of which ``expected`` a second are predicted.
+
+    Raises RuntimeError with the end of its output if it fails.
+    """
     specs = {GPU_HOST: HostSpec(shm_bytes=2 << 30)}
     if link.far_cores:
         specs[CPU_HOST] = HostSpec(shm_bytes=2 << 30, mbit_per_s=link.mbit_per_s)
     cpus = {GPU_HOST: link.near_cores + 1, CPU_HOST: link.far_cores}
     env = {"PYTHONPATH": str(ROOT), "RAY_TRAIN_ENABLE_STATE_TRACKING": "0"}
-    arguments = (link.seconds, link.size_bytes, samples, "yes" if deterministic else "no")
+    arguments = (link.seconds, link.size_bytes, samples, expected, "yes" if deterministic else "no")
     with tempfile.TemporaryDirectory() as folder, Hosts(specs) as hosts:
         hosts.start_ray(
             head=GPU_HOST,

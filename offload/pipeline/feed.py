@@ -112,7 +112,11 @@ class Feed:
         current = self._passes.get(key)
         if current is None:
             return [], True
-        self.pace.carried(current.arrived(rank, reach, under_way))
+        arrived, homes = current.arrived(rank, reach, under_way), self.homes()
+        self.pace.carried(
+            {node: size for node, size in arrived.items() if node not in homes},
+            more=bool(self.travelling().keys() - homes),
+        )
         slices, over = current.take(rank, want, reach, timeout_s)
         self._look()
         return slices, over
@@ -201,6 +205,10 @@ class Feed:
     def held(self) -> Counter[str]:
         """The bytes of blocks that no worker has taken yet, by node."""
         return sum((current.held_bytes for current in self._passes.values()), Counter[str]())
+
+    def travelling(self) -> Counter[str]:
+        """The bytes that workers have taken and that have not arrived, by node."""
+        return sum((current.travelling for current in tuple(self._passes.values())), Counter[str]())
 
     def issued(self, current: Pass) -> None:
         """All blocks of a pass are made or under way: start the next epoch's, for the cores that find no more work in this one."""

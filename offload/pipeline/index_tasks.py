@@ -41,15 +41,18 @@ class IndexTasks(PassTasks):
     def left(self) -> int:
         return len(self._positions) - self._cursor
 
-    def _cut(self, size: int) -> pa.Table:
+    def _least(self) -> int:
+        return _chunk_cut(self._positions, self._cursor, 1) - self._cursor
+
+    def _cut(self, size: int, most: float) -> tuple[pa.Table, int]:
         # As the allotment will decide: the next block goes to the rank with the fewest rows.
         rank = self._rows.index(min(self._rows))
         size = aligned(size, self._rows[rank], self._local_batch_size)
-        stop = _chunk_cut(self._positions, self._cursor, size)
+        stop = _chunk_cut(self._positions, self._cursor, int(max(1, min(size, most - CHUNK + 1))))
         places = self._positions[self._cursor : stop]
-        self._rows[rank] += stop - self._cursor
+        self._rows[rank] += len(places)
         self._cursor = stop
-        return self._rows_of(places)
+        return self._rows_of(places), len(places)
 
     def _rows_of(self, places: NDArray[np.int64]) -> pa.Table:
         """The index rows at these positions of the pass, and the already trained rest of their chunks (see :data:`TRAINED`)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,6 +152,12 @@ class Meter:
                 return UNKNOWN_SPEED
             # With many nodes, ignore the fastest tenth: it may be chance.
             return min(1.0, self._pace[node] / float(np.quantile(list(self._pace.values()), 0.9, method="higher")))
+
+    def samples_per_s(self, nodes: Collection[str]) -> float:
+        """Samples/s of all cores of these nodes by the clock; 0 before their first block."""
+        cores = self._cores()
+        with self._lock:
+            return sum(cores.get(node, 0) * self._pace.get(node, 0.0) for node in nodes)
 
     def speeds(self) -> dict[str, float]:
         """Samples/s of one core of each measured node, relative to the mean over all their cores.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 TAU_S = 10.0
 """The time in which a measurement loses all but 1/e of its weight."""
@@ -15,65 +16,94 @@ TAU_S = 10.0
 PAUSE_S = 2.0
 """Time without any arrival, behind which the workers do something else: it says nothing about links."""
 
-
 LEAST_S = 2.0
 """The least time over which arrivals are averaged: a few blocks at the beginning say little about a link."""
-
 
 OWN_SLACK = 1.5
 """How much more than its measured share a node may have."""
 
+MARGIN = 0.9
+"""The share of the measured rate of all links that counts: blocks arrive in jerks, and just behind one the rate seems higher than it is."""
+
+KEEPS_UP = 0.7
+"""The least part of what a node makes that a link carries if the node's cores limit the rate."""
+
+LINK_S = 1.0
+"""The time that a link should need for one block: small ones fit in before the end of a pass, and tell the pace sooner. Ray sends anew what
+has not come after ten seconds, and workers fetch four blocks at a time."""
+
+FIRST_BYTES = 1 << 20
+"""The size of the first blocks of a node whose link nobody knows."""
+
+
+class Room(NamedTuple):
+    """The bytes of a node's next block: above ``most_bytes`` it would be late, and it should have ``good_bytes`` at most."""
+
+    most_bytes: float = math.inf
+    good_bytes: float = math.inf
+
+
+ANY = Room()
+"""No limit."""
+
 
 class Pace:
-    """The bytes per second that arrive at workers from each node while any arrive, in an exponential average. ``clock`` tells the time in
-    seconds."""
+    """The bytes per second that arrive at workers from each of the other nodes while any are under way, in an exponential average.
+    ``clock`` tells the time in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._arrived: dict[str, float] = {}
-        self._first: float | None = None
-        self._at = 0.0
+        self._at = clock()
         self._seconds = 0.0  # the weight of all measurements
 
-    def carried(self, sizes: Mapping[str, int]) -> None:
-        """Note the bytes of each node that have just arrived at a worker."""
-        if not sizes:
-            return
+    def carried(self, sizes: Mapping[str, int], *, more: bool) -> None:
+        """Note the bytes of each other node that have just arrived at a worker, and whether more are under way."""
         with self._lock:
             now = self._clock()
-            if self._first is None:
-                self._first = now
-            passed, self._at = min(now - max(self._at, self._first), PAUSE_S), now
+            passed, self._at = min(now - self._at, PAUSE_S), now
+            if not (sizes or more):
+                return
             fade = math.exp(-passed / TAU_S)
             self._seconds = self._seconds * fade + TAU_S * (1 - fade)
             self._arrived = {node: size * fade for node, size in self._arrived.items()}
             for node, size in sizes.items():
                 self._arrived[node] = self._arrived.get(node, 0.0) + size
 
-    def would_be_late(
+    def knows(self, node: str) -> bool:
+        """Whether anything of a node has arrived."""
+        return node in self._arrived
+
+    def room(
         self,
         node: str,
         *,
         held: Mapping[str, float],
+        travelling: Mapping[str, float],
         made: Mapping[str, float],
         left_bytes: float,
         near_bytes_per_s: float,
-    ) -> bool:
-        """Whether the workers' own nodes could make ``left_bytes`` before links have carried what other nodes hold and make.
+        makes_bytes_per_s: float,
+    ) -> Room:
+        """The room for a node's next block, so that links have carried all blocks before the workers' own nodes could make the rest of
+        ``left_bytes``.
 
-        ``held``, ``made``: the bytes on each of these other nodes, and of their tasks under way. A node of which nothing has arrived is
-        late once it holds something.
+        ``held``: the bytes on each of the other nodes that no worker has taken; ``travelling``: those that a worker has taken and that have
+        not arrived; ``made``: those of tasks under way. ``makes_bytes_per_s``: what the node's cores make. A node of which nothing has
+        arrived is late once it holds something.
         """
         with self._lock:
-            if node not in self._arrived:
-                return held[node] > 0
             seconds = max(self._seconds, LEAST_S)
-            all_arrived = sum(self._arrived.get(each, 0.0) for each in held)
-            # Of one node, a few blocks tell little. What all links carry together is known sooner.
-            for here, arrived in (
-                (held[node] + made[node], OWN_SLACK * self._arrived[node]),
-                (sum(held.values()) + sum(made.values()), all_arrived),
-            ):
-                if here * near_bytes_per_s * seconds > left_bytes * arrived:
-                    return True
-            return False
+            rates = {each: self._arrived[each] / seconds for each in held if each in self._arrived}
+        own = rates.get(node, 0.0)
+        if not own:
+            return Room(0.0 if held[node] or travelling[node] else math.inf, FIRST_BYTES)
+        if not held[node] and own >= KEEPS_UP * makes_bytes_per_s:
+            return ANY  # nothing waits for this link, whose rate nobody knows then: it carries less than it could
+        begun = {each: held[each] + travelling[each] + made[each] for each in held}
+        # Of one node, a few blocks tell little. What all links carry together is known sooner.
+        most = min(
+            (left_bytes * rate - here * near_bytes_per_s) / (near_bytes_per_s + rate)
+            for here, rate in ((begun[node], OWN_SLACK * own), (sum(begun.values()), MARGIN * sum(rates.values())))
+        )
+        return Room(max(most, 0.0), LINK_S * own)

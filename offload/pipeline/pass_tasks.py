@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -10,6 +11,7 @@ from typing import Any
 
 from offload.errors import RunError
 from offload.pipeline.meter import Meter
+from offload.pipeline.pace import ANY, Room
 from offload.pipeline.passes import Pass, Slice
 from offload.pipeline.pool import Block, Task
 from offload.pipeline.sizing import block_bytes, for_speed, plan_tasks
@@ -29,6 +31,7 @@ class PassTasks(ABC):
         self._issued = self._unfinished = 0
         self._counting = threading.Lock()
         self._rows_under_way: Counter[str] = Counter()  # by node
+        self._tasks_under_way: Counter[str] = Counter()
         # Keyed by the block's name: a reference would keep every block of the pass in the object store.
         self._made_by: dict[str, tuple[Task, int]] = {}
 
@@ -41,25 +44,36 @@ class PassTasks(ABC):
         """The rows that no task holds yet, about."""
 
     @abstractmethod
-    def _cut(self, size: int) -> Any:
-        """What the next task gets to process: about ``size`` rows."""
+    def _least(self) -> int:
+        """The rows of the smallest next task, about."""
 
-    def next(self, node: str) -> Issued | None:
-        """The next task, for a core of this node; None if all are issued."""
+    @abstractmethod
+    def _cut(self, size: int, most: float) -> tuple[Any, int]:
+        """What the next task gets to process, and about how many rows that is: about ``size``, and no more than ``most`` if fewer can be
+        cut."""
+
+    def next(self, node: str, room: Room = ANY) -> Issued | None:
+        """The next task, for a core of this node; None if all are issued, or if a block would outgrow ``room.most_bytes``."""
         if self.exhausted():
+            return None
+        most = self._rows_for(room.most_bytes)
+        if room.most_bytes <= 0 or self._least() > most:
             return None
         number = self._begin()
         if not self._planned:
             self._plan()
         size = for_speed(self._planned.popleft(), self._meter.over_fastest(node), self._local_batch_size)
-        size = min(size, self._most_rows(node, size))
-        task = Task(recipe=self._packed, rows=self._cut(size), epoch=self._pass.request.epoch)
+        size = int(max(1, min(size, self._most_rows(node, size), self._rows_for(room.good_bytes))))
+        cut, rows = self._cut(size, most)
+        task = Task(recipe=self._packed, rows=cut, epoch=self._pass.request.epoch)
         with self._counting:
-            self._rows_under_way[node] += size
+            self._rows_under_way[node] += rows
+            self._tasks_under_way[node] += 1
 
         def made(block: Block | BaseException) -> None:
             with self._counting:
-                self._rows_under_way[node] -= size
+                self._rows_under_way[node] -= rows
+                self._tasks_under_way[node] -= 1
             self._made(number, task, block)
 
         return task, made
@@ -84,13 +98,27 @@ class PassTasks(ABC):
         room = block_bytes(cores.stores[node], max(cores.by_node[node], 1))
         return max(1, int(room / max(rates.bytes_per_sample, 1.0)))
 
+    def _rows_for(self, size_bytes: float) -> float:
+        """The rows whose block has so many bytes; infinite before the first measurement."""
+        rates = self._meter.rates()
+        return math.inf if rates is None else size_bytes / max(rates.bytes_per_sample, 1.0)
+
     def under_way(self) -> bool:
         """Whether the block of an issued task is still to come."""
         return self._unfinished > 0
 
+    def tasks_under_way(self, node: str) -> int:
+        """The tasks that a node has not finished yet."""
+        return self._tasks_under_way[node]
+
     def rows_under_way(self, node: str) -> int:
         """The rows of tasks that a node has not finished yet, about."""
         return self._rows_under_way[node]
+
+    def bytes_under_way(self, node: str) -> float:
+        """The bytes of blocks that a node has not finished yet, about."""
+        rates = self._meter.rates()
+        return 0.0 if rates is None else self._rows_under_way[node] * rates.bytes_per_sample
 
     def again(self, piece: Slice) -> tuple[Task, Callable[[Block], Slice]]:
         """The task that makes a lost slice's block again, and a function that finds the slice in the new block."""

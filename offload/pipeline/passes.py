@@ -118,6 +118,7 @@ class Pass:
         self.finished = self.closed = False
         self.error: OffloadError | None = None
         self.held_bytes: Counter[str] = Counter()  # of blocks that no worker has taken yet, by the node that holds them
+        self.travelling: Counter[str] = Counter()  # bytes that workers have taken and that have not arrived
         self._allotment: Allotment | Stripes = Allotment(request.world_size, total)
         if request.batch is not None and total is not None:
             self._allotment = Stripes(request.world_size, request.batch, total)
@@ -189,6 +190,7 @@ class Pass:
             self._done.clear()
             self._firsts.clear()
             self.held_bytes.clear()
+            self.travelling.clear()
             self.changed.notify_all()
 
     def suits(self, request: PassRequest) -> bool:
@@ -224,6 +226,7 @@ class Pass:
             mine, taken = self._lines[rank], list[Slice]()
             while len(taken) < want and (each := mine.pop(reach)) is not None:
                 self.held_bytes[each.node] -= each.size_bytes
+                self.travelling[each.node] += each.size_bytes
                 self._under_way[rank, reach].append(each)
                 taken.append(each.piece)
             self.changed.notify_all()
@@ -237,6 +240,7 @@ class Pass:
             while len(line) > under_way:
                 each = line.popleft()
                 sizes[each.node] += each.size_bytes
+            self.travelling.subtract(sizes)
         return sizes
 
     def owe(self, rank: int) -> None:

@@ -51,13 +51,16 @@ class UnitTasks(PassTasks):
         each = self._seen_rows / self._seen_units if self._seen_units else ROWS_UNKNOWN
         return max(round(self._known_left + each * self._unknown_left), 1)
 
-    def _cut(self, size: int) -> pa.Table:
+    def _least(self) -> int:
+        return round(self._expected(self._order[self._cursor]))
+
+    def _cut(self, size: int, most: float) -> tuple[pa.Table, int]:
         """The next units: at least one, and otherwise as many as come closest to ``size`` rows."""
         taken, rows = [self._order[self._cursor]], self._expected(self._order[self._cursor])
         self._cursor += 1
         while not self.exhausted():
             following = self._expected(self._order[self._cursor])
-            if rows + following / 2 > size:
+            if rows + following / 2 > size or rows + following > most:
                 break
             taken.append(self._order[self._cursor])
             rows += following
@@ -65,7 +68,7 @@ class UnitTasks(PassTasks):
         known = [self._rows_in(unit) for unit in taken]
         self._known_left -= sum(each for each in known if each is not None)
         self._unknown_left -= known.count(None)
-        return self._rows_of(taken)
+        return self._rows_of(taken), round(rows)
 
     def _expected(self, unit: int) -> float:
         """The rows of a unit, about."""

@@ -260,6 +260,22 @@ def test_a_far_node_with_more_than_its_link_carries_gets_no_more_tasks(make: Cal
     assert count == left, "the workers' own nodes make the rest"
 
 
+def test_blocks_that_travel_count_until_they_have_arrived(make: Callable[..., Feed]) -> None:
+    now = [0.0]
+    feed = make(shuffle=True, clock=lambda: now[0])
+    feed.open(key(), request(), 0, "a")
+    for node in "ab":
+        task, done = start(feed, node)
+        done(block(task, node))
+    assert len(feed.take(key(), 0, 9, "far")[0]) == 1
+    assert feed.pool.next_task("b") is None, "nobody knows the link yet"  # type: ignore[union-attr]
+    now[0] += 1.0
+    feed.take(key(), 0, 9, "far", under_way=1)
+    assert feed.pool.next_task("b") is None  # type: ignore[union-attr]
+    feed.take(key(), 0, 9, "far", under_way=0)
+    assert feed.pool.next_task("b") is not None  # type: ignore[union-attr]
+
+
 def test_while_workers_start_a_far_node_makes_no_more_than_its_first_blocks(make: Callable[..., Feed]) -> None:
     """Nobody knows its link: the rest of the epoch might wait for it."""
     feed = make(shuffle=True)
@@ -272,6 +288,8 @@ def test_while_workers_start_a_far_node_makes_no_more_than_its_first_blocks(make
     feed.open(key(), request(), 0, "a")
     assert len(feed.take(key(), 0, 9, "far")[0]) == 0, "made before the rank was known: it may be near"
     assert len(feed.take(key(), 0, 9, "near")[0]) == 2
+    assert feed.pool.next_task("b") is None, "it has not arrived"  # type: ignore[union-attr]
+    feed.take(key(), 0, 9, "near")
     assert feed.pool.next_task("b") is not None  # type: ignore[union-attr]
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.pace import Pace
+from offload.pipeline.pace import FIRST_BYTES, LINK_S, Pace, Room
 
 
 class Clock:
@@ -19,23 +22,37 @@ def paced(taken: dict[str, int], *, seconds: int = 30) -> tuple[Pace, Clock]:
     """The pace after so many seconds, in each of which workers took this."""
     clock = Clock()
     pace = Pace(clock)
-    pace.carried(dict.fromkeys(taken, 0))
     for _ in range(seconds):
         clock.now += 1.0
-        pace.carried(taken)
+        pace.carried(taken, more=True)
     return pace, clock
 
 
-def late(
-    pace: Pace, here: float, left: float, *, near: float, node: str = "far", made: float = 0.0, others: float = 0.0
-) -> bool:
-    return pace.would_be_late(
+def room(
+    pace: Pace,
+    here: float,
+    left: float,
+    *,
+    near: float,
+    node: str = "far",
+    travelling: float = 0.0,
+    made: float = 0.0,
+    others: float = 0.0,
+    makes: float = 1e12,
+) -> Room:
+    return pace.room(
         node,
-        held={node: here - made, "other": others},
+        held={node: here - made - travelling, "other": others},
+        travelling={node: travelling, "other": 0.0},
         made={node: made, "other": 0.0},
         left_bytes=left,
         near_bytes_per_s=near,
+        makes_bytes_per_s=makes,
     )
+
+
+def late(pace: Pace, here: float, left: float, *, near: float, **more: Any) -> bool:
+    return room(pace, here, left, near=near, **more).most_bytes <= 0
 
 
 @given(
@@ -43,15 +60,33 @@ def late(
     far=st.integers(1, 10**9),
     left=st.integers(0, 10**12),
     seconds=st.integers(5, 60),
-    made=st.floats(0, 1),
+    made=st.floats(0, 0.5),
+    travelling=st.floats(0, 0.5),
 )
-def test_a_node_is_late_if_the_near_ones_make_the_rest_before_its_link_is_free(
-    near: int, far: int, left: int, seconds: int, made: float
+def test_a_block_has_room_if_its_link_carries_all_before_the_near_ones_have_made_the_rest(
+    near: int, far: int, left: int, seconds: int, made: float, travelling: float
 ) -> None:
-    pace, _ = paced({"near": 3, "far": far}, seconds=seconds)
+    pace, _ = paced({"far": far}, seconds=seconds)
     in_time = left / near * far
-    assert not late(pace, 0.94 * in_time, left, near=near, made=0.9 * in_time * made)
-    assert late(pace, 1.06 * in_time + 1, left, near=near, made=in_time * made)
+    here = 0.5 * in_time
+    found = room(pace, here, left, near=near, made=made * here, travelling=travelling * here)
+    assert found.most_bytes <= left
+    assert (here + found.most_bytes) / far <= (left - found.most_bytes) / near * 1.06 + 1e-6
+    assert (here + found.most_bytes) / far >= (left - found.most_bytes) / near * 0.85 - 1e-6
+    assert late(pace, 1.06 * in_time + 1, left, near=near, made=in_time * made, travelling=in_time * travelling)
+
+
+def test_a_block_takes_its_link_a_second() -> None:
+    pace, _ = paced({"far": 100})
+    assert room(pace, 1, 1e9, near=1).good_bytes == pytest.approx(100 * LINK_S, rel=0.1)
+    assert room(pace, 0, 1e9, near=1, node="new").good_bytes == FIRST_BYTES
+
+
+def test_a_link_that_carries_all_that_its_node_makes_delays_nothing() -> None:
+    pace, _ = paced({"far": 100})
+    assert not late(pace, 1e9, 1.0, near=1e6, made=1e9, makes=100)
+    assert late(pace, 1e9, 1.0, near=1e6, made=1e9, makes=1000)
+    assert late(pace, 1e9, 1.0, near=1e6, makes=100), "blocks wait for the link"
 
 
 def test_what_other_nodes_hold_delays_a_node_too() -> None:
@@ -64,25 +99,30 @@ def test_what_other_nodes_hold_delays_a_node_too() -> None:
 def test_a_pause_of_the_workers_does_not_make_a_node_late() -> None:
     pace, clock = paced({"far": 100})
     clock.now += 1000
-    pace.carried({"far": 100})
+    pace.carried({"far": 100}, more=True)
     assert not late(pace, 80, 100, near=100)
     assert late(pace, 130, 100, near=100)
 
 
 def test_a_node_of_which_nothing_has_arrived_is_late_once_it_holds_something() -> None:
-    pace, _ = paced({"near": 5})
+    pace, _ = paced({"far": 5})
     assert not late(pace, 1e9, 1.0, near=5, node="new", made=1e9)
     assert late(pace, 1.0, 1e9, near=5, node="new")
+    assert late(pace, 1.0, 1e9, near=5, node="new", travelling=1.0)
 
 
-def test_without_near_nodes_none_is_late() -> None:
-    pace, _ = paced({"far": 5, "other": 50})
-    assert not late(pace, 1e9, 1.0, near=0)
+def test_a_link_that_carries_nothing_keeps_its_pace() -> None:
+    pace, clock = paced({"far": 100})
+    before = room(pace, 1, 1e9, near=1)
+    for _ in range(100):
+        clock.now += 1
+        pace.carried({}, more=False)
+    assert room(pace, 1, 1e9, near=1) == before
 
 
 def test_old_measurements_fade() -> None:
     pace, clock = paced({"far": 100})
     for _ in range(60):
         clock.now += 1
-        pace.carried({"far": 1})
+        pace.carried({"far": 1}, more=True)
     assert late(pace, 5, 100, near=100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.model_check import Case
-from benchmarks.simulated import simulate
+from benchmarks.simulated import Node, World, simulate
 
 SECONDS = 30.0
 
@@ -33,3 +33,36 @@ def test_what_gpu_nodes_make_stays_on_them() -> None:
 def test_a_pass_of_fixed_order_loses_a_part_and_not_most() -> None:
     now = case(4, gbps=5.0)
     assert simulate(now.world(SECONDS, ordered=True)).samples_per_s > 0.7 * now.model()
+
+
+@pytest.mark.parametrize(
+    ("near_cores", "mbit_per_s", "size_bytes", "core_seconds"),
+    [
+        (3, 40, 100e3, 0.02),
+        (3, 40, 200e3, 0.02),
+        (9, 40, 200e3, 0.02),
+        (9, 160, 200e3, 0.02),
+        (3, 40, 600e3, 0.02),
+        (3, 40, 200e3, 0.002),
+        (30, 100, 600e3, 0.01),
+    ],
+)
+def test_one_epoch_with_a_cpu_node_takes_no_longer_than_without(
+    near_cores: int, mbit_per_s: float, size_bytes: float, core_seconds: float
+) -> None:
+    """The last block of a slow link must not come after the near cores are done."""
+
+    def seconds(far_cores: int) -> float:
+        gpu = Node(name="gpu", cores=near_cores, bytes_per_s=1e9, workers=1)
+        cpu = Node(name="cpu", cores=far_cores, bytes_per_s=mbit_per_s * 1e6 / 8)
+        world = World(
+            nodes=(gpu, cpu) if far_cores else (gpu,),
+            core_seconds_per_sample=core_seconds,
+            bytes_per_sample=size_bytes,
+            samples=int(18 * near_cores / core_seconds),
+            epochs=1,
+            local_batch_size=20,
+        )
+        return simulate(world).seconds
+
+    assert seconds(8) < 1.02 * seconds(0)

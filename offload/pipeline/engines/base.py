@@ -35,6 +35,9 @@ class Run(Protocol):
     def held(self) -> Counter[str]:
         """The bytes of blocks that no worker has taken yet, by node."""
 
+    def travelling(self) -> Counter[str]:
+        """The bytes that workers have taken and that have not arrived, by node."""
+
     def issued(self, current: Pass) -> None:
         """Report that all blocks of a pass are made or under way."""
 

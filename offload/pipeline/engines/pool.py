@@ -10,6 +10,7 @@ from typing import Any
 
 from offload.pipeline.engines.base import HELD_SHARE, Run
 from offload.pipeline.index_tasks import IndexTasks
+from offload.pipeline.pace import ANY, Room
 from offload.pipeline.pass_tasks import Issued, PassTasks
 from offload.pipeline.passes import Pass, PassKey, Slice
 from offload.pipeline.pool import Block, Pool
@@ -96,8 +97,11 @@ class PoolEngine:
                     continue
                 # Exceed the limit only if the pass starves and none of its tasks is running. Otherwise, workers may be waiting
                 # for the running task, and all other cores would fill the store behind one slow task.
-                if (room and not self._late(node, current, tasks)) or (current.starving() and not tasks.under_way()):
+                if current.starving() and not tasks.under_way():
                     found = tasks.next(node)
+                else:
+                    found = tasks.next(node, self._room_on_link(node, current, tasks)) if room else None
+                if found is not None:
                     if tasks.exhausted():
                         self._feed.issued(current)
                     return found
@@ -120,27 +124,36 @@ class PoolEngine:
         mixed = not all(stream.pooled for stream in self._feed.streams.values())
         return self._feed.cores.nodes[:: 2 if mixed else 1]
 
-    def _late(self, node: str, current: Pass, tasks: PassTasks) -> bool:
-        """Whether the workers' own nodes could make the rest of a pass before this node's link has carried what the node has and makes."""
+    def _room_on_link(self, node: str, current: Pass, tasks: PassTasks) -> Room:
+        """The room for a node's next block, so that links have carried all blocks before the workers' own nodes could make the rest of a
+        pass."""
         feed, homes = self._feed, self._feed.homes()
-        rates = feed.meters[current.key.name].rates()
-        near = sum(feed.cores.by_node[home] for home in homes)
-        if rates is None or node in homes or not near:
-            return False
-        size, held = rates.bytes_per_sample, feed.held()
+        meter, cores = feed.meters[current.key.name], feed.cores.by_node
+        rates, near = meter.rates(), sum(cores[home] for home in homes)
+        if node in homes or not near:
+            return ANY
+        if (rates is None or not feed.pace.knows(node)) and tasks.tasks_under_way(node) >= cores[node]:
+            return Room(0.0)  # the first blocks may be large, and the link slow
+        if rates is None:
+            return ANY
+        near_samples_per_s = meter.samples_per_s(homes) or near / max(rates.core_seconds_per_sample, 1e-9)
+        size, held, travelling = rates.bytes_per_sample, feed.held(), feed.travelling()
         # In an ordered pass, a block is due once the workers have what comes before it, not at the end.
         weight = ORDERED_WEIGHT if current.ordered else 1.0
-        others = (feed.cores.by_node.keys() | {node}) - homes  # a core that is leaving may ask once more
-        return feed.pace.would_be_late(
+        others = (cores.keys() | {node}) - homes  # a core that is leaving may ask once more
+        of_passes = [each for _, each in self._passes.values()]
+        return feed.pace.room(
             node,
             held={other: held[other] for other in others},
-            made={other: weight * tasks.rows_under_way(other) * size for other in others},
+            travelling={other: travelling[other] for other in others},
+            made={other: weight * sum(each.bytes_under_way(other) for each in of_passes) for other in others},
             left_bytes=(
                 sum(held[home] + tasks.rows_under_way(home) * size for home in homes)
                 if current.ordered
                 else tasks.left() * size
             ),
-            near_bytes_per_s=near * size / max(rates.core_seconds_per_sample, 1e-9),
+            near_bytes_per_s=near_samples_per_s * size,
+            makes_bytes_per_s=meter.samples_per_s([node]) * size,
         )
 
     def _has_room(self, node: str) -> bool:
