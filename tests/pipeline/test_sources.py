@@ -20,16 +20,18 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.s3_server import BUCKET, Server, slow_s3
 from offload.errors import ConfigError, RunError
 from offload.pipeline.images import DecodeError, decode_image
 from offload.pipeline.sources.base import Index, Samples
-from offload.pipeline.sources.files import open_filesystem
+from offload.pipeline.sources.files import open_filesystem, read_part
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
@@ -414,6 +416,66 @@ def test_s3() -> None:
     assert "s3://absent/train" in refusal(list_image_folder, "s3://absent/train")
     assert "cannot read" in refusal(list_parquet, "s3://bucket/absent.parquet")
     assert read(list_image_folder("s3://bucket/my data/#1, ü")).errors == {}
+
+
+@pytest.fixture(scope="module")
+def counting_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An S3 server that counts its requests: three images in `train`, and two shards with two samples each in `tars`."""
+    folder = tmp_path_factory.mktemp("server")
+    make_folder(folder / BUCKET / "train", {f"cat/{i}.jpg": encoded() for i in range(3)})
+    (folder / BUCKET / "tars").mkdir()
+    for shard in range(2):
+        members = {f"{i}.{name}": b"7" * (i + 1) for i in range(2) for name in ("cls", "txt")}
+        add_members(folder / BUCKET / "tars" / f"{shard}.tar", members)
+    with slow_s3(folder, 0.0, min(os.sched_getaffinity(0))) as server:
+        yield server
+
+
+def through_s3fs(url: str) -> Any:
+    import s3fs
+
+    return s3fs.S3FileSystem(endpoint_url=url, key="a", secret="b", skip_instance_cache=True)
+
+
+def through_obstore(url: str) -> Any:
+    from obstore.fsspec import FsspecStore
+
+    return FsspecStore(
+        "s3", endpoint=url, access_key_id="a", secret_access_key="b", region="us-east-1",
+        client_options={"allow_http": True}, skip_instance_cache=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("through", [through_s3fs, through_obstore])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_file_system_of_fsspec_reads_a_file_in_one_request(counting_s3: Server, through: Any) -> None:
+    fs = through(counting_s3.url)
+    images = list_image_folder(f"{BUCKET}/train", filesystem=fs)
+    shards = list_webdataset(f"{BUCKET}/tars", filesystem=fs)
+    for index, requests in ((images, 3), (shards, 4)):
+        before = counting_s3.requests()
+        samples = read(index)
+        assert samples.errors == {}
+        assert len(samples.columns["label"]) == requests
+        made = {name: count - before[name] for name, count in counting_s3.requests().items()}
+        assert made == {"HEAD": 0, "GET": requests, "LIST": 0}
+    assert list(read(shards).columns["txt"]) == ["7", "77"] * 2
+
+
+def test_a_server_that_ignores_ranges_sends_no_wrong_bytes() -> None:
+    import fsspec
+
+    class Whole(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+        """As the file system of HTTP is, in front of such a server."""
+
+        def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
+            return super().cat_file(path, **options)
+
+    fs = Whole(skip_instance_cache=True)
+    fs.pipe("/whole/a.bin", b"0123456789")
+    known = pafs.PyFileSystem(pafs.FSSpecHandler(fs))
+    assert read_part(known, "/whole/a.bin", 3, 4) == b"3456"
+    assert read_part(known, "/whole/a.bin", 8, 4) == b"89"
 
 
 # --- from_torch -------------------------------------------------------------------------------------------------------

@@ -235,5 +235,25 @@ def read_file(fs: pafs.FileSystem, path: str) -> bytes:
     if isinstance(fs, pafs.LocalFileSystem):
         with open(path, "rb") as file:
             return file.read()
+    if (inner := _of_fsspec(fs)) is not None:
+        # s3fs would first ask for the size, to read several parts at once.
+        options = {"max_concurrency": 1} if hasattr(inner, "max_concurrency") else {}
+        return bytes(inner.cat_file(path, **options))
     with fs.open_input_file(path) as stream:
         return bytes(stream.read())
+
+
+def read_part(fs: pafs.FileSystem, path: str, offset: int, size: int) -> bytes:
+    """Read a part of a file, or what there is of it. Raises OSError."""
+    if (inner := _of_fsspec(fs)) is not None:
+        content = bytes(inner.cat_file(path, start=offset, end=offset + size))
+        # A server of HTTP may ignore a range and send the whole file.
+        return content if len(content) <= size else content[offset : offset + size]
+    with fs.open_input_file(path) as stream:
+        return bytes(stream.read_at(size, offset))
+
+
+def _of_fsspec(fs: pafs.FileSystem) -> Any:
+    """The file system of fsspec behind this one, which reads a file in one request; None if there is none. Its streams first ask for the
+    file's size, and then read more than they need."""
+    return getattr(fs.handler, "fs", None) if isinstance(fs, pafs.PyFileSystem) else None

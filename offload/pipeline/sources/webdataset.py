@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,15 @@ from offload.pipeline.region_decode import read_image
 from offload.pipeline.shuffling import Consecutive
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFiles
-from offload.pipeline.sources.files import Path, check_text, list_files, open_filesystem, printable, requests_at_once
+from offload.pipeline.sources.files import (
+    Path,
+    check_text,
+    list_files,
+    open_filesystem,
+    printable,
+    read_part,
+    requests_at_once,
+)
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.shards import list_shards
 from offload.pipeline.sources.versions import Seen, seen_files
@@ -198,7 +206,7 @@ class _OpenShards:
     """Shards to read from, on any thread. Opening one on remote storage takes a request."""
 
     def __init__(self, fs: Any) -> None:
-        # Streams of fsspec read one part at a time: each read opens its own.
+        # Streams of fsspec read one part at a time, and need another request.
         self._fs, self._keeps = fs, not isinstance(fs, pafs.PyFileSystem)
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -206,12 +214,11 @@ class _OpenShards:
     def read(self, place: _Place) -> bytes:
         """The contents of a sample's members, one after the other. Raises OSError."""
         shard, members = place
-        stream = self._kept_open(shard) if self._keeps else self._fs.open_input_file(shard)
-        try:
-            return _contents(stream, list(json.loads(members).values()))
-        finally:
-            if not self._keeps:
-                stream.close()
+        wanted = list(json.loads(members).values())
+        if self._keeps:
+            stream = self._kept_open(shard)
+            return _contents(lambda offset, size: bytes(stream.read_at(size, offset)), wanted)
+        return _contents(functools.partial(read_part, self._fs, shard), wanted)
 
     def _kept_open(self, shard: str) -> Any:
         with self._lock:
@@ -223,13 +230,13 @@ class _OpenShards:
             return self._kept[shard]
 
 
-def _contents(stream: Any, members: Sequence[tuple[int, int]]) -> bytes:
-    """Members that lie close together take a single request."""
+def _contents(read: Callable[[int, int], bytes], members: Sequence[tuple[int, int]]) -> bytes:
+    """Members that lie close together take a single request. ``read`` takes an offset and a size."""
     first, stop = min(offset for offset, _ in members), max(offset + size for offset, size in members)
     wanted = sum(size for _, size in members)
     if stop - first > 2 * wanted + _NEAR_BYTES:
-        return b"".join(bytes(stream.read_at(size, offset)) for offset, size in members)
-    data = stream.read_at(stop - first, first)
+        return b"".join(read(offset, size) for offset, size in members)
+    data = read(first, stop - first)
     return b"".join(data[offset - first : offset - first + size] for offset, size in members)
 
 
