@@ -1,7 +1,9 @@
 """Numbers of preprocessing cores that rules choose while a run goes on, in simulated worlds.
 
-A world has cores of a known speed, a cap that more cores cannot raise, an accelerator, and noise. An interval is 30 s, and a change takes
+A world has cores of a known speed, a cap that more cores cannot raise, an accelerator, and noise. An interval is 30 s, and a decision takes
 effect after one. Dollars are those of a run of so many intervals, over its samples. The oracle knows the world without its noise.
+
+Changes are free, or they have the price of nodes: one that joins is billed while it starts, and one that leaves until it is idle for long.
 """
 
 import itertools
@@ -9,14 +11,20 @@ import math
 import random
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
+from offload.adapt.core_price import CorePrice
 
 FIRST, MOST = 4, 512
 INTERVALS = 240
 GPU_USD, CORE_USD = 1.2, 0.0425  # dollars per hour: about those of an ml.g5.xlarge and of a vCPU of an ml.c5
+PRICE = CorePrice(core=CORE_USD, rest=GPU_USD)
+JOINS, LEAVES = (
+    2,
+    10,
+)  # intervals that a core is billed before and after it works: a start, and the idle timeout of cluster files
 KINDS = ("input-bound", "drift", "noisy", "flapping", "capped")
 HELPED = 0.07  # Cachew: one more worker must cut the batch time by more than this
 HURT = 0.03  # Cachew: one worker fewer may lengthen the batch time by this
@@ -67,7 +75,7 @@ def offload_rule() -> Rule:
 
     def rule(seen: InputSeen, before: int) -> int:
         nonlocal learned
-        learned, cores = count_cores(learned, seen, bounds=(1, MOST), before=before)
+        learned, cores = count_cores(learned, seen, bounds=(1, MOST), before=before, price=PRICE)
         return cores
 
     return rule
@@ -106,6 +114,8 @@ def cachew_rule(*, sheds: bool = False) -> Rule:
     state: dict[str, Any] = {"way": "up", "last": 0.0, "settled": 0.0, "since": 0}
 
     def rule(seen: InputSeen, before: int) -> int:
+        if not seen.complete:  # a worker that still starts has not been tried
+            return before
         last, state["last"] = state["last"], seen.samples_per_s
         if state["way"] == "up":
             if not last or 1 - last / seen.samples_per_s > HELPED:
@@ -145,24 +155,68 @@ RULES: dict[str, Callable[[], Rule]] = {
 }
 
 
+@dataclass
+class Cores:
+    """The cores of a run: those that work, those that join (intervals until they work) and those that leave (intervals billed)."""
+
+    working: int
+    joins: int
+    leaves: int
+    joining: list[int] = field(default_factory=list)
+    leaving: list[int] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> int:
+        """The cores that work or will work."""
+        return self.working + len(self.joining)
+
+    @property
+    def billed(self) -> int:
+        """All cores that cost money."""
+        return self.wanted + len(self.leaving)
+
+    def change_to(self, cores: int) -> None:
+        """Ask for so many cores, from the next interval on. Cores that still leave come back at once."""
+        self.joining = [left - 1 for left in self.joining]
+        self.leaving = [left - 1 for left in self.leaving if left > 1]
+        while self.wanted < cores:
+            if self.leaving:
+                self.leaving.pop()
+                self.working += 1
+            else:
+                self.joining.append(self.joins)
+        while self.wanted > cores:
+            if self.joining:
+                self.joining.pop()
+            else:
+                self.working -= 1
+            if self.leaves:
+                self.leaving.append(self.leaves)
+        self.working += sum(left <= 0 for left in self.joining)
+        self.joining = [left for left in self.joining if left > 0]
+
+
 def usd_per_sample(chosen: list[int], rates: list[float]) -> float:
     """Dollars over samples, of a whole run."""
     return sum(GPU_USD + CORE_USD * cores for cores in chosen) / sum(rates)
 
 
-def run(each: World, rule: Rule, seed: int) -> tuple[float, int, int]:
+def run(each: World, rule: Rule, seed: int, *, priced: bool) -> tuple[float, int, int]:
     """Dollars per sample relative to the oracle's, all changes, and those in the second half."""
-    rng, cores, chosen, rates = random.Random(seed), FIRST, [], []
+    cores = Cores(FIRST, JOINS if priced else 0, LEAVES if priced else 0)
+    rng, chosen, billed, rates = random.Random(seed), [], [], []
     for interval in range(INTERVALS):
         device, core, cap = each.rates(interval)
-        seen = measured(cores, device=device, core=core, cap=cap, noise=each.noise, rng=rng)
-        chosen.append(cores)
+        seen = measured(cores.working, device=device, core=core, cap=cap, noise=each.noise, rng=rng)
+        seen = replace(seen, complete=not cores.joining)
+        chosen.append(cores.wanted)
+        billed.append(cores.billed)
         rates.append(seen.samples_per_s)
-        cores = rule(seen, cores)
+        cores.change_to(rule(seen, cores.wanted))
     best = [_oracle(*each.rates(interval)) for interval in range(INTERVALS)]
     oracle = usd_per_sample(*(list(column) for column in zip(*best, strict=True)))
     changes = [one != other for one, other in itertools.pairwise(chosen)]
-    return usd_per_sample(chosen, rates) / oracle, sum(changes), sum(changes[INTERVALS // 2 :])
+    return usd_per_sample(billed, rates) / oracle, sum(changes), sum(changes[INTERVALS // 2 :])
 
 
 def measured(cores: int, *, device: float, core: float, cap: float, noise: float, rng: random.Random) -> InputSeen:
@@ -179,6 +233,7 @@ def measured(cores: int, *, device: float, core: float, cap: float, noise: float
         device_samples_per_s=trained,
         core_samples_per_s=rate / cores if bound else core,
         core_pace_samples_per_s=core,
+        busy_core_samples_per_s=core,
     )
 
 
@@ -188,11 +243,11 @@ def _oracle(device: float, core: float, cap: float) -> tuple[int, float]:
     return min(options, key=lambda option: (GPU_USD + CORE_USD * option[0]) / option[1])
 
 
-def table(worlds: int) -> list[dict[str, Any]]:
+def table(worlds: int, *, priced: bool) -> list[dict[str, Any]]:
     """A row for each kind and rule, over so many random worlds."""
     rows = []
     for kind, name in itertools.product(KINDS, RULES):
-        found = [run(world(kind, seed), RULES[name](), seed) for seed in range(worlds)]
+        found = [run(world(kind, seed), RULES[name](), seed, priced=priced) for seed in range(worlds)]
         usd, changes, late = zip(*found, strict=True)
         rows.append(
             {

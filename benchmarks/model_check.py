@@ -204,10 +204,11 @@ def _gbps(case: Link) -> float:
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
 def decisions(worlds: int, output: Path | None) -> None:
     """Numbers of cores, and batches: dollars, time and changes of several rules, beside an oracle."""
-    rows, batches = table(worlds), batch_worlds.table(worlds)
-    for row in rows:
+    rows, priced = (table(worlds, priced=each) for each in (False, True))
+    batches = batch_worlds.table(worlds)
+    for row in [{**row, "changes": "free"} for row in rows] + [{**row, "changes": "priced"} for row in priced]:
         click.echo(
-            f"{row['kind']:12} {row['rule']:9} dollars over the oracle's {row['usd_over_oracle']:.3f} "
+            f"{row['changes']:6} {row['kind']:12} {row['rule']:9} dollars over the oracle's {row['usd_over_oracle']:.3f} "
             f"(worst {row['worst_usd_over_oracle']:.3f}), {row['mean_changes']:5.1f} changes, at most "
             f"{row['most_changes_in_second_half']} in the second half"
         )
@@ -217,7 +218,13 @@ def decisions(worlds: int, output: Path | None) -> None:
             f"(worst {row['worst_time_over_oracle']:.3f}), {row['mean_changes']:5.1f} changes"
         )
     if output is not None:
-        result = {"command": shlex.join(["python", *sys.argv]), "worlds": worlds, "rows": rows, "batches": batches}
+        result = {
+            "command": shlex.join(["python", *sys.argv]),
+            "worlds": worlds,
+            "rows": rows,
+            "priced": priced,
+            "batches": batches,
+        }
         output.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -75,7 +75,7 @@ def test_under_other_conditions_the_cap_is_forgotten() -> None:
     )  # fmt: skip
     again, cores = count_cores(learned, seen, bounds=BOUNDS, before=4)
     assert again.enough is None
-    assert cores == 27
+    assert DEVICE / EACH <= cores <= 1.2 * DEVICE / EACH
 
 
 def test_without_a_cap_the_first_interval_is_enough_to_ask() -> None:

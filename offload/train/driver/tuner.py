@@ -78,12 +78,12 @@ class Tuner:
         if not self.seen.steps and news.group.learned:
             self.seen = Seen.from_state(news.group.learned)
         self.seen = self.seen.with_interval(interval, fleet.cores)
-        events += self._cores_wanted(interval, news, fleet)
+        rules = self._rules(news)
+        events += self._cores_wanted(interval, news, fleet, rules)
         events += self._compared(interval)
         scheduled = self._scheduled(news) is not None
         if scheduled:
             options = [option] if option is not None else []
-        rules = self._rules(news)
         remembered = self._state
         self._state, decision = decide(remembered, self._situation(news, split, options, fleet), rules)
         if isinstance(decision, Resize) and not fleet.fits(decision.split.workers):
@@ -129,7 +129,7 @@ class Tuner:
     def _scheduled(self, news: News) -> int | None:
         return self._adaptation.scheduled(news.epoch, _progress(news))
 
-    def _cores_wanted(self, interval: Interval, news: News, fleet: Fleet) -> list[Event | Tell]:
+    def _cores_wanted(self, interval: Interval, news: News, fleet: Fleet, rules: Rules) -> list[Event | Tell]:
         """The wanted number of cores, if the cluster can grow or shrink.
 
         It follows from the last intervals alone: the model of all sizes follows more slowly if the time of a size changes.
@@ -152,9 +152,13 @@ class Tuner:
             device_samples_per_s=device,
             core_samples_per_s=each,
             core_pace_samples_per_s=paced,
+            busy_core_samples_per_s=(self.seen.ceiling_samples_per_s or 1.0) / max(self.seen.cores, 1.0),
             conditions=(interval.nodes, interval.split),
         )
-        self._cores, wanted = count_cores(self._cores, seen, bounds=bounds, before=fleet.cores_goal)
+        price = fleet.room.core_price(fleet.placement) if rules.objective == "cost" else None
+        self._cores, wanted = count_cores(
+            self._cores, seen, bounds=bounds, before=fleet.cores_goal, overlap=rules.overlap, price=price
+        )
         because = {"device_samples_per_s": device, "core_samples_per_s": each}
         if self._cores.enough is not None and wanted < (fleet.cores_goal or 0):
             because["capped_samples_per_s"] = interval.samples_per_s

@@ -9,29 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import offload
-from offload.adapt.core_count import wanted_cores
 from offload.model.placement import Placement, on_fewest_nodes
 from tests.helpers import ROOT, require_hosts
 from tests.programs.autoscaled import inside
-
-
-@given(device=st.floats(1, 1e6), each=st.floats(0.1, 1e4), before=st.none() | st.integers(1, 1000))
-def test_wanted_cores_keep_up_with_the_accelerators_and_settle(device: float, each: float, before: int | None) -> None:
-    bounds = (2, 500)
-    cores = wanted_cores(device, each, bounds=bounds, before=before)
-    assert bounds[0] <= cores <= bounds[1]
-    assert cores == bounds[1] or cores * each >= device
-    assert wanted_cores(device, each, bounds=bounds, before=cores) == cores
-
-
-def test_a_small_surplus_is_kept_and_a_large_one_given_back() -> None:
-    assert wanted_cores(96.0, 10.0, bounds=(1, 99), before=None) == 11
-    assert wanted_cores(96.0, 10.0, bounds=(1, 99), before=13) == 13
-    assert wanted_cores(96.0, 10.0, bounds=(1, 99), before=20) == 11
 
 
 def test_cores_lie_on_few_nodes_and_stay_where_they_are() -> None:

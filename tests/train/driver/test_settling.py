@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import offload
-from offload.adapt.core_count import HEADROOM
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.bundle import Bundle
@@ -150,7 +149,7 @@ def simulate(plant: Plant, until_s: float, device: Any) -> None:
 
 
 def planned_nodes(device: float) -> int:
-    cores = math.ceil(device * (1 + HEADROOM) / CORE_PER_S)
+    cores = math.ceil(device / CORE_PER_S)
     return max(math.ceil((cores - (HEAD.cpus - WORKER.cpus)) / NODE_CORES), 0)
 
 
@@ -167,7 +166,7 @@ def test_from_gpu_bound_to_input_bound_and_back_nodes_settle_at_the_planned_numb
         wanted = [e["cores"] for e in plant.events if e["event"] == "cores_wanted" and changed_s < e["at"] <= until_s]
         settled_s = changed_s + 3 * INTERVAL_S + POLL_S
         late = [e for e in plant.events if e["event"] == "cores_wanted" and settled_s < e["at"] <= until_s]
-        cores = math.ceil(device * (1 + HEADROOM) / CORE_PER_S)
+        cores = math.ceil(device / CORE_PER_S)
         assert not late, "it goes on changing its mind"
         assert wanted == sorted(wanted, reverse=device == SLOW), "it oscillates"
         assert abs(wanted[-1] - cores) <= NODE_CORES

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from offload.adapt.core_price import CorePrice
 from offload.adapt.core_speed import core_speeds
 from offload.adapt.situation import Option
 from offload.errors import ConfigError
@@ -182,15 +183,29 @@ class Room:
 
     def _usd_with(self, nodes: Sequence[NodeResources], placement: Placement, cores: float) -> float | None:
         """Dollars per hour with these workers and this many cores; None if a price is unknown."""
-        prices = self.terms.usd_per_hour
         if not self.elastic:
-            return usd_per_hour(nodes, self.terms.worker, placement, prices)
-        by_node = zip(nodes, placement.cores_by_node, placement.held, strict=True)
-        held = [(prices.get(node.instance_type or ""), free) for node, free, workers in by_node if workers]
-        beside = max(cores - sum(free for _, free in held), 0.0)
-        if any(price is None for price, _ in held) or (beside and self.usd_per_core is None):
+            return usd_per_hour(nodes, self.terms.worker, placement, self.terms.usd_per_hour)
+        held, free = self._held(nodes, placement)
+        beside = max(cores - free, 0.0)
+        if held is None or (beside and self.usd_per_core is None):
             return None
-        return sum(price for price, _ in held if price is not None) + beside * (self.usd_per_core or 0.0)
+        return held + beside * (self.usd_per_core or 0.0)
+
+    def _held(self, nodes: Sequence[NodeResources], placement: Placement) -> tuple[float | None, int]:
+        """Dollars per hour of the workers' nodes (None: a price is unknown), and the cores that preprocess there."""
+        by_node = zip(nodes, placement.cores_by_node, placement.held, strict=True)
+        held = [
+            (self.terms.usd_per_hour.get(node.instance_type or ""), free) for node, free, workers in by_node if workers
+        ]
+        known = [price for price, _ in held if price is not None]
+        return sum(known) if len(known) == len(held) else None, sum(free for _, free in held)
+
+    def core_price(self, placement: Placement) -> CorePrice | None:
+        """The price of cores beside these workers; None if a price is unknown."""
+        held, free = self._held(self.nodes.usable, placement)
+        if held is None or self.usd_per_core is None:
+            return None
+        return CorePrice(core=self.usd_per_core, rest=held, free=free)
 
     # -- missing nodes ---------------------------------------------------------------------------------------------
 
