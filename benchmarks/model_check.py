@@ -24,7 +24,7 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +33,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
-from benchmarks import batch_worlds, noise_worlds, side_by_side
-from benchmarks.decision_worlds import table
+from benchmarks import batch_worlds, decision_worlds, joint_worlds, noise_worlds, side_by_side
 from benchmarks.simulated import Node, World, simulate
 from benchmarks.slow_links import PAYLOAD, Link, core_seconds, measure
 from benchmarks.worlds import SCENARIOS, outcome
@@ -101,6 +100,14 @@ SEVERAL_HOSTS = [
     for gpu_nodes, core_seconds in itertools.product((2, 4), (0.0012, 0.010))
     for cpu_nodes in (0, 2, 4)
 ]
+
+
+PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
+    "cores": lambda worlds: decision_worlds.table(worlds, priced=False),
+    "priced cores": lambda worlds: decision_worlds.table(worlds, priced=True),
+    "batches": batch_worlds.table,
+    "all three": joint_worlds.table,
+}
 
 
 @click.group()
@@ -201,30 +208,17 @@ def _gbps(case: Link) -> float:
 
 @main.command()
 @click.option("--worlds", default=40, show_default=True, type=click.IntRange(min=1), help="Random worlds of each kind.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(list(PARTS)), help="Only this table; may repeat. Others stay in the result.")
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
-def decisions(worlds: int, output: Path | None) -> None:
-    """Numbers of cores, and batches: dollars, time and changes of several rules, beside an oracle."""
-    rows, priced = (table(worlds, priced=each) for each in (False, True))
-    batches = batch_worlds.table(worlds)
-    for row in [{**row, "changes": "free"} for row in rows] + [{**row, "changes": "priced"} for row in priced]:
-        click.echo(
-            f"{row['changes']:6} {row['kind']:12} {row['rule']:9} dollars over the oracle's {row['usd_over_oracle']:.3f} "
-            f"(worst {row['worst_usd_over_oracle']:.3f}), {row['mean_changes']:5.1f} changes, at most "
-            f"{row['most_changes_in_second_half']} in the second half"
-        )
-    for row in batches:
-        click.echo(
-            f"{row['kind']:26} {row['rule']:9} time over the oracle's {row['time_over_oracle']:.3f} "
-            f"(worst {row['worst_time_over_oracle']:.3f}), {row['mean_changes']:5.1f} changes"
-        )
+def decisions(worlds: int, parts: Sequence[str], output: Path | None) -> None:
+    """Cores, batches, and both with workers: dollars, time and changes of several rules, beside an oracle."""
+    result: dict[str, Any] = json.loads(output.read_text()) if parts and output is not None and output.exists() else {}
+    for part in parts or PARTS:
+        rows = PARTS[part](worlds)
+        for row in rows:
+            click.echo(f"{part}: " + ", ".join(f"{name} {value}" for name, value in row.items()))
+        result[part] = {"command": shlex.join(["python", *sys.argv]), "worlds": worlds, "rows": rows}
     if output is not None:
-        result = {
-            "command": shlex.join(["python", *sys.argv]),
-            "worlds": worlds,
-            "rows": rows,
-            "priced": priced,
-            "batches": batches,
-        }
         output.write_text(json.dumps(result, indent=1) + "\n")
 
 

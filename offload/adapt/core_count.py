@@ -17,7 +17,7 @@ from offload.model.overlap import MOST_OVERLAP
 
 CREEP = 0.05  # added where the need has crept up by little, since it may go on: fewer changes
 STEADY = 0.25  # surplus that is kept: nodes take minutes to come
-LEAST_GAIN = 0.01  # of the cost of a sample, that justifies a change
+LEAST_GAIN = 0.02  # of the cost of a sample, that justifies a change
 CERTAIN = 2.0  # standard errors by which the present number must be wrong
 DECIDED = 2.0  # standard errors that decide a trial
 KEPT = 0.7  # share of the promised gain, in logarithms, that makes cores worth keeping
