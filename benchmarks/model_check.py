@@ -208,7 +208,13 @@ def _gbps(case: Link) -> float:
 
 @main.command()
 @click.option("--worlds", default=40, show_default=True, type=click.IntRange(min=1), help="Random worlds of each kind.")
-@click.option("--part", "parts", multiple=True, type=click.Choice(list(PARTS)), help="Only this table; may repeat. Others stay in the result.")
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    type=click.Choice(list(PARTS)),
+    help="Only this table; may repeat. Others stay in the result.",
+)
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
 def decisions(worlds: int, parts: Sequence[str], output: Path | None) -> None:
     """Cores, batches, and both with workers: dollars, time and changes of several rules, beside an oracle."""

@@ -1,7 +1,7 @@
 """The number of cores that costs the least, from the rates of both sides and from prices. Pure.
 
-More cores than the accelerators need on average keep them busy while the rates vary. How many more depends on how much the rates vary, and on
-what a core costs beside an accelerator that waits.
+More cores than the accelerators need on average keep them busy while the rates vary. How many more depends on how much the rates
+vary, and on what a core costs beside an accelerator that waits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class CorePrice:
 class CoreCosts:
     """The cost of a sample as a function of the number of cores.
 
-    The rate of ``n`` cores is that of the accelerators times ``(1 + x^-delta)^(-1/delta)``, with ``x`` the input's rate over theirs: the joint
-    model of :mod:`offload.model.goodput`. If the logarithm of ``x`` varies by ``spread``, this is the mean of the slower of both to first order,
-    with ``delta`` such that a logistic distribution has that spread.
+    The rate of ``n`` cores is that of the accelerators times ``(1 + x^-delta)^(-1/delta)``, with ``x`` the input's rate over theirs, as
+    in the joint model of :mod:`offload.model.goodput`. Let the logarithm of ``x`` follow a logistic distribution. Then this is the mean
+    of the slower side, to first order, and ``delta`` is pi/sqrt(3) over the standard deviation.
 
     Args:
         overlap: delta of the queue between both sides, for constant rates.
@@ -55,7 +55,7 @@ class CoreCosts:
         """Dollars, or seconds without a price, of a sample over those of accelerators that never wait. ``needed``: the cores whose rate
         is the accelerators'."""
         log = math.log(needed / cores)
-        slower = math.exp(max(log, 0.0)) * (1 + math.exp(-self.delta * abs(log))) ** (1 / self.delta)
+        slower: float = math.exp(max(log, 0.0)) * (1 + math.exp(-self.delta * abs(log))) ** (1 / self.delta)
         if self.price is None:
             return slower
         return slower * (self.price.rest + self.price.core * max(cores - self.price.free, 0.0))
@@ -65,10 +65,11 @@ class CoreCosts:
         delta, price = self.delta, self.price
         if price is None:
             # (1 + x^-delta)^(1/delta) = 1 / (1 - LOST)
-            waits = math.expm1(-delta * math.log1p(-LOST))
-            return max(math.ceil(needed * max(waits ** (-1 / delta), 1.0) - 1e-9), 1)
+            waits: float = math.expm1(-delta * math.log1p(-LOST))
+            spare: float = waits ** (-1 / delta)
+            return max(math.ceil(needed * max(spare, 1.0) - 1e-9), 1)
         rest = price.rest - price.core * price.free  # the rest, if free cores had the price of the others
         # The derivative is 0 where core · needed · x^(delta + 1) = rest.
-        at = needed * (rest / (price.core * needed)) ** (1 / (delta + 1)) if rest > 0 else 0.0
+        at: float = needed * (rest / (price.core * needed)) ** (1 / (delta + 1)) if rest > 0 else 0.0
         least = max(math.floor(max(at, price.free)), 1)
         return min((least, least + 1), key=lambda cores: self.per_sample(cores, needed))

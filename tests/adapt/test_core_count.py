@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.decision_worlds import measured
+from benchmarks.decision_worlds import RULES, Cores, measured, run, world
 from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
 
 DEVICE, EACH, FIRST = 500.0, 20.0, 4
@@ -17,7 +17,7 @@ BOUNDS = (1, 512)
 
 
 @dataclass
-class Run:
+class Asked:
     """The counts that a run asked for, one an interval."""
 
     asked: list[int]
@@ -29,14 +29,14 @@ class Run:
 
 def simulate(
     cap: Callable[[int], float], *, noise: float, seed: int, intervals: int = 120, device: float = DEVICE
-) -> Run:
+) -> Asked:
     """Cores deliver ``EACH`` samples/s each, and together no more than the cap."""
     rng, learned, cores, asked = random.Random(seed), CoresLearned(), FIRST, []
     for number in range(intervals):
         seen = measured(cores, device=device, core=EACH, cap=cap(number), noise=noise, rng=rng)
         learned, cores = count_cores(learned, seen, bounds=BOUNDS, before=cores)
         asked.append(cores)
-    return Run(asked)
+    return Asked(asked)
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03])
@@ -108,3 +108,34 @@ def test_a_need_that_creeps_up_is_followed_in_few_steps() -> None:
         counts.append(cores)
     assert len(set(counts)) <= 9
     assert cores * EACH >= 0.95 * 2 * DEVICE
+
+
+@pytest.mark.parametrize(
+    ("kind", "priced"),
+    [("input-bound", False), *((kind, True) for kind in ("input-bound", "drift", "noisy", "flapping", "capped"))],
+)
+def test_no_published_rule_costs_less_and_changes_are_few(kind: str, priced: bool) -> None:
+    """Mean dollars over random worlds. In all of them but the first, a core is billed while it joins and after it leaves."""
+    worlds = [(world(kind, seed), seed) for seed in range(8)]
+    found = {name: [run(each, RULES[name](), seed, priced=priced) for each, seed in worlds] for name in RULES}
+    dollars = {name: sum(usd for usd, _, _ in runs) / len(runs) for name, runs in found.items()}
+    assert dollars["offload"] <= min(dollars.values()) + 0.003
+    assert dollars["offload"] <= 1.10
+    assert max(late for _, _, late in found["offload"]) <= 3
+
+
+def test_a_priced_core_is_billed_before_and_after_it_works() -> None:
+    cores = Cores(4, joins=2, leaves=3)
+    cores.change_to(6)
+    assert (cores.working, cores.billed) == (4, 6)
+    cores.change_to(6)
+    cores.change_to(6)
+    assert (cores.working, cores.billed) == (6, 6)
+    cores.change_to(5)
+    assert (cores.working, cores.billed) == (5, 6)
+    cores.change_to(6)  # the node that leaves comes back at once
+    assert (cores.working, cores.billed) == (6, 6)
+    cores.change_to(5)
+    for _ in range(3):
+        cores.change_to(5)
+    assert (cores.working, cores.billed) == (5, 5)
