@@ -1,8 +1,8 @@
 """Workers, batches and cores that rules choose together while a run goes on, in simulated worlds.
 
-A run trains until a given amount of useful work is done, on nodes of one GPU each, with cores beside them that it pays for one by one. A
-change of the workers stops training, and cores are billed while they join and after they leave (:mod:`benchmarks.decision_worlds`). The oracle
-knows the world, and always trains with the best workers, batch and cores: of the fewest dollars, or of the least time at the fewest dollars.
+A run trains until a given amount of useful work is done, on nodes of one GPU each, with cores beside them that it pays for one by one.
+A change of the workers stops training. Cores are billed while they join and after they leave (:mod:`benchmarks.decision_worlds`).
+The oracle knows the world. It always trains with the workers, batch and cores of the fewest dollars, or of the least time.
 """
 
 import itertools
@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.decision_worlds import CORE_USD, GPU_USD, JOINS, LEAVES, Cores
 from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
 from offload.adapt.core_price import CorePrice
-from offload.adapt.decide import Keep, Resize, State, decide
+from offload.adapt.decide import Keep, State, decide
 from offload.adapt.observe import INPUT_BOUND, LEAST_STEPS, Interval, Seen
 from offload.adapt.situation import Objective, Option, Rules, Situation
 from offload.model.batch_split import BatchSplit
@@ -36,7 +36,7 @@ GAIN = 1.05  # AdaptDL: the goodput of a new size over the present one's above w
 TAUGHT = 3  # intervals that teach the time of a size: it is steady here, and a fit takes long
 OF_INPUT = ("delivered", "ceiling_samples_per_s", "cores", "recent")
 KINDS = ("GPU-bound", "input-bound", "capped", "drift", "growing noise")
-SIZES = np.unique(np.geomspace(LOCAL[0], LOCAL[1], 40).astype(int))
+SIZES = np.union1d(np.geomspace(LOCAL[0], LOCAL[1], 40).astype(int), -(-INITIAL // np.arange(1, MOST_WORKERS + 1)))
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ def oracle(each: World, progress: float, objective: Objective) -> tuple[float, f
     fits = (workers * local >= INITIAL) & (workers * local <= MOST)
     workers, local = workers[fits], local[fits]
     batch = workers * local
-    device = batch / each.step.predict(workers, workers, local)
+    # A single worker with more than the initial batch accumulates, in AdaptDL too: its gradient noise could not be measured otherwise.
+    accum = ((workers == 1) & (batch > INITIAL)).astype(int)
+    device = batch / each.step.predict(workers, workers, local / (accum + 1), accum)
     needed = np.minimum(device, each.cap) / core
     best = (0.0, math.inf)
     worth = -math.inf
@@ -145,10 +147,14 @@ def offload_rule() -> Rule:
             price=price if run.rules.objective == "cost" else None,
         )  # fmt: skip
         options = []
+        most = float(min(learned.enough or MOST_CORES, MOST_CORES))
         for workers in range(1, MOST_WORKERS + 1):
-            beside = min(math.ceil(cores / split.workers * workers), MOST_CORES)
-            usd = usd_per_hour(workers, beside)
-            options.append(Option(workers=workers, nodes=workers, cores=beside, usd_per_hour=usd))
+            options.append(
+                Option(
+                    workers=workers, nodes=workers, cores=most, usd_per_hour=workers * GPU_USD, elastic=True,
+                    usd_per_core=CORE_USD, free_cores=NEAR * workers,
+                )
+            )  # fmt: skip
         situation = Situation(
             split=split, seen=run.seen, noise=run.noise, options=options, work_left=run.work_left, restart_s=RESTART_S
         )

@@ -208,7 +208,7 @@ def _restarts_to(best: Choice, situation: Situation, rules: Rules) -> int:
 
 
 def _rebatch(now: Choice, best: Choice, rules: Rules, instead: str | None = None) -> Decision:
-    gain = best.goodput / now.goodput - 1 if now.goodput > 0 else math.inf
+    gain = best.worth(rules.objective) / now.worth(rules.objective) - 1 if now.goodput > 0 else math.inf
     if best.split == now.split or gain < rules.least_gain:
         return Keep(reason=instead or f"no other size gains {rules.least_gain:.0%}")
     return Rebatch(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from offload.adapt.observe import Seen
 from offload.model.batch_split import BatchSplit
@@ -17,12 +19,23 @@ Objective = Literal["time", "cost"]
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """A worker count that fits, with the workers' nodes, the cores that then preprocess, and the dollars per hour of all nodes
-    in use (None: unknown)."""
+    in use (None: unknown).
+
+    ``elastic``: the cluster adds and removes cores as the run asks for them, up to ``cores``. The price of the option is then that of
+    the workers' nodes, and ``usd_per_core`` that of each core beyond ``free_cores``.
+    """
 
     workers: int
     nodes: int
     cores: float
     usd_per_hour: float | None = None
+    elastic: bool = False
+    usd_per_core: float = 0.0
+    free_cores: float = 0.0
+
+    def usd_with(self, cores: Any) -> Any:
+        """Dollars per hour with so many cores, over arrays; the price must be known."""
+        return (self.usd_per_hour or 0.0) + self.usd_per_core * np.maximum(cores - self.free_cores, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

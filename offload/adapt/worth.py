@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from offload.adapt.situation import Objective, Option, Rules, Situation
 from offload.model.batch_split import BatchSplit
 from offload.model.goodput import JointGoodput
 from offload.model.noise import GradientNoise
+from offload.model.overlap import Floats
 from offload.model.step_time import StepTime
 
 EXPLORED = 2  # times the largest batch seen: beyond it the model would guess
@@ -76,9 +77,31 @@ class Model:
         # Rounding to whole local batches may give a few samples fewer than the initial batch.
         goodput = rates if noise is None else rates * noise.efficiency(np.maximum(batches, noise.batch_size))
         return [
-            Choice(option=option, split=split, samples_per_s=float(rate), goodput=float(good))
+            Choice(
+                option=self._with_cores(option, float(rate)),
+                split=split,
+                samples_per_s=float(rate),
+                goodput=float(good),
+            )
             for option, split, rate, good in zip(options, splits, rates, goodput, strict=True)
         ]
+
+    def _with_cores(self, option: Option, samples_per_s: float) -> Option:
+        """The option with the cores that this rate needs, and their price."""
+        each = self.situation.seen.input_samples_per_s(1.0)
+        if not option.elastic or math.isinf(each):
+            return option
+        cores = min(max(math.ceil(samples_per_s / each), option.free_cores), option.cores)
+        usd = None if option.usd_per_hour is None else float(option.usd_with(cores))
+        return replace(option, cores=cores, usd_per_hour=usd, elastic=False)
+
+    def _per_dollar(self, options: Sequence[Option]) -> Callable[[Floats, Floats], Floats] | None:
+        """Goodput per dollar an hour where more samples need more cores; None: goodput alone decides on the batch."""
+        each = self.situation.seen.input_samples_per_s(1.0)
+        if self.rules.objective != "cost" or math.isinf(each) or not all(o.elastic and o.usd_per_hour for o in options):
+            return None
+        rest, core, free = np.array([(o.usd_per_hour, o.usd_per_core, o.free_cores) for o in options], dtype=float).T
+        return lambda goodput, rate: goodput / (rest + core * np.maximum(rate / each - free, 0.0))
 
     def best(self, options: Sequence[Option], within: float = math.inf) -> list[Choice]:
         """The best batch for each option, among global batches up to ``within``; without the options that none fits."""
@@ -93,7 +116,9 @@ class Model:
         choices = []
         for largest, group in _by_largest(fitting, initial, least, min(rules.max_batch_size, within)):
             nodes, workers = np.array([(o.nodes, o.workers) for o in group]).T
-            found: Any = self._joint(group).optimize(nodes, workers, largest, (least, most), accumulate=True)
+            found: Any = self._joint(group).optimize(
+                nodes, workers, largest, (least, most), accumulate=True, worth=self._per_dollar(group)
+            )
             splits = [
                 BatchSplit(workers=o.workers, local_batch_size=int(local), accum_steps=int(accum))
                 if goodput > 0

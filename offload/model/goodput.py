@@ -87,13 +87,15 @@ class JointGoodput:
         max_batch_size: float | None = None,
         local_batch_size_range: tuple[int | None, int | None] | None = None,
         accumulate: bool = False,
+        worth: Callable[[Floats, Floats], Floats] | None = None,
     ) -> tuple[Any, Any, Any]:
         """The best ``(goodput, local_batch_size, accum_steps)`` for each entry of ``nodes`` and ``workers``.
 
         Searches global batches from the initial one to ``max_batch_size`` (None: the initial one alone) whose local batch
         lies in the range; a goodput of 0 means that none does. A single worker accumulates at least once to grow its batch:
         otherwise its gradient noise could be measured only from step to step, and moving weights make it look larger. Without
-        ``accumulate``, a single worker stays at the initial batch.
+        ``accumulate``, a single worker stays at the initial batch. ``worth``: what to maximise instead of goodput, as a function of
+        goodput and throughput, both of shape (batches, entries).
 
         Raises ConfigError without gradient noise, or if the range is empty or the maximum is below the initial batch.
         """
@@ -112,7 +114,10 @@ class JointGoodput:
             local = np.where(k == 1, initial, _within(np.ceil(each - ROUNDING), k, largest, initial)).astype(int)
         goodput = np.asarray(self.goodput(n, k, local, accum))
         goodput = np.where((least <= local) & (local <= most), goodput, 0.0)
-        best = np.argmax(goodput, axis=0)[None]
+        value = goodput
+        if worth is not None:
+            value = worth(goodput, np.asarray(self.throughput(n, k, local, accum)))
+        best = np.argmax(value, axis=0)[None]
         return (
             plain(np.take_along_axis(goodput, best, axis=0)[0]),
             plain(np.take_along_axis(local, best, axis=0)[0]),

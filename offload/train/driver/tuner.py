@@ -80,6 +80,9 @@ class Tuner:
         self.seen = self.seen.with_interval(interval, fleet.cores)
         rules = self._rules(news)
         events += self._cores_wanted(interval, news, fleet, rules)
+        if self._cores.enough is not None:  # more cores are known to bring nothing
+            enough = float(self._cores.enough)
+            options = [dataclasses.replace(o, cores=min(o.cores, enough)) if o.elastic else o for o in options]
         events += self._compared(interval)
         scheduled = self._scheduled(news) is not None
         if scheduled:

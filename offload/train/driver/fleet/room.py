@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,7 +132,7 @@ class Room:
 
     # -- options ---------------------------------------------------------------------------------------------------
 
-    def options(self, placement: Placement, cores_goal: int | None, *, stranded: bool) -> list[Option]:
+    def options(self, placement: Placement, *, stranded: bool) -> list[Option]:
         """The worker counts that fit, and those that would fit on requested nodes; only the present count if decisions do not choose
         it."""
         least, most = self.bounds if self.terms.chosen else (placement.workers, placement.workers)
@@ -145,9 +144,7 @@ class Room:
             if nodes is None or there is None:
                 break
             new = len(nodes) - len(self.nodes.usable)
-            cores = self._cores_with(nodes, there, placement, cores_goal)
-            usd = self._usd_with(nodes, there, cores)
-            found.append(Option(workers=count, nodes=there.nodes, cores=cores, usd_per_hour=usd))
+            found.append(self._option(nodes, there))
         return found
 
     def _nodes_for(
@@ -167,29 +164,28 @@ class Room:
                 return more
         return None
 
-    def _cores_with(
-        self, nodes: Sequence[NodeResources], placement: Placement, now: Placement, cores_goal: int | None
-    ) -> float:
-        """The cores that would preprocess beside these workers, in cores of the present mean speed."""
+    def _option(self, nodes: Sequence[NodeResources], placement: Placement) -> Option:
+        """These workers, with the cores that preprocess beside them, in cores of the present mean speed, and the price of both."""
         limits = self.terms.cores
         if self.elastic and limits is not None:
-            # The cores scale with the workers, since every worker needs as much.
-            each = (cores_goal or 0) / max(now.workers, 1)
-            return float(min(max(math.ceil(each * placement.workers), limits[0]), limits[1]))
+            # The cores follow the workers and the batch: the decision weighs all three.
+            held, free = self._held(nodes, placement)
+            known = held is not None and self.usd_per_core is not None
+            return Option(
+                workers=placement.workers,
+                nodes=placement.nodes,
+                cores=float(limits[1]),
+                usd_per_hour=held if known else None,
+                elastic=True,
+                usd_per_core=self.usd_per_core or 0.0,
+                free_cores=float(min(free, limits[1])),
+            )
         used = [self.used[node.node_id] for node in nodes]
         by_node = placement.cores_by_node if limits is None else on_fewest_nodes(placement, limits[1], used)
         speeds = core_speeds(nodes, self.speeds, used)
-        return sum(speed * cores for speed, cores in zip(speeds, by_node, strict=True))
-
-    def _usd_with(self, nodes: Sequence[NodeResources], placement: Placement, cores: float) -> float | None:
-        """Dollars per hour with these workers and this many cores; None if a price is unknown."""
-        if not self.elastic:
-            return usd_per_hour(nodes, self.terms.worker, placement, self.terms.usd_per_hour)
-        held, free = self._held(nodes, placement)
-        beside = max(cores - free, 0.0)
-        if held is None or (beside and self.usd_per_core is None):
-            return None
-        return held + beside * (self.usd_per_core or 0.0)
+        cores = sum(speed * cores for speed, cores in zip(speeds, by_node, strict=True))
+        usd = usd_per_hour(nodes, self.terms.worker, placement, self.terms.usd_per_hour)
+        return Option(workers=placement.workers, nodes=placement.nodes, cores=cores, usd_per_hour=usd)
 
     def _held(self, nodes: Sequence[NodeResources], placement: Placement) -> tuple[float | None, int]:
         """Dollars per hour of the workers' nodes (None: a price is unknown), and the cores that preprocess there."""

@@ -229,7 +229,7 @@ class Fleet:
 
     def options(self) -> list[Option]:
         """The worker counts to decide between."""
-        return self.room.options(self.placement, self.cores_goal, stranded=isinstance(self.phase, Stranded))
+        return self.room.options(self.placement, stranded=isinstance(self.phase, Stranded))
 
     def cores_by_node(self, placement: Placement) -> tuple[int, ...]:
         """The number of cores of each usable node that preprocess beside these workers."""
