@@ -8,18 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 from offload.pipeline.calls import CHUNK
+from offload.pipeline.ranges import Ranges
 
 TRAINED = "__trained__"
 """A column of index rows that exists where a resume cuts a chunk: True for rows that were trained before. The task processes them
 with the rest of their chunk, since only a whole chunk draws the same random numbers, but does not return them."""
 
 
-def whole_chunks(positions: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
-    """Every position below ``n`` in the chunks of these ascending positions."""
-    numbers = positions // CHUNK
-    chunks = numbers[np.diff(numbers, prepend=-1) > 0]
-    whole = (chunks[:, None] * CHUNK + np.arange(CHUNK)).reshape(-1)
-    return whole[whole < n]
+def whole_chunks(positions: Ranges, n: int) -> Ranges:
+    """Every position below ``n`` in the chunks of these positions."""
+    whole = [(start // CHUNK * CHUNK, min(-(-stop // CHUNK) * CHUNK, n)) for start, stop in positions.pairs]
+    return Ranges().union(Ranges(tuple(whole)))
 
 
 def untrained(rows: pa.Table) -> np.ndarray[Any, Any]:

@@ -1,4 +1,8 @@
-"""The rows of an index: a table with a row for each sample, or runs of samples, which take memory for each run alone."""
+"""The rows of an index: a table with a row for each sample, or runs of samples, which take memory for each run alone.
+
+A task's rows travel as :class:`Picked`, in about the space of their ids. The process that runs the task makes a table of them: readers see
+tables alone.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from offload.pipeline.chunks import TRAINED, untrained
+from offload.pipeline.ranges import Ranges
 from offload.pipeline.shuffling import Consecutive
+from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 Numbers = NDArray[np.integer[Any]]
+
+_AT_ONCE = 1024  # ids that are compared with a run's bounds at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +47,20 @@ class Runs:
         return int(self._stops[-1]) if len(self._stops) else 0
 
     def take(self, ids: Numbers) -> pa.Table:
-        """The index rows of these samples, in this order."""
-        run = np.searchsorted(self._stops, ids, side="right")
-        inside = ids.astype(np.int64) - (self._stops[run] - self.counts[run])
-        return self.table.take(pa.array(run)).append_column(self.number, pa.array(inside))
+        """The index rows of these samples, in this order. The columns of runs are dictionaries."""
+        return self.stretches(ids).rows(ids)
+
+    def stretches(self, ids: Numbers) -> Stretches:
+        """The runs of these samples."""
+        run, lengths = self._runs_of(ids)
+        visited, which = np.unique(run, return_inverse=True)
+        return Stretches(
+            table=self.table.take(pa.array(visited)).combine_chunks(),
+            first=self._stops[visited] - self.counts[visited],
+            which=which.astype(np.int32),
+            lengths=lengths,
+            number=self.number,
+        )
 
     def whole(self) -> pa.Table:
         """The index rows of all samples, as a table."""
@@ -52,16 +71,107 @@ class Runs:
         """The run of each sample."""
         return Consecutive(self.counts)
 
+    def _runs_of(self, ids: Numbers) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The runs of these ids, and how many ids in a row belong to each."""
+        # Most orders visit run after run. Finding the run of each id would take several times as long.
+        blocks = ids[: len(ids) // _AT_ONCE * _AT_ONCE].reshape(-1, _AT_ONCE)
+        low, high = (np.searchsorted(self._stops, ends, side="right") for ends in (blocks.min(axis=1), blocks.max(axis=1)))
+        looked_at = np.full(len(ids), True)
+        looked_at[: blocks.size].reshape(-1, _AT_ONCE)[low == high, 1:] = False
+        places = np.flatnonzero(looked_at)
+        run = np.searchsorted(self._stops, ids[places], side="right")
+        begins = np.flatnonzero(np.diff(run, prepend=-1))
+        return run[begins], np.diff(places[begins], append=len(ids))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Stretches:
+    """The runs of some samples, in the order of the samples: stretch ``i`` holds ``lengths[i]`` samples of run ``which[i]``.
+
+    Args:
+        table: a row for each run.
+        first: the id of each run's first sample.
+        which: the run of each stretch.
+        lengths: the samples of each stretch.
+        number: the column with a sample's number in its run.
+    """
+
+    table: pa.Table
+    first: NDArray[np.int64]
+    which: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+    number: str
+
+    def rows(self, ids: Numbers) -> pa.Table:
+        """The index rows of the samples, whose ids these are."""
+        run = pa.array(np.repeat(self.which, self.lengths))
+        columns = {
+            name: pa.DictionaryArray.from_arrays(run, self.table.column(name).combine_chunks())
+            for name in self.table.column_names
+        }
+        inside = ids - np.repeat(self.first[self.which], self.lengths)
+        return pa.table({**columns, self.number: inside})
+
 
 IndexRows: TypeAlias = pa.Table | Runs
 
 
 def rows_at(rows: IndexRows, ids: Numbers) -> pa.Table:
     """The index rows of these samples, in this order."""
-    if isinstance(rows, Runs):
-        return rows.take(ids)
+    return rows.take(ids) if isinstance(rows, Runs) else _taken(rows, ids)
+
+
+def _taken(rows: pa.Table, ids: Numbers) -> pa.Table:
     taken = rows.take(pa.array(ids))
     for place, field in enumerate(taken.schema):
         if pa.types.is_dictionary(field.type):  # which would travel whole with every task
             taken = taken.set_column(place, field.name, taken.column(place).cast(field.type.value_type))
-    return taken
+    return taken.combine_chunks()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Picked:
+    """Index rows on their way to a task.
+
+    Args:
+        ids: the sample ids, in the order of the pass.
+        values: what the index knows about the samples: the runs, or a row for each.
+        positions: the positions in the pass.
+        wanted: those of them that the task returns; it only processes the others (:data:`offload.pipeline.chunks.TRAINED`).
+    """
+
+    ids: Numbers
+    values: Stretches | pa.Table
+    positions: Ranges
+    wanted: Ranges
+
+    @classmethod
+    def of(cls, rows: IndexRows, ids: Numbers, positions: Ranges, wanted: Ranges) -> Picked:
+        """The rows of these samples."""
+        values = rows.stretches(ids) if isinstance(rows, Runs) else _taken(rows, ids)
+        return cls(ids=ids, values=values, positions=positions, wanted=wanted)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of samples that the task processes."""
+        return len(self.ids)
+
+    def table(self) -> pa.Table:
+        """The index rows, with the columns that every task needs."""
+        rows = self.values.rows(self.ids) if isinstance(self.values, Stretches) else self.values
+        positions = self.positions.numbers()
+        ids = pa.array(self.ids.astype(np.int64, copy=False))
+        rows = rows.append_column(SAMPLE_ID, ids).append_column(POSITION, pa.array(positions))
+        if self.wanted != self.positions:
+            rows = rows.append_column(TRAINED, pa.array(~self.wanted.holds(positions)))
+        return rows
+
+    def returned(self) -> pa.Table:
+        """The index rows of the samples that the task returns."""
+        rows = self.table()
+        return rows.take(untrained(rows))
+
+
+def as_table(rows: pa.Table | Picked) -> pa.Table:
+    """A task's index rows as a table."""
+    return rows.table() if isinstance(rows, Picked) else rows

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from offload.pipeline.calls import CHUNK
-from offload.pipeline.chunks import TRAINED, whole_chunks
-from offload.pipeline.index_rows import IndexRows, rows_at
+from offload.pipeline.chunks import whole_chunks
+from offload.pipeline.index_rows import IndexRows, Picked
 from offload.pipeline.meter import Meter
 from offload.pipeline.pass_tasks import PassTasks
 from offload.pipeline.passes import Pass
 from offload.pipeline.ranges import Missing, Ranges
 from offload.pipeline.sizing import aligned
 from offload.pipeline.streams import Cores, Stream
-from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 
 class IndexTasks(PassTasks):
@@ -44,25 +41,20 @@ class IndexTasks(PassTasks):
     def _least(self) -> int:
         return _chunk_cut(self._positions, self._cursor, 1) - self._cursor
 
-    def _cut(self, size: int, most: float) -> tuple[pa.Table, int]:
+    def _cut(self, size: int, most: float) -> tuple[Picked, int]:
         # As the allotment will decide: the next block goes to the rank with the fewest rows.
         rank = self._rows.index(min(self._rows))
         size = aligned(size, self._rows[rank], self._local_batch_size)
         stop = _chunk_cut(self._positions, self._cursor, int(max(1, min(size, most - CHUNK + 1))))
-        places = self._positions[self._cursor : stop]
-        self._rows[rank] += len(places)
+        wanted = self._positions.between(self._cursor, stop)
+        self._rows[rank] += len(wanted)
         self._cursor = stop
-        return self._rows_of(places), len(places)
-
-    def _rows_of(self, places: NDArray[np.int64]) -> pa.Table:
-        """The index rows at these positions of the pass, and the already trained rest of their chunks (see :data:`TRAINED`)."""
-        whole = whole_chunks(places, len(self._order))
-        ids = self._order[whole].astype(np.int64)
-        rows = rows_at(self._index, ids).combine_chunks()
-        rows = rows.append_column(SAMPLE_ID, pa.array(ids)).append_column(POSITION, pa.array(whole))
-        if len(whole) > len(places):
-            rows = rows.append_column(TRAINED, pa.array(~np.isin(whole, places)))
-        return rows
+        # With the already trained rest of their chunks.
+        whole = whole_chunks(wanted, len(self._order))
+        parts = [self._order[start:end] for start, end in whole.pairs]
+        # One part is a view: the pass keeps every task until its end.
+        ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return Picked.of(self._index, ids, whole, wanted), len(wanted)
 
 
 def _chunk_cut(positions: Missing, start: int, size: int) -> int:

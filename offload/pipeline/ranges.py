@@ -67,6 +67,11 @@ class Ranges:
         held: NDArray[np.bool_] = (at >= 0) & (values < bounds[np.maximum(at, 0), 1])
         return held
 
+    def numbers(self) -> Ids:
+        """All numbers of the set, ascending."""
+        parts = [np.arange(start, stop, dtype=np.int64) for start, stop in self.pairs]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
+
     def __len__(self) -> int:
         return sum(stop - start for start, stop in self.pairs)
 
@@ -75,21 +80,28 @@ class Ranges:
 
 
 class Missing:
-    """Ascending numbers, in the space of the ranges that they form: slices are arrays of int64. Made by :meth:`Ranges.missing_from`."""
+    """Ascending numbers, in the space of the ranges that they form. Made by :meth:`Ranges.missing_from`."""
 
     def __init__(self, starts: Ids, stops: Ids) -> None:
         some = stops > starts
-        self._starts, self._ends = starts[some], np.cumsum(stops[some] - starts[some])
+        self._starts, self._stops = starts[some], stops[some]
+        self._ends = np.cumsum(self._stops - self._starts)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def at(self, places: Ids) -> Ids:
-        """The numbers at these places, from 0 on."""
-        part = np.searchsorted(self._ends, places, side="right")
-        before = np.concatenate(([0], self._ends[:-1]))
-        numbers: Ids = self._starts[part] + (places - before[part])
-        return numbers
+    def between(self, start: int, stop: int) -> Ranges:
+        """The numbers at the places ``start`` to ``stop``, from 0 on, without ``stop``."""
+        start, stop = max(start, 0), min(stop, len(self))
+        if start >= stop:
+            return Ranges()
+        first, last = (int(np.searchsorted(self._ends, place, side="right")) for place in (start, stop - 1))
+        starts, stops = self._starts[first : last + 1].tolist(), self._stops[first : last + 1].tolist()
+        starts[0] = stops[0] - (int(self._ends[first]) - start)
+        stops[-1] -= int(self._ends[last]) - stop
+        return Ranges(tuple(zip(starts, stops, strict=True)))
 
     def __getitem__(self, places: slice) -> Ids:
-        return self.at(np.arange(*places.indices(len(self)), dtype=np.int64))
+        start, stop, step = places.indices(len(self))
+        assert step == 1
+        return self.between(start, stop).numbers()

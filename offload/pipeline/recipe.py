@@ -24,6 +24,7 @@ from offload.pipeline.assemble import Processed, assemble
 from offload.pipeline.calls import CHUNK, Calls
 from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.held_generators import Held, held_by
+from offload.pipeline.index_rows import Picked, as_table
 from offload.pipeline.randomness import Drawn, loaded_libraries, seed_generators
 from offload.pipeline.region_decode import UndecodableError
 from offload.pipeline.shuffling import mix
@@ -98,9 +99,9 @@ class Recipe:
             part.calls.fix()
         return dataclasses.replace(self, transform=transform, parts=parts, calls=calls, held=held_by(transform))
 
-    def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
+    def process(self, rows: pa.Table | Picked, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
         """See :func:`process`."""
-        return process(self, rows, epoch=epoch, scratch=scratch, watch=watch)
+        return process(self, as_table(rows), epoch=epoch, scratch=scratch, watch=watch)
 
 
 def pack(recipe: Any) -> np.ndarray[Any, Any]:

@@ -15,7 +15,6 @@ import numpy as np
 import ray
 import torch
 
-from offload.pipeline.chunks import untrained
 from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.pool import Block, Cost
@@ -122,7 +121,7 @@ class Nodes:
                     self._changed.notify_all()
                     return
                 ref = _Ref(next(self._numbers))
-                block = task.rows.take(untrained(task.rows))
+                block = task.rows.returned()
                 self._blocks[ref.hex()] = node, block
             rows = block.num_rows
             cost = Cost(rows=rows, size_bytes=8 * rows, cpu_s=CORE_SECONDS * rows, wall_s=0.01)

@@ -117,12 +117,20 @@ def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None
 
 def _runs(rows: pa.Table) -> Iterator[tuple[int, int, _Group]]:
     """(start, stop, row group) of consecutive index rows of one row group."""
-    groups, files = rows.column("row_group").to_numpy(), rows.column("file").combine_chunks()
-    numbers = files.dictionary_encode().indices.to_numpy()
-    cuts = (np.flatnonzero((np.diff(groups) != 0) | (np.diff(numbers) != 0)) + 1).tolist()
-    for start, stop in itertools.pairwise([0, *cuts, len(groups)]):
-        if stop > start:
-            yield start, stop, (files[start].as_py(), int(groups[start]))
+    files, groups = rows.column("file"), rows.column("row_group")
+    begins = np.full(rows.num_rows, False)
+    begins[:1] = True
+    for column in (files, groups):
+        numbers = _encoded(column).indices.to_numpy()
+        begins[1:] |= numbers[1:] != numbers[:-1]
+    for start, stop in itertools.pairwise([*np.flatnonzero(begins).tolist(), rows.num_rows]):
+        yield start, stop, (files[start].as_py(), groups[start].as_py())
+
+
+def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """The column as a dictionary, which it usually is."""
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
 
 
 class _Footers:

@@ -114,7 +114,7 @@ class UnitRecipe:
             rows = generator(mix(self.inner.seed, unit.number, 5), epoch).permutation(count).astype(np.int64)
         places = np.arange(count, dtype=np.int64)
         if unit.done.pairs:
-            places = whole_chunks(unit.done.missing_from(count)[:], count)
+            places = whole_chunks(unit.done.missing_from(count).between(0, count), count).numbers()
         table = pa.table(
             {
                 UNIT: np.full(len(places), place, dtype=np.int32),
