@@ -31,6 +31,7 @@ class Calls:
         self.seeded, self.drew, self.nbytes = True, False, 0
         self._rows = CHUNK
         self._fixed = False
+        self._short = False  # the call under way has fewer rows than it might, since a task ends
 
     @property
     def watching(self) -> bool:
@@ -49,6 +50,7 @@ class Calls:
     def stop(self, ends: np.ndarray[tuple[int], np.dtype[np.int64]], start: int) -> int:
         """The end of the call that begins at ``start``. ``ends``: the ends of all chunks, ascending."""
         first = int(np.searchsorted(ends, start, side="right"))
+        self._short = int(ends[-1]) < start + self._rows
         if self.seeded:  # chunks at the end of a unit are shorter, and several would fit
             return int(ends[first])
         last = int(np.searchsorted(ends, start + self._rows, side="right")) - 1
@@ -67,7 +69,7 @@ class Calls:
             self.fix()
             return counts
         self.seeded = False
-        if seconds < LONG_S / 2 and self.nbytes < LARGE_BYTES / 2:
+        if not self._short and seconds < LONG_S / 2 and self.nbytes < LARGE_BYTES / 2:
             self._rows = min(2 * self._rows, MOST_ROWS)
         elif (seconds > 2 * LONG_S or self.nbytes > 2 * LARGE_BYTES) and self._rows > CHUNK:
             self._rows = max(self._rows // 2, CHUNK)

@@ -75,7 +75,9 @@ class Runs:
         """The runs of these ids, and how many ids in a row belong to each."""
         # Most orders visit run after run. Finding the run of each id would take several times as long.
         blocks = ids[: len(ids) // _AT_ONCE * _AT_ONCE].reshape(-1, _AT_ONCE)
-        low, high = (np.searchsorted(self._stops, ends, side="right") for ends in (blocks.min(axis=1), blocks.max(axis=1)))
+        low, high = (
+            np.searchsorted(self._stops, ends, side="right") for ends in (blocks.min(axis=1), blocks.max(axis=1))
+        )
         looked_at = np.full(len(ids), True)
         looked_at[: blocks.size].reshape(-1, _AT_ONCE)[low == high, 1:] = False
         places = np.flatnonzero(looked_at)

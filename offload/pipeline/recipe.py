@@ -101,7 +101,7 @@ class Recipe:
 
     def process(self, rows: pa.Table | Picked, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
         """See :func:`process`."""
-        return process(self, as_table(rows), epoch=epoch, scratch=scratch, watch=watch)
+        return process(self, rows, epoch=epoch, scratch=scratch, watch=watch)
 
 
 def pack(recipe: Any) -> np.ndarray[Any, Any]:
@@ -152,7 +152,7 @@ def hold_to_one_core() -> None:
 
 
 def process(
-    recipe: Recipe, rows: pa.Table, *, epoch: int, scratch: Scratch | None = None, watch: Watch | None = None
+    recipe: Recipe, rows: pa.Table | Picked, *, epoch: int, scratch: Scratch | None = None, watch: Watch | None = None
 ) -> pa.Table:
     """Return the block of these index rows, which hold ``sample_id``, ``__position__`` and the reader's own columns.
 
@@ -165,7 +165,7 @@ def process(
     """
     if recipe.reader is None:
         raise ValueError("process needs a recipe with a reader")
-    watch = watch or Watch(Nobody())
+    watch, rows = watch or Watch(Nobody()), as_table(rows)
     positions = rows.column(POSITION).to_numpy()
     parts: list[Columns] = []
     kept: list[np.ndarray[Any, Any]] = []
@@ -177,12 +177,16 @@ def process(
         begin(rows, epoch)
     ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))
     calls, start = recipe.calls, 0
+    drawn: Drawn | None = None  # since the last call: looking costs as much as transforming hundreds of light rows
     while start < len(positions):
         stop = calls.stop(ends, start)
         chunk = rows.slice(start, stop - start)
         libraries, began = loaded_libraries(), time.perf_counter()
         calls.begin()
-        drawn = Drawn(recipe.held) if not calls.seeded else None
+        if calls.seeded:
+            drawn = None
+        elif drawn is None:
+            drawn = Drawn(recipe.held)
         good, made, errors = _process_rows(recipe, chunk, epoch, watch)
         calls.drew = calls.drew or bool(drawn)
         if loaded_libraries() != libraries:

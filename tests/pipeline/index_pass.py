@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 
 from offload.pipeline import wire
-from offload.pipeline.index_rows import as_table
 from offload.pipeline.index_tasks import IndexTasks
 from offload.pipeline.meter import Meter
 from offload.pipeline.passes import Pass, PassKey, PassRequest
@@ -48,7 +47,7 @@ def a_pass(stream: Stream, *, epoch: int = 0, done: Any = ()) -> dict[int, dict[
     rows: dict[int, dict[str, Any]] = {}
     while (found := tasks.next("node")) is not None:
         task, made = found
-        block = process(cast(Any, task.recipe), as_table(task.rows), epoch=task.epoch)
+        block = process(cast(Any, task.recipe), task.rows, epoch=task.epoch)
         cost = Cost(rows=block.num_rows, size_bytes=block.nbytes, cpu_s=0.1, wall_s=0.1)
         made(Block(ref=cast(Any, Ref()), cost=cost))
         columns = wire.decode(block)

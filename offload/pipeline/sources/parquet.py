@@ -25,8 +25,8 @@ from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
 from offload.pipeline.sources.column_types import Types, cast, common_types, types_of
 from offload.pipeline.sources.files import Path, check_text, list_files, open_filesystem, requests_at_once
 from offload.pipeline.sources.read_ahead import ReadAhead
+from offload.pipeline.sources.stretches import Stretches, columns_of
 from offload.pipeline.sources.versions import Seen, seen_files
-from offload.pipeline.wire import Column, decode, stack_lists
 
 _BROKEN = "corrupt or truncated image"
 _FOOTERS = 16  # kept by a process that reads remote files
@@ -180,6 +180,7 @@ class ParquetReader:
         self._held: tuple[_Group, pa.Table] | None = None
         self._ahead: ReadAhead[_Group, pa.Table] | None = None
         self._footers = _Footers()
+        self._stretches = Stretches()
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("fs", "columns", "images", "encoded", "cached", "seen", "types")
@@ -190,13 +191,16 @@ class ParquetReader:
 
     def begin(self, rows: pa.Table, epoch: int) -> None:
         """Begin a task over these index rows."""
+        places, runs = rows.column("row").to_numpy(), list(_runs(rows))
+        # Bytes of images are best taken just before they are decoded.
+        self._stretches = Stretches() if self.images else Stretches((g, places[start:stop]) for start, stop, g in runs)
         if self.cached is not None:
             self.cached.begin(epoch)
         elif isinstance(self.fs, pafs.LocalFileSystem):
             return
         if self._ahead is None:
             self._ahead = ReadAhead(self._read_group, size=lambda table: int(table.nbytes), at_first=_AT_FIRST)
-        groups = [group for _, _, group in _runs(rows)]
+        groups = [group for _, _, group in runs]
         held = self._held[0] if self._held is not None else None
         self._ahead.begin([group for group, _ in itertools.groupby(groups) if group != held])
 
@@ -205,12 +209,8 @@ class ParquetReader:
         pieces = []
         for start, stop, group in _runs(rows):
             at(start)
-            pieces.append(self._row_group(group).take(pa.array(places[start:stop])))
-        # Files may hold their columns in different orders.
-        table = pa.concat_tables(pieces, promote_options="default").combine_chunks()
-        columns: dict[str, Column] = {}
-        for name, column in decode(table, foreign=True).items():
-            columns[name] = stack_lists(name, column) if isinstance(column, list) else column
+            pieces.append(self._stretches.rows(group, places[start:stop], lambda group=group: self._row_group(group)))
+        columns = columns_of(pieces)
         errors: dict[int, str] = {}
         for name in self.images:
             images = []
