@@ -18,7 +18,7 @@ with the rest of their chunk, since only a whole chunk draws the same random num
 def whole_chunks(positions: Ranges, n: int) -> Ranges:
     """Every position below ``n`` in the chunks of these positions."""
     whole = [(start // CHUNK * CHUNK, min(-(-stop // CHUNK) * CHUNK, n)) for start, stop in positions.pairs]
-    return Ranges().union(Ranges(tuple(whole)))
+    return Ranges.of_all([Ranges(tuple(whole))])
 
 
 def untrained(rows: pa.Table) -> np.ndarray[Any, Any]:

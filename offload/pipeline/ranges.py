@@ -21,9 +21,12 @@ class Ranges:
     @classmethod
     def of(cls, ids: Iterable[int] | Ids) -> Ranges:
         """The set of these numbers, in any order, repetitions allowed."""
-        values = np.unique(np.fromiter(ids, np.int64) if not isinstance(ids, np.ndarray) else ids.astype(np.int64))
+        values = ids.astype(np.int64, copy=False) if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int64)
         if values.size == 0:
             return cls()
+        if values[-1] - values[0] == values.size - 1 and np.all(values[1:] > values[:-1]):
+            return cls(((int(values[0]), int(values[-1]) + 1),))  # a run, as most batches are: sorting takes far longer
+        values = np.unique(values)
         breaks = np.flatnonzero(np.diff(values) != 1)
         starts = values[np.concatenate(([0], breaks + 1))]
         stops = values[np.concatenate((breaks, [values.size - 1]))] + 1
@@ -42,15 +45,20 @@ class Ranges:
         """``[[start, stop], ...]``, plain enough for JSON and for ``torch.load(weights_only=True)``."""
         return [[a, b] for a, b in self.pairs]
 
-    def union(self, other: Ranges) -> Ranges:
-        """Everything in either set."""
+    @classmethod
+    def of_all(cls, parts: Iterable[Ranges]) -> Ranges:
+        """Everything in any of these sets."""
         merged: list[tuple[int, int]] = []
-        for start, stop in sorted((*self.pairs, *other.pairs)):
+        for start, stop in sorted(pair for part in parts for pair in part.pairs):
             if merged and start <= merged[-1][1]:
                 merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
             else:
                 merged.append((start, stop))
-        return Ranges(tuple(merged))
+        return cls(tuple(merged))
+
+    def union(self, other: Ranges) -> Ranges:
+        """Everything in either set."""
+        return Ranges.of_all((self, other))
 
     def missing_from(self, n: int) -> Missing:
         """The numbers of ``range(n)`` that are not in the set."""

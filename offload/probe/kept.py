@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import torch
 
+from offload.pipeline.ranges import Ranges
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.cutting import Cut
 from offload.train.worker.delivery import Delivery
@@ -59,7 +59,7 @@ class Rows:
         chosen = [(first + i) % self._count for i in range(size)]
         if self._samples:
             samples = tuple(copy.deepcopy(self._samples[i]) for i in chosen)
-            cut = Cut(samples=samples, ids=tuple(chosen), rows=size, weight=size, positions=np.array(chosen))
+            cut = Cut(samples=samples, ids=tuple(chosen), rows=size, weight=size, positions=Ranges.of(chosen))
             content, event = delivery.deliver(cut)
             delivery.arrived(content, event)
             return content

@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.passes import PassKey
+from offload.pipeline.ranges import Ranges
 from offload.train.worker.agreement import Agreement, Heard
 from offload.train.worker.cutting import Budget, Cut, Cutter, Skipped
 from offload.train.worker.delivery import Delivery
@@ -74,7 +73,7 @@ class LocalBatch:
     all_rows: int
     weight: int
     all_weight: int
-    positions: np.ndarray[Any, Any]
+    positions: Ranges
     skipped: tuple[Skipped, ...]
     own_ready_s: float
     split: BatchSplit
@@ -278,7 +277,7 @@ class Batches:
             all_rows=all_rows,
             weight=weight,
             all_weight=all_weight,
-            positions=cut.positions if cut is not None else np.zeros(0, dtype=np.int64),
+            positions=cut.positions if cut is not None else Ranges(),
             skipped=cut.skipped if cut is not None else (),
             own_ready_s=own_ready_s,
             split=split,

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from offload.pipeline import whole_samples
+from offload.pipeline.ranges import Ranges
 from offload.pipeline.whole_samples import SAMPLES
-from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Array, Columns, join
+from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Cut:
     ids: tuple[int, ...] = ()
     rows: int
     weight: int
-    positions: Array
+    positions: Ranges
     partial: bool = False
     skipped: tuple[Skipped, ...] = ()
 
@@ -62,14 +63,14 @@ class Cut:
                 ids=tuple(self.ids[i] for i in pick),
                 rows=0,
                 weight=0,
-                positions=self.positions[:0],
+                positions=Ranges(),
             )
         # Copies: views would keep their block for the rest of the run.
         piece = {
             n: c[pick] if isinstance(c, np.ndarray) else [c[i] for i in pick]
             for n, c in _joined(self.pieces, rows).items()
         }
-        return Cut(pieces=(piece,), rows=0, weight=0, positions=self.positions[:0])
+        return Cut(pieces=(piece,), rows=0, weight=0, positions=Ranges())
 
     def again(self) -> Cut:
         """The same rows for another batch, whatever a ``collate_fn`` did to their first use."""
@@ -165,7 +166,7 @@ class _ColumnRows:
     def take(self, size: int, skipped: tuple[Skipped, ...]) -> Cut:
         size = min(size, sum(self._counts))
         head, self._pieces, self._counts = _split(self._pieces, self._counts, size)
-        positions = np.concatenate([np.asarray(piece[POSITION]) for piece in head])
+        positions = Ranges.of_all(Ranges.of(np.asarray(piece[POSITION])) for piece in head)
         return Cut(pieces=tuple(head), rows=size, weight=size, positions=positions, skipped=skipped)
 
     def as_entries(self) -> list[_Entry]:
@@ -232,7 +233,7 @@ class _WholeRows:
             ids=tuple(entry.sample_id for entry in head for _ in entry.samples),
             rows=len(samples),
             weight=len(samples) if self._budget is None else tokens,
-            positions=np.array([entry.position for entry in head], np.int64),
+            positions=Ranges.of(entry.position for entry in head),
             skipped=skipped,
         )
 

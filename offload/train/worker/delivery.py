@@ -27,7 +27,8 @@ from offload.train.worker.cutting import Cut
 
 VIEWED_ROW_BYTES = 4096
 _TENSORS = frozenset(
-    [
+    np.dtype(name)
+    for name in [
         "bool",
         "int8",
         "int16",
@@ -71,9 +72,8 @@ class Delivery:
         Raises RunError if samples do not form a batch, or if ``collate_fn`` raises.
         """
         if cut.pieces:
-            joined = self._joined(list(cut.pieces))
-            visible = {name: column for name, column in joined.items() if name not in HIDDEN}
-            return self._moved({name: as_tensor(column) for name, column in visible.items()})
+            visible = [{n: column for n, column in piece.items() if n not in HIDDEN} for piece in cut.pieces]
+            return self._moved({name: as_tensor(column) for name, column in self._joined(visible).items()})
         batch = self._collated(list(cut.samples), cut.ids)
         if type(batch) is dict:
             batch[SAMPLE_ID] = torch.tensor(cut.ids, dtype=torch.int64)
@@ -202,7 +202,7 @@ def _worth_a_view(column: np.ndarray[Any, Any]) -> bool:
 
 
 def _is_numeric(column: object) -> bool:
-    return isinstance(column, np.ndarray) and column.dtype.name in _TENSORS
+    return isinstance(column, np.ndarray) and column.dtype in _TENSORS
 
 
 def as_tensor(column: Any) -> Any:

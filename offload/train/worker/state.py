@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from offload.errors import ConfigError, RunError, argument
@@ -64,7 +63,7 @@ class TrainingState:
         self._order: dict[str, Any] = {"seed": seed, "samples": samples, "source": source}
         self._others: list[Any] = []
         self._sharded = False
-        self._trained: list[np.ndarray[Any, Any]] = []  # positions since the last commit
+        self._trained: list[Ranges] = []  # positions since the last commit
         self._committed_step = 0
         self._stored_model: dict[str, Any] = {}
         self._stored: Training | None = None
@@ -136,7 +135,7 @@ class TrainingState:
             self._restore(self._stored)
         self._try_commit()
 
-    def stepped(self, positions: Sequence[np.ndarray[Any, Any]], rows: int, useful: float) -> None:
+    def stepped(self, positions: Sequence[Ranges], rows: int, useful: float) -> None:
         """Record an optimizer step on these positions of the pass. ``rows``: the samples of all ranks; ``useful``: their worth."""
         self._trained += positions
         progress = self.progress
@@ -158,7 +157,7 @@ class TrainingState:
                 total[name] = total.get(name, 0.0) + value
         return total
 
-    def passed(self, positions: Sequence[np.ndarray[Any, Any]]) -> None:
+    def passed(self, positions: Sequence[Ranges]) -> None:
         """Record positions that were delivered and count as trained, without a step."""
         self._trained += positions
 
@@ -187,7 +186,7 @@ class TrainingState:
 
         Raises RunError if the storage refuses it; without ``wait``, the error ends the run later.
         """
-        mine = Ranges.of(np.concatenate(self._trained)) if self._trained else Ranges()
+        mine = Ranges.of_all(self._trained)
         all_trained = [mine] if self._talk is None else self._talk.gather_objects(mine)
         generators = (
             [checkpoints.rng_state()] if self._talk is None else self._talk.gather_objects(checkpoints.rng_state())

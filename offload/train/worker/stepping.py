@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from offload.errors import RunError
 from offload.measure.steps import StepMeter
 from offload.model.batch_split import BatchSplit
+from offload.pipeline.ranges import Ranges
 from offload.train.worker.batch_scaling import BatchScaling
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.device_memory import DeviceMemory
@@ -77,7 +77,7 @@ class Stepper:
         self._takes_part = False  # samples of this rank count in the global batch
         self._micro_batches = self._rows = 0
         self._kept = self._goal = 0.0
-        self._trained: list[np.ndarray[Any, Any]] = []
+        self._trained: list[Ranges] = []
         self._done: list[_Step] = []  # in this batch
         self._usual: list[_Step] = []  # in the last batch that was not skipped
         self._plain = False  # the loop itself has stepped an optimizer in this batch

@@ -51,7 +51,7 @@ def test_rows_come_once_in_order_and_no_batch_is_needlessly_small(lengths: list[
         pieces.append((columns(start, start + length), length))
         start += length
     cuts = cut_all(Cutter(least=least), pieces, size)
-    positions = [int(p) for cut in cuts for p in cut.positions]
+    positions = [int(p) for cut in cuts for p in cut.positions.numbers()]
     assert positions == list(range(start))
     assert all(cut.rows <= size for cut in cuts)
     assert len(cuts) == -(-start // size), "as many as full batches would be"
@@ -70,11 +70,11 @@ def test_the_samples_of_an_input_stay_together(blocks: list[list[int]], size: in
         start += len(block)
     cuts = cut_all(Cutter(), pieces, size)
     assert [sample for cut in cuts for sample in cut.samples] == wanted
-    trained = [int(p) for cut in cuts for p in cut.positions]
+    trained = [int(p) for cut in cuts for p in cut.positions.numbers()]
     assert len(trained) == len(set(trained)), "each input is trained in one batch"
     made = [len(row) for block in blocks for row in [[0] * m for m in block]]
     assert all(made[p] == 0 for p in set(range(start)) - set(trained)), "what is left out gave no sample"
-    assert all(cut.rows <= size or sum(made[p] > 0 for p in cut.positions.tolist()) == 1 for cut in cuts)
+    assert all(cut.rows <= size or sum(made[p] > 0 for p in cut.positions.numbers().tolist()) == 1 for cut in cuts)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 60))
@@ -92,7 +92,7 @@ def test_skipped_samples_are_told_with_the_batch_after_them() -> None:
     piece = {**columns(0, 4), ERROR: [None, "broken", None, None]}
     (cut,) = cut_all(Cutter(), [(piece, 4)], 10)
     assert [(each.sample_id, each.reason) for each in cut.skipped] == [(1, "broken")]
-    assert cut.positions.tolist() == [0, 2, 3]
+    assert cut.positions.numbers().tolist() == [0, 2, 3]
 
 
 NESTED: dict[str, Any] = {

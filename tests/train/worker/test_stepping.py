@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from offload.errors import RunError
 from offload.measure.steps import Clock, StepMeter
 from offload.model.batch_split import BatchSplit
+from offload.pipeline.ranges import Ranges
 from offload.testing.in_threads import Ranks, Unjoined
 from offload.train.worker.agreement import Heard
 from offload.train.worker.batches import LocalBatch
@@ -67,7 +67,7 @@ class Rank:
                 all_rows=whole,
                 weight=mine,
                 all_weight=whole,
-                positions=np.arange(mine),
+                positions=Ranges(((0, mine),)) if mine else Ranges(),
                 skipped=(),
                 own_ready_s=0.0,
                 split=BatchSplit(workers=self.workers, local_batch_size=ROWS, accum_steps=0),
