@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import selectors
 import sys
 import time
@@ -25,6 +26,14 @@ GPU_HOST, CPU_HOST = "gpu-1", "cpu-1"
 TRAIN_RESOURCE = '{"train_host": 1}'  # as rows/ray_script.py asks for it
 SHM_BYTES = 3 << 30
 LIBRARIES = ("offload", "ray", "torch", "torchvision", "timm", "simplejpeg", "numpy")
+
+# What offload's and Ray's processes do, and how their command lines begin.
+ROLES = {
+    "preprocessing": r"ray::Preprocessor",
+    "worker": r"ray::RayTrainWorker",
+    "hub": r"ray::(Hub|run hub)",
+    "raylets": r"\S*/raylet$",
+}
 
 # One thread per process, since a host has one core. Ray sets the first of these for its tasks in any case.
 ENVIRONMENT = {
@@ -99,6 +108,8 @@ class Measurement:
     """Type and shape of each column of the first batch."""
     label_sum: int
     extra: Mapping[str, float]
+    cpu_us_per_sample_by_role: Mapping[str, float] = field(default_factory=dict)
+    """The CPU time of offload's and Ray's processes in the steady state, by what they do (:data:`ROLES`). The rest has the role "rest"."""
 
 
 def cores() -> tuple[int, int]:
@@ -168,12 +179,12 @@ def run(
 
 @dataclass(frozen=True, kw_only=True)
 class _Mark:
-    """An event of a row: when it happened, and each host's CPU time until then, of all processes and of offload's preprocessing; and the
-    bytes that each host's network device had sent."""
+    """An event of a row: when it happened, and each host's CPU time until then, of all processes and by role; and the bytes that each
+    host's network device had sent."""
 
     at: float
     used: Mapping[str, CpuSeconds]
-    preprocessing_s: Mapping[str, float]
+    by_role_s: Mapping[str, Mapping[str, float]]
     sent_bytes: Mapping[str, int]
 
 
@@ -203,15 +214,15 @@ def _start_helper(row: Row, module: str, host: Host) -> HostProcess:
         return host.popen(command, env=ENVIRONMENT, cwd=ROOT, stdout=log, stderr=log)
 
 
-def _preprocessing_s(host: Host) -> float:
-    """Return the CPU time of the host's preprocessing processes. They live as long as the row's steady state."""
-    spent = 0.0
+def _by_role_s(host: Host) -> dict[str, float]:
+    """Return the CPU time of the host's processes of each role. They live as long as the row's steady state."""
+    spent = dict.fromkeys(ROLES, 0.0)
     for pid in host.pids():
         with contextlib.suppress(psutil.NoSuchProcess):  # other processes come and go
             process = psutil.Process(pid)
-            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::Preprocessor"):
-                times = process.cpu_times()
-                spent += times.user + times.system
+            command, times = " ".join(process.cmdline()[:1]), process.cpu_times()
+            for role, name in ROLES.items():
+                spent[role] += (times.user + times.system) if re.match(name, command) else 0.0
     return spent
 
 
@@ -245,7 +256,7 @@ class _Running:
             self._marks[event] = _Mark(
                 at=time.monotonic(),
                 used={host.name: host.cpu_seconds() for host in self._members},
-                preprocessing_s={host.name: _preprocessing_s(host) for host in self._members},
+                by_role_s={host.name: _by_role_s(host) for host in self._members},
                 sent_bytes={host.name: _sent_bytes(host) for host in self._members},
             )
 
@@ -260,6 +271,12 @@ class _Running:
         begin, end = self._marks[protocol.STEADY_BEGINS], self._marks[protocol.STEADY_ENDS]
         seconds = end.at - begin.at
         used = {name: end.used[name] - begin.used[name] for name in end.used}
+        roles_s = {
+            role: {name: end.by_role_s[name][role] - begin.by_role_s[name][role] for name in end.by_role_s}
+            for role in ROLES
+        }
+        by_role = {role: sum(spent.values()) for role, spent in roles_s.items()}
+        by_role["rest"] = sum(host.total_s for host in used.values()) - sum(by_role.values())
         # CPU seconds per second, divided by samples per second.
         per_sample_ms = 1e3 / seconds / result.samples_per_s
         return Measurement(
@@ -271,9 +288,7 @@ class _Running:
             busy_cores=sum(host.total_s for host in used.values()) / seconds,
             samples_per_s_by_host={self._at.name: result.samples_per_s},
             busy_cores_by_host={name: host.total_s / seconds for name, host in used.items()},
-            preprocessing_cores_by_host={
-                name: (spent - begin.preprocessing_s[name]) / seconds for name, spent in end.preprocessing_s.items()
-            },
+            preprocessing_cores_by_host={name: spent / seconds for name, spent in roles_s["preprocessing"].items()},
             start_to_first_batch_s=result.first_batch_at_s - self._started,
             wire_bytes_per_sample=sum(end.sent_bytes[name] - begin.sent_bytes[name] for name in end.sent_bytes)
             / (seconds * result.samples_per_s),
@@ -281,6 +296,7 @@ class _Running:
             batch=result.batch,
             label_sum=result.label_sum,
             extra={"steady_s": result.steady_s, **result.extra},
+            cpu_us_per_sample_by_role={role: spent * 1e3 * per_sample_ms for role, spent in by_role.items()},
         )
 
     def close(self) -> None:
@@ -329,6 +345,7 @@ def _add_up(parts: Sequence[Measurement]) -> Measurement:
         batch=parts[0].batch,
         label_sum=sum(part.label_sum for part in parts),
         extra=parts[0].extra,
+        cpu_us_per_sample_by_role=parts[0].cpu_us_per_sample_by_role if len(parts) == 1 else {},
     )
 
 

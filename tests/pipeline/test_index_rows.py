@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.index_rows import Runs, rows_at
+from offload.pipeline.calls import CHUNK
+from offload.pipeline.chunks import whole_chunks
+from offload.pipeline.index_rows import Picked, Runs, rows_at
+from offload.pipeline.ranges import Ranges
+from offload.pipeline.shuffling import epoch_permutation
+from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 
 @settings(deadline=None)
@@ -30,3 +37,37 @@ def test_a_task_does_not_carry_the_names_of_all_shards() -> None:
     taken = rows_at(table, np.array([7, 3]))
     assert taken.column("shard").to_pylist() == ["shard-7", "shard-3"]
     assert taken.nbytes < 100
+
+
+@settings(deadline=None, max_examples=30)
+@given(counts=st.lists(st.integers(0, 3000), min_size=1, max_size=5), seed=st.integers(0, 99), grouped=st.booleans())
+def test_long_runs_are_as_the_whole_table_in_any_order(counts: list[int], seed: int, grouped: bool) -> None:
+    runs = Runs(pa.table({"file": [f"f{i}" for i in range(len(counts))]}), np.array(counts))
+    ids = epoch_permutation(len(runs), seed=seed, epoch=0, groups=runs.groups if grouped else None)
+    taken = runs.take(ids)
+    expected = runs.groups.each()[ids]
+    assert taken.column("file").to_pylist() == [f"f{i}" for i in expected.tolist()]
+    assert (taken.column("row").to_numpy() + (np.cumsum(counts) - counts)[expected]).tolist() == ids.tolist()
+
+
+def test_a_task_carries_the_ids_of_its_rows_and_little_more() -> None:
+    runs = Runs(pa.table({"file": ["a/path/as/long/as/those/of/buckets/often/are"] * 8}), np.full(8, 5000))
+    ids = epoch_permutation(len(runs), seed=0, epoch=0, groups=runs.groups)[: 20_000 // CHUNK * CHUNK]
+    positions = Ranges(((0, len(ids)),))
+    picked = Picked.of(runs, ids, positions, positions)
+    assert len(pickle.dumps(picked)) < 1.1 * ids.nbytes + 4096
+    assert picked.table().column("row").to_pylist() == (ids % 5000).tolist()
+
+
+@settings(deadline=None)
+@given(trained=st.sets(st.integers(0, 99)))
+def test_a_task_returns_what_is_wanted_of_its_chunks(trained: set[int]) -> None:
+    runs = Runs(pa.table({"file": ["a", "b"]}), np.array([60, 40]))
+    order = epoch_permutation(100, seed=0, epoch=0)
+    wanted = Ranges.of(trained).missing_from(100).between(0, 100)
+    whole = whole_chunks(wanted, 100)
+    picked = Picked.of(runs, order[whole.numbers()], whole, wanted)
+    rows = picked.returned()
+    assert rows.column(POSITION).to_pylist() == sorted(set(range(100)) - trained)
+    assert rows.column(SAMPLE_ID).to_pylist() == order[wanted.numbers()].tolist()
+    assert {p // CHUNK for p in picked.table().column(POSITION).to_pylist()} == {p // CHUNK for p in wanted.numbers()}

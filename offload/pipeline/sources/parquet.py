@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections import OrderedDict
@@ -209,7 +210,7 @@ class ParquetReader:
         pieces = []
         for start, stop, group in _runs(rows):
             at(start)
-            pieces.append(self._stretches.rows(group, places[start:stop], lambda group=group: self._row_group(group)))
+            pieces.append(self._stretches.rows(group, places[start:stop], functools.partial(self._row_group, group)))
         columns = columns_of(pieces)
         errors: dict[int, str] = {}
         for name in self.images:
