@@ -11,6 +11,7 @@ turn for --repeats rounds, and the result holds medians. A row that cannot run s
 `requests_per_sample` is what the server counted.
 """
 
+import functools
 import json
 import os
 import shlex
@@ -205,8 +206,8 @@ def _peers(place: Path, images: int, folder: Path) -> tuple[dict[str, Callable[[
         except EnvironmentFailed as error:
             lost[f"{title}, S3"] = str(error)
             continue
-        rows[f"{title}, local"] = lambda python=python, name=name: _run(python, name, place, images, "--local")
-        rows[f"{title}, S3"] = lambda python=python, name=name: _run(python, name, place, images)
+        rows[f"{title}, local"] = functools.partial(_run, python, name, place, images, "--local")
+        rows[f"{title}, S3"] = functools.partial(_run, python, name, place, images)
     try:
         python = environments.make("tensorflow", folder.expanduser())
         key = f"s3://{BUCKET}/train"

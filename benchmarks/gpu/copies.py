@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.place import Found, Place, expect
+from offload.pipeline.ranges import Ranges
 from offload.pipeline.wire import Columns
 from offload.train.worker.cutting import Cut
 from offload.train.worker.delivery import Delivery
@@ -26,7 +27,7 @@ def copies(place: Place) -> Found:
     pieces: tuple[Columns, ...] = tuple(
         {"image": block, "sample_id": each} for block, each in zip(blocks, ids, strict=True)
     )
-    cut = Cut(pieces=pieces, rows=rows, weight=rows, positions=np.arange(rows))
+    cut = Cut(pieces=pieces, rows=rows, weight=rows, positions=Ranges(((0, rows),)))
     delivery = Delivery(torch.device(place.device))
     delivered, event = delivery.deliver(cut)
     delivery.arrived(delivered, event)
@@ -60,7 +61,7 @@ def _overlap(pinned: torch.Tensor) -> dict[str, float]:
     """The share of the shorter of copying and computing that is hidden by the longer. The copy is the one of a delivery whose batch
     is in pinned memory."""
     ready = Delivery(torch.device("cuda"), collate_fn=lambda samples: {"image": pinned})
-    one = Cut(samples=(0,), ids=(0,), rows=1, weight=1, positions=np.arange(1))
+    one = Cut(samples=(0,), ids=(0,), rows=1, weight=1, positions=Ranges(((0, 1),)))
     factors = torch.randn(2, 4096, 4096, device="cuda")
 
     def copy() -> None:

@@ -18,7 +18,7 @@ def write(place: common.Place) -> None:
                 writer.write({"image": record["image"]})
 
 
-class Samples(StreamingDataset):
+class Samples(StreamingDataset):  # type: ignore[misc]  # the library lives in an environment of its own
     """The stored records, preprocessed."""
 
     def __getitem__(self, index: Any) -> Any:
