@@ -13,7 +13,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from offload.errors import RunError
@@ -115,7 +115,7 @@ class Feed:
         arrived, homes = current.arrived(rank, reach, under_way), self.homes()
         self.pace.carried(
             {node: size for node, size in arrived.items() if node not in homes},
-            more=bool(self.travelling().keys() - homes),
+            more=any(size > 0 for node, size in self.travelling().items() if node not in homes),
         )
         slices, over = current.take(rank, want, reach, timeout_s)
         self._look()
@@ -204,11 +204,11 @@ class Feed:
 
     def held(self) -> Counter[str]:
         """The bytes of blocks that no worker has taken yet, by node."""
-        return sum((current.held_bytes for current in self._passes.values()), Counter[str]())
+        return _sums(current.held_bytes for current in list(self._passes.values()))
 
     def travelling(self) -> Counter[str]:
         """The bytes that workers have taken and that have not arrived, by node."""
-        return sum((current.travelling for current in tuple(self._passes.values())), Counter[str]())
+        return _sums(current.travelling for current in list(self._passes.values()))
 
     def issued(self, current: Pass) -> None:
         """All blocks of a pass are made or under way: start the next epoch's, for the cores that find no more work in this one."""
@@ -249,3 +249,10 @@ class Feed:
     def _look(self) -> None:
         for engine in self._engines:
             engine.look()
+
+
+def _sums(counts: Iterable[Counter[str]]) -> Counter[str]:
+    sums = Counter[str]()
+    for each in counts:
+        sums.update(each.copy())  # a copy at once: blocks arrive meanwhile
+    return sums

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 TAU_S = 10.0
@@ -78,32 +78,34 @@ class Pace:
         self,
         node: str,
         *,
-        held: Mapping[str, float],
-        travelling: Mapping[str, float],
-        made: Mapping[str, float],
+        held_bytes: float,
+        travelling_bytes: float,
+        made_bytes: float,
+        far_bytes: float,
+        near: Collection[str],
         left_bytes: float,
         near_bytes_per_s: float,
         makes_bytes_per_s: float,
     ) -> Room:
-        """The room for a node's next block, so that links have carried all blocks before the workers' own nodes could make the rest of
-        ``left_bytes``.
+        """The room for a node's next block, so that links have carried all blocks before the workers' own nodes ``near`` could make the
+        rest of ``left_bytes``.
 
-        ``held``: the bytes on each of the other nodes that no worker has taken; ``travelling``: those that a worker has taken and that have
-        not arrived; ``made``: those of tasks under way. ``makes_bytes_per_s``: what the node's cores make. A node of which nothing has
-        arrived is late once it holds something.
+        ``held_bytes``: what no worker has taken of the node's blocks; ``travelling_bytes``: what a worker has taken and has not arrived;
+        ``made_bytes``: what the node's tasks make; ``far_bytes``: the sum of the three for all nodes that are not near.
+        ``makes_bytes_per_s``: what the node's cores make. A node of which nothing has arrived is late once it holds something.
         """
         with self._lock:
             seconds = max(self._seconds, LEAST_S)
-            rates = {each: self._arrived[each] / seconds for each in held if each in self._arrived}
-        own = rates.get(node, 0.0)
+            own = self._arrived.get(node, 0.0) / seconds
+            of_all = (sum(self._arrived.values()) - sum(self._arrived.get(each, 0.0) for each in near)) / seconds
         if not own:
-            return Room(0.0 if held[node] or travelling[node] else math.inf, FIRST_BYTES)
-        if not held[node] and own >= KEEPS_UP * makes_bytes_per_s:
+            return Room(0.0 if held_bytes or travelling_bytes else math.inf, FIRST_BYTES)
+        if not held_bytes and own >= KEEPS_UP * makes_bytes_per_s:
             return ANY  # nothing waits for this link, whose rate nobody knows then: it carries less than it could
-        begun = {each: held[each] + travelling[each] + made[each] for each in held}
         # Of one node, a few blocks tell little. What all links carry together is known sooner.
+        begun_bytes = held_bytes + travelling_bytes + made_bytes
         most = min(
             (left_bytes * rate - here * near_bytes_per_s) / (near_bytes_per_s + rate)
-            for here, rate in ((begun[node], OWN_SLACK * own), (sum(begun.values()), MARGIN * sum(rates.values())))
+            for here, rate in ((begun_bytes, OWN_SLACK * own), (far_bytes, MARGIN * of_all))
         )
         return Room(max(most, 0.0), LINK_S * own)

@@ -6,7 +6,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from offload.errors import RunError
@@ -111,14 +111,19 @@ class PassTasks(ABC):
         """The tasks that a node has not finished yet."""
         return self._tasks_under_way[node]
 
-    def rows_under_way(self, node: str) -> int:
-        """The rows of tasks that a node has not finished yet, about."""
-        return self._rows_under_way[node]
+    def rows_under_way(self) -> Counter[str]:
+        """The rows of tasks that are not finished yet, by node, about."""
+        return self._rows_under_way
 
     def bytes_under_way(self, node: str) -> float:
         """The bytes of blocks that a node has not finished yet, about."""
         rates = self._meter.rates()
         return 0.0 if rates is None else self._rows_under_way[node] * rates.bytes_per_sample
+
+    def bytes_under_way_beyond(self, nodes: Collection[str]) -> float:
+        """The bytes of blocks that all but these nodes have not finished yet, about."""
+        rates, rows = self._meter.rates(), self._rows_under_way
+        return 0.0 if rates is None else (rows.total() - sum(rows[node] for node in nodes)) * rates.bytes_per_sample
 
     def again(self, piece: Slice) -> tuple[Task, Callable[[Block], Slice]]:
         """The task that makes a lost slice's block again, and a function that finds the slice in the new block."""

@@ -114,7 +114,10 @@ class Pass:
         self._homes, self._preprocessing = homes if homes is not None else {}, preprocessing
         self.ordered = ordered or request.batch is not None
         self._lines = [_Line() for _ in range(request.world_size)]
-        self.changed = threading.Condition()
+        # A condition for each rank: of a hundred waiting calls, a block concerns two.
+        self._lock = threading.RLock()
+        self._rank_changed = [threading.Condition(self._lock) for _ in range(request.world_size)]
+        self._room_changed = threading.Condition(self._lock)
         self.finished = self.closed = False
         self.error: OffloadError | None = None
         self.held_bytes: Counter[str] = Counter()  # of blocks that no worker has taken yet, by the node that holds them
@@ -137,7 +140,7 @@ class Pass:
     def put(self, number: int, block: Block) -> None:
         """Add the finished block of the ``number``-th task. The pass delivers blocks in the order of their tasks, unless far ones may be
         overtaken."""
-        with self.changed:
+        with self._lock:
             self.held_bytes[block.node] += block.cost.size_bytes
             self._done[number] = block
             while (ready := self._next()) is not None:
@@ -146,7 +149,6 @@ class Pass:
                 self._delivered += 1
                 near = [rank for rank, home in list(self._homes.items()) if home == ready.node]
                 self._share(self._allotment.add(ready.cost.rows, near))
-            self.changed.notify_all()
 
     def _next(self) -> Block | None:
         """The block to deliver next, taken out of the finished ones; None if there is none."""
@@ -171,27 +173,27 @@ class Pass:
 
     def end(self) -> None:
         """Note that there are no more blocks."""
-        with self.changed:
+        with self._lock:
             self._share(self._allotment.finish())
             self.finished = True
-            self.changed.notify_all()
+            self._wake_all()
 
     def fail(self, error: BaseException) -> None:
         """Preprocessing failed."""
-        with self.changed:
+        with self._lock:
             self.error = self.error or as_user_error(error)
-            self.changed.notify_all()
+            self._wake_all()
 
     def close(self) -> None:
         """Drop the rest of the pass, which nobody wants."""
-        with self.changed:
+        with self._lock:
             self.closed = True
             self._lines = [_Line() for _ in self._lines]
             self._done.clear()
             self._firsts.clear()
             self.held_bytes.clear()
             self.travelling.clear()
-            self.changed.notify_all()
+            self._wake_all()
 
     def suits(self, request: PassRequest) -> bool:
         """Whether this pass, started ahead, is the requested one."""
@@ -203,9 +205,9 @@ class Pass:
 
     def leave(self, rank: int) -> bool:
         """Note that this rank takes no more: for it, the pass is over. Return whether all ranks have left."""
-        with self.changed:
+        with self._lock:
             self._left.add(rank)
-            self.changed.notify_all()
+            self._rank_changed[rank].notify_all()
             return len(self._left) == self.request.world_size
 
     def abandoned(self) -> bool:
@@ -216,8 +218,8 @@ class Pass:
         self, rank: int, want: int, reach: Reach = "any", timeout_s: float | None = None
     ) -> tuple[list[Slice], bool]:
         """See :meth:`Feed.take`."""
-        with self.changed:
-            self.changed.wait_for(
+        with self._lock:
+            self._rank_changed[rank].wait_for(
                 lambda: self._lines[rank].holds(reach) or self._over(rank) or self.error,
                 timeout=TAKE_TIMEOUT_S if timeout_s is None else timeout_s,
             )
@@ -229,13 +231,13 @@ class Pass:
                 self.travelling[each.node] += each.size_bytes
                 self._under_way[rank, reach].append(each)
                 taken.append(each.piece)
-            self.changed.notify_all()
+            self._room_changed.notify_all()
             return taken, not mine.holds(reach) and self._over(rank)
 
     def arrived(self, rank: int, reach: Reach, under_way: int) -> Counter[str]:
         """The bytes of each node that have arrived at a rank since its last request: all but the last ``under_way`` slices."""
         sizes: Counter[str] = Counter()
-        with self.changed:
+        with self._lock:
             line = self._under_way[rank, reach]
             while len(line) > under_way:
                 each = line.popleft()
@@ -245,23 +247,27 @@ class Pass:
 
     def owe(self, rank: int) -> None:
         """Note that a slice of this rank is lost."""
-        with self.changed:
+        with self._lock:
             self._owed[rank] += 1
 
     def repay(self, rank: int, piece: Slice) -> None:
         """Add a lost slice that exists again."""
-        with self.changed:
+        with self._lock:
             self._owed[rank] -= 1
             self._lines[rank].near.append(_Held(piece))
-            self.changed.notify_all()
+            self._rank_changed[rank].notify_all()
+
+    def _wake_all(self) -> None:
+        for changed in (*self._rank_changed, self._room_changed):
+            changed.notify_all()
 
     def _over(self, rank: int) -> bool:
         return self.closed or rank in self._left or (self.finished and not self._owed[rank])
 
     def wait_for_room(self, limit: float) -> bool:
         """Wait until the pass holds less than ``limit`` bytes, or some rank has nothing to take. False: no rank wants more."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.closed or self.held_bytes.total() < limit or self.starving())
+        with self._lock:
+            self._room_changed.wait_for(lambda: self.closed or self.held_bytes.total() < limit or self.starving())
             return not self.closed
 
     def starving(self) -> bool:
@@ -276,6 +282,7 @@ class Pass:
             line, home = self._lines[share.rank], self._homes.get(share.rank)
             far = not self.ordered and home is not None and block.node not in ("", home)
             (line.far if far else line.near).append(_Held(piece, block.node, size))
+            self._rank_changed[share.rank].notify_all()
         newest = max((share.block for share in shares), default=-1)
         for number in [n for n in self._firsts if n < newest]:
             del self._firsts[number]

@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from offload import machine
 from offload.pipeline import recipe as recipes
 from offload.pipeline.cache import accounts
+from offload.pipeline.free_cores import FreeCores
 from offload.pipeline.gather import Scratch
 from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.ordinal import Ordinal, begin, lowest_free
@@ -260,11 +261,13 @@ class Pool:
         self._title = f"{hub.removesuffix(' hub')} preprocessing" if hub else "preprocessing"
         self._recipes: list[PackedRecipe] = []
         self._cores: list[_Core] = []
+        self._free = FreeCores[_Core](IN_FLIGHT)
         for node in nodes:
             self._cores.append(self._new_core(node, planned=len(nodes)))
         self._again: deque[_Given] = deque()
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[threading.Event] = []
+        self._looks = False  # whether the thread's next look is still to come
         self._working: set[str] = set()  # nodes that have made a block
         self._asked = self._begun = 0  # reshapes; each counter has one writing thread
         threading.Thread(target=self._run, daemon=True, name="pool").start()
@@ -275,7 +278,9 @@ class Pool:
 
     def look(self) -> None:
         """Look for work again: there may be new tasks."""
-        self._news.put(None)
+        if not self._looks:  # workers ask hundreds of times a second: one look serves all that waits
+            self._looks = True
+            self._news.put(None)
 
     def reshape(self, nodes: Sequence[str]) -> threading.Event:
         """Run on these nodes from now on, one core for each mention. Return an event that is set once the surplus cores have
@@ -299,7 +304,9 @@ class Pool:
             while True:
                 while (found := self._found()) is not None:
                     self._start(*found)
-                if (news := self._news.get()) is not None:
+                if (news := self._news.get()) is None:
+                    self._looks = False
+                else:
                     news()
         except BaseException as error:  # otherwise, callers that wait for blocks would wait forever
             self._work.failed(error)
@@ -307,13 +314,22 @@ class Pool:
 
     def _new_core(self, node: str, replaced: int = 0, planned: int = 0) -> _Core:
         me = lowest_free({core.number for core in self._cores}, max(planned, len(self._cores) + 1))
-        actor = self._actor.options(
-            **self._options, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(self._work.run, me, self._title)
-        core = _Core(node=node, actor=actor, number=me.number, replaced=replaced)
+        core = _Core(node=node, actor=self._new_actor(node, me), number=me.number, replaced=replaced)
         for recipe in self._recipes:
             self._warm(core, recipe)
         return core
+
+    def _new_actor(self, node: str, me: Ordinal) -> Any:
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        return self._actor.options(**self._options, scheduling_strategy=where).remote(self._work.run, me, self._title)
+
+    def _forget(self, core: _Core) -> None:
+        core.dead = True
+        self._cores.remove(core)
+        self._place(core)
+
+    def _kill(self, core: _Core) -> None:
+        ray.kill(core.actor)
 
     def _warm_all(self, recipe: PackedRecipe) -> None:
         self._recipes.append(recipe)
@@ -331,21 +347,26 @@ class Pool:
         else:
             # A failing set-up of a transform raises here, and again in the first task, which reports it to the user.
             core.ready = True
+            self._place(core)
 
     def _found(self) -> tuple[_Core, _Given] | None:
         """A task and the core that should run it; None without a task, or if all cores have enough to do.
 
         Cores without a process get no tasks: others might wait for the blocks.
         """
-        able = [core for core in self._cores if core.ready and not core.leaving and len(core.given) < IN_FLIGHT]
-        while able:
-            core = min(able, key=lambda core: len(core.given))
+        refused = set[str]()  # these nodes have no room, but another may have some
+        while (core := self._free.first(refused)) is not None:
             if (given := self._next(core.node)) is not None:
                 return core, given
-            able = [
-                other for other in able if other.node != core.node
-            ]  # this one has no room, but another may have some
+            refused.add(core.node)
         return None
+
+    def _place(self, core: _Core) -> None:
+        """Note whether a core may take a task, and how many it has."""
+        if core.ready and not core.leaving and not core.dead:
+            self._free.put(core, core.node, len(core.given))
+        else:
+            self._free.remove(core)
 
     def _next(self, node: str) -> _Given | None:
         if self._again:
@@ -355,6 +376,7 @@ class Pool:
 
     def _start(self, core: _Core, given: _Given) -> None:
         core.given.add(given)
+        self._place(core)
         task = given.task
         ref, cost = core.actor.process.options(num_returns=2).remote(task.rows, task.recipe, task.epoch)
         # Not ray.wait in a loop: it would wake ten times a second for nothing, on a core that has samples to make.
@@ -362,6 +384,7 @@ class Pool:
 
     def _finished(self, core: _Core, given: _Given, ref: Any, cost: Future[Cost]) -> None:
         core.given.discard(given)
+        self._place(core)
         if given.abandoned:
             return
         error = cost.exception()
@@ -382,8 +405,7 @@ class Pool:
     def _died(self, core: _Core, error: BaseException) -> None:
         if core.dead:
             return
-        core.dead = True
-        self._cores.remove(core)
+        self._forget(core)
         self._work.lost(core.node, error)
         gone = isinstance(error, NODE_GONE)
         if not core.leaving and not gone and core.replaced < REPLACEMENTS:
@@ -400,9 +422,8 @@ class Pool:
                 continue
             for given in stuck:
                 given.abandoned = True
-            core.dead = True
-            self._cores.remove(core)
-            ray.kill(core.actor)  # its other task fails, and another process runs it again
+            self._forget(core)
+            self._kill(core)  # its other task fails, and another process runs it again
             if not core.leaving:
                 self._cores.append(self._new_core(core.node, core.replaced))
             self._tell_free()
@@ -414,6 +435,7 @@ class Pool:
             surplus = max(len(here) - wanted[node], 0)
             for core in here[:surplus]:
                 core.leaving = True
+                self._place(core)
                 self._let_go(core)
             for _ in range(wanted[node] - len(here)):
                 self._cores.append(self._new_core(node, planned=wanted.total()))
@@ -424,9 +446,8 @@ class Pool:
 
     def _let_go(self, core: _Core) -> None:
         if core.leaving and not core.given and not core.dead:
-            core.dead = True
-            self._cores.remove(core)
-            ray.kill(core.actor)
+            self._forget(core)
+            self._kill(core)
             self._tell_free()
 
     def _tell_free(self) -> None:

@@ -312,3 +312,64 @@ def test_a_rank_that_leaves_stops_waiting_at_once(make: Callable[..., Feed], mon
     threading.Thread(target=lambda: answers.put(feed.take(key(), 0, 1, "far")), daemon=True).start()
     feed.leave(key(), 0)
     assert answers.get(timeout=300) == ([], True)
+
+
+def _block_comes(feed: Feed) -> Any:
+    for _ in range(2):  # one of two ranks gets the first block
+        task, done = start(feed)
+        done(block(task))
+    return None
+
+
+def _pass_ends(feed: Feed) -> Any:
+    feed.take(key(), 1, 99, timeout_s=0.0)
+    work_all(feed)
+    return None
+
+
+def _preprocessing_fails(feed: Feed) -> Any:
+    feed.failed(RunError("no cores"))
+    return RunError
+
+
+def _new_group_begins(feed: Feed) -> Any:
+    feed.begin(2)
+    return None
+
+
+@pytest.mark.parametrize("happens", [_block_comes, _pass_ends, _preprocessing_fails, _new_group_begins])
+def test_a_waiting_rank_hears_of_all_that_ends_its_wait(
+    make: Callable[..., Feed], happens: Callable[[Feed], Any]
+) -> None:
+    feed = make()
+    feed.begin(1)
+    for rank in (0, 1):
+        feed.open(key(), request(2), rank)
+    answers: queue.Queue[Any] = queue.Queue()
+
+    def take() -> None:
+        try:
+            answers.put(feed.take(key(), 0, 1, timeout_s=600.0))
+        except RunError as error:
+            answers.put(type(error))
+
+    threading.Thread(target=take, daemon=True).start()
+    expected = happens(feed)
+    answer = answers.get(timeout=300)
+    assert answer == expected if expected else answer[0] or answer[1]
+
+
+def test_a_rank_that_waits_for_a_lost_block_gets_it_when_it_is_made_again(make: Callable[..., Feed]) -> None:
+    feed = make()
+    feed.open(key(), request(), 0)
+    work_all(feed)
+    slices, over = feed.take(key(), 0, 999)
+    assert over
+    feed.again(key(), 0, slices[0])
+    answers: queue.Queue[Any] = queue.Queue()
+    threading.Thread(target=lambda: answers.put(feed.take(key(), 0, 1, timeout_s=600.0)), daemon=True).start()
+    task, done = start(feed)
+    done(block(task))
+    (again,), over = answers.get(timeout=300)
+    assert over
+    assert again[1:] == slices[0][1:]

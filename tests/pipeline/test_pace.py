@@ -42,9 +42,11 @@ def room(
 ) -> Room:
     return pace.room(
         node,
-        held={node: here - made - travelling, "other": others},
-        travelling={node: travelling, "other": 0.0},
-        made={node: made, "other": 0.0},
+        held_bytes=here - made - travelling,
+        travelling_bytes=travelling,
+        made_bytes=made,
+        far_bytes=here + others,
+        near=("near",),
         left_bytes=left,
         near_bytes_per_s=near,
         makes_bytes_per_s=makes,

@@ -91,10 +91,13 @@ class PoolEngine:
         with self._feed.lock:
             if self._redo:
                 return self._redo.popleft()
-            room = self._has_room(node)
-            for current, tasks in list(self._passes.values()):
-                if tasks.exhausted() or current.closed or current.error is not None:
-                    continue
+            current_passes = [
+                (current, tasks)
+                for current, tasks in list(self._passes.values())
+                if not (tasks.exhausted() or current.closed or current.error is not None)
+            ]
+            room = bool(current_passes) and self._has_room(node)
+            for current, tasks in current_passes:
                 # Exceed the limit only if the pass starves and none of its tasks is running. Otherwise, workers may be waiting
                 # for the running task, and all other cores would fill the store behind one slow task.
                 if current.starving() and not tasks.under_way():
@@ -140,18 +143,19 @@ class PoolEngine:
         size, held, travelling = rates.bytes_per_sample, feed.held(), feed.travelling()
         # In an ordered pass, a block is due once the workers have what comes before it, not at the end.
         weight = ORDERED_WEIGHT if current.ordered else 1.0
-        others = (cores.keys() | {node}) - homes  # a core that is leaving may ask once more
         of_passes = [each for _, each in self._passes.values()]
+        # Every core of a large cluster may ask at once: sums of all nodes, less the few near ones.
+        near_held, near_travelling = (sum(of[home] for home in homes) for of in (held, travelling))
+        far_made = sum(each.bytes_under_way_beyond(homes) for each in of_passes)
+        rows = tasks.rows_under_way()
         return feed.pace.room(
             node,
-            held={other: held[other] for other in others},
-            travelling={other: travelling[other] for other in others},
-            made={other: weight * sum(each.bytes_under_way(other) for each in of_passes) for other in others},
-            left_bytes=(
-                sum(held[home] + tasks.rows_under_way(home) * size for home in homes)
-                if current.ordered
-                else tasks.left() * size
-            ),
+            held_bytes=held[node],
+            travelling_bytes=travelling[node],
+            made_bytes=weight * sum(each.bytes_under_way(node) for each in of_passes),
+            far_bytes=held.total() - near_held + travelling.total() - near_travelling + weight * far_made,
+            near=homes,
+            left_bytes=near_held + sum(rows[home] for home in homes) * size if current.ordered else tasks.left() * size,
             near_bytes_per_s=near_samples_per_s * size,
             makes_bytes_per_s=meter.samples_per_s([node]) * size,
         )
