@@ -1,0 +1,85 @@
+"""What one hub can do: CPU time of a block, blocks and samples a second, memory and start, by the numbers of cores and workers.
+
+    python benchmarks/scale.py [--repeats 3] [-o benchmarks/results/scale.json]
+
+A case's name is its kind, its cores and its workers.
+
+* ``alone``: the feed's own code without Ray, on cores that answer at once.
+* ``stood``: the whole hub on a local Ray. Its cores sleep instead of working, and its workers fetch and count. A thousand processes do
+  not fit a small machine: one stands for 125 cores, and another for the workers of a node.
+* ``real``: the same, with a process for each core.
+
+Nodes are names: 16 cores and, on the first ones, 8 workers each.
+"""
+
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
+from benchmarks import side_by_side
+
+CASES = (
+    "alone-64-1", "alone-250-8", "alone-500-8", "alone-1000-1", "alone-1000-8", "alone-1000-64", "real-64-1", "stood-64-1",
+    "real-128-8", "stood-128-8", "stood-250-8", "stood-500-8", "stood-1000-8", "stood-1000-64",
+)  # fmt: skip
+BLOCKS = 2000  # of a case without Ray
+
+
+@click.command(help=__doc__)
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--seconds", default=30.0, show_default=True, help="The measured time of each case on Ray.")
+@click.option("--case", "chosen", multiple=True, help="Only these cases, such as stood-1000-64.  [default: all]")
+@click.option("--measure", is_flag=True, hidden=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
+def main(repeats: int, seconds: float, chosen: tuple[str, ...], measure: bool, output: Path | None) -> None:
+    if measure:
+        print(json.dumps(_measured(chosen[0], seconds)))
+        return
+    names = chosen or CASES
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for _ in range(repeats):
+        for name in names:
+            command = [sys.executable, __file__, "--measure", "--case", name, "--seconds", str(seconds)]
+            env = {**os.environ, **side_by_side.ENVIRONMENT}
+            ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
+            found[name].append(json.loads(ran.stdout.splitlines()[-1]))
+            print(name, json.dumps(found[name][-1]), file=sys.stderr, flush=True)
+    medians = {
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in found.items()
+    }
+    if output is not None:
+        document = {
+            "benchmark": "scale",
+            "medians": medians,
+            "repeats": found,
+            "command": shlex.join(["python", "benchmarks/scale.py", *sys.argv[1:]]),
+            "machine": side_by_side.machine(),
+            "versions": side_by_side.versions(),
+        }
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    for name, each in medians.items():
+        print(name, ", ".join(f"{key} {value:,.4g}" for key, value in each.items()))
+
+
+def _measured(case: str, seconds: float) -> dict[str, float]:
+    kind, cores, workers = case.split("-")
+    if kind == "alone":
+        from benchmarks import hub_alone
+
+        return hub_alone.measured(int(cores), int(workers), BLOCKS)
+    from benchmarks import hub_on_ray
+
+    return hub_on_ray.measured("real" if kind == "real" else "stood", int(cores), int(workers), seconds)
+
+
+if __name__ == "__main__":
+    main()
