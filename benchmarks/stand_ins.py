@@ -23,6 +23,7 @@ import ray
 from offload.measure.steps import Totals
 from offload.pipeline import wire
 from offload.pipeline.feed import Feed
+from offload.pipeline.index_rows import as_table
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.pool import Cost, PackedRecipe, Pool, Preprocessor
 from offload.pipeline.streams import Cores, Stream
@@ -35,7 +36,7 @@ from offload.train.worker.feed_client import HubFeed
 from offload.train.worker.fetching import Fetcher
 
 SAMPLE_S = 0.025  # of a core
-SAMPLE_BYTES = 4096  # so that blocks of a second are too large to travel inside of messages
+BLOCK_BYTES = 128 << 10  # too large to travel inside of messages, and small: one machine copies the blocks of all cores
 SPREAD = 0.1  # tasks of equal rows take this much longer or shorter
 CORES_PER_NODE, RANKS_PER_NODE = 16, 8
 PUSH_S = 2.0
@@ -59,9 +60,10 @@ class Sleeper:
         time.sleep(rows.num_rows * SAMPLE_S * self._random.uniform(1 - SPREAD, 1 + SPREAD))
         ended = time.time()
         self._slept.append((began, ended))
-        positions = rows.column(POSITION).to_numpy()
-        content = np.zeros((len(positions), SAMPLE_BYTES), np.uint8)
-        block = wire.encode({"x": content, POSITION: positions, SAMPLE_ID: rows.column(SAMPLE_ID).to_numpy()})
+        table = as_table(rows)
+        positions = table.column(POSITION).to_numpy()
+        content = np.zeros((len(positions), BLOCK_BYTES // max(len(positions), 1)), np.uint8)
+        block = wire.encode({"x": content, POSITION: positions, SAMPLE_ID: table.column(SAMPLE_ID).to_numpy()})
         return block, Cost(rows=block.num_rows, size_bytes=block.nbytes, cpu_s=ended - began, wall_s=ended - began)
 
     def slept_s(self, since: float, until: float) -> float:
@@ -202,6 +204,7 @@ class Ranks:
         self._positions: list[Any] = []
         self._pieces = 0
         self._ended = threading.Event()
+        self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
 
     def begin(self, key: PassKey, request: PassRequest) -> None:
@@ -217,7 +220,9 @@ class Ranks:
             thread.start()
 
     def counts(self) -> tuple[dict[int, int], dict[int, float], int]:
-        """The rows of each rank so far, when its first ones came, and the number of all pieces."""
+        """The rows of each rank so far, when its first ones came, and the number of all pieces. Raises the error of a rank."""
+        if self._error is not None:
+            raise self._error
         return dict(self._rows), dict(self._first), self._pieces
 
     def join(self) -> Any:
@@ -227,6 +232,8 @@ class Ranks:
         self._ended.set()
         for thread in self._threads:
             thread.join()
+        if self._error is not None:
+            raise self._error
         return np.concatenate(self._positions) if self._positions else np.zeros(0, np.int64)
 
     def leave(self) -> None:
@@ -234,6 +241,12 @@ class Ranks:
         self._ended.set()
 
     def _take(self, key: PassKey, request: PassRequest, rank: int) -> None:
+        try:
+            self._take_all(key, request, rank)
+        except BaseException as error:  # nobody else would hear of it
+            self._error = error
+
+    def _take_all(self, key: PassKey, request: PassRequest, rank: int) -> None:
         self._hub.open(key, request, rank, self._node)
         feed = HubFeed(self._hub)
         fetcher = Fetcher(feed, key, rank, ordered=False)
