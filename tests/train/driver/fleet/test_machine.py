@@ -141,8 +141,9 @@ def test_a_run_that_waits_for_a_node_goes_on_asking_and_one_that_trains_asks_aga
 
 def test_dollars_count_the_cores_that_more_workers_would_need() -> None:
     run = Run(GPU, CPU, usd_per_hour={"ml.A10G": 1.4, "ml.c5.2xlarge": 0.4}, cores=(1, 100))
+    run.conductor.handle(CoresWanted(cores=11))
     one, two = run.fleet.options()
-    assert one.elastic and two.elastic, "the decision chooses the cores"
+    assert (one.elastic, two.elastic) == (True, True), "the decision chooses the cores"
     assert one.usd_with(11) == pytest.approx(1.4 + 8 * 0.05), "3 of 11 cores are on the worker's node"
     assert two.usd_with(22) == pytest.approx(2 * 1.4 + 16 * 0.05)
     assert one.usd_with(2) == pytest.approx(1.4), "a node's own cores cost nothing beside its workers"
