@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -243,11 +243,11 @@ def _oracle(device: float, core: float, cap: float) -> tuple[int, float]:
     return min(options, key=lambda option: (GPU_USD + CORE_USD * option[0]) / option[1])
 
 
-def table(worlds: int, *, priced: bool) -> list[dict[str, Any]]:
-    """A row for each kind and rule, over so many random worlds."""
+def table(seeds: Sequence[int], *, priced: bool) -> list[dict[str, Any]]:
+    """A row for each kind and rule, over the random worlds of these seeds."""
     rows = []
     for kind, name in itertools.product(KINDS, RULES):
-        found = [run(world(kind, seed), RULES[name](), seed, priced=priced) for seed in range(worlds)]
+        found = [run(world(kind, seed), RULES[name](), seed, priced=priced) for seed in seeds]
         usd, changes, late = zip(*found, strict=True)
         rows.append(
             {

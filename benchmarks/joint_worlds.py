@@ -10,7 +10,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -270,12 +270,12 @@ def _interval(
     return shown, shown.samples_per_s * efficiency
 
 
-def table(worlds: int) -> list[dict[str, Any]]:
-    """A row for each objective, kind and rule, over so many random worlds."""
+def table(seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each objective, kind and rule, over the random worlds of these seeds."""
     rows = []
     objectives: tuple[Objective, ...] = ("cost", "time")
     for objective, kind, name in itertools.product(objectives, KINDS, RULES):
-        found = [run(world(kind, seed), RULES[name](), objective, seed) for seed in range(worlds)]
+        found = [run(world(kind, seed), RULES[name](), objective, seed) for seed in seeds]
         over, resizes, batches, cores = zip(*found, strict=True)
         rows.append(
             {

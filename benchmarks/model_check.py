@@ -102,9 +102,9 @@ SEVERAL_HOSTS = [
 ]
 
 
-PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
-    "cores": lambda worlds: decision_worlds.table(worlds, priced=False),
-    "priced cores": lambda worlds: decision_worlds.table(worlds, priced=True),
+PARTS: dict[str, Callable[[Sequence[int]], list[dict[str, Any]]]] = {
+    "cores": lambda seeds: decision_worlds.table(seeds, priced=False),
+    "priced cores": lambda seeds: decision_worlds.table(seeds, priced=True),
     "batches": batch_worlds.table,
     "all three": joint_worlds.table,
 }
@@ -209,6 +209,12 @@ def _gbps(case: Link) -> float:
 @main.command()
 @click.option("--worlds", default=40, show_default=True, type=click.IntRange(min=1), help="Random worlds of each kind.")
 @click.option(
+    "--first-seed",
+    default=0,
+    show_default=True,
+    help="Of the worlds. The constants of the rules were chosen on 0 to 39.",
+)
+@click.option(
     "--part",
     "parts",
     multiple=True,
@@ -216,11 +222,11 @@ def _gbps(case: Link) -> float:
     help="Only this table; may repeat. Others stay in the result.",
 )
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
-def decisions(worlds: int, parts: Sequence[str], output: Path | None) -> None:
+def decisions(worlds: int, first_seed: int, parts: Sequence[str], output: Path | None) -> None:
     """Cores, batches, and both with workers: dollars, time and changes of several rules, beside an oracle."""
     result: dict[str, Any] = json.loads(output.read_text()) if parts and output is not None and output.exists() else {}
     for part in parts or PARTS:
-        rows = PARTS[part](worlds)
+        rows = PARTS[part](range(first_seed, first_seed + worlds))
         for row in rows:
             click.echo(f"{part}: " + ", ".join(f"{name} {value}" for name, value in row.items()))
         result[part] = {"command": shlex.join(["python", *sys.argv]), "worlds": worlds, "rows": rows}
