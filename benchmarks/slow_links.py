@@ -19,37 +19,33 @@ ROOT = Path(__file__).resolve().parent.parent
 GPU_HOST, CPU_HOST = "gpu-1", "cpu-1"
 PAYLOAD = 0.95  # of a link's bits: the rest is headers of Ethernet, IP and TCP
 BATCH = 20
-WARM_SHARE = 0.3  # of the samples, before the rate counts
-RECENT_S, DRAINED = (
-    1.0,
-    1.3,
-)  # the worker has trained what cores made while it was starting: it is at most so much faster than predicted
+WARM_SHARE = 0.5
+"""Of the samples, before the rate counts: cores make samples for seconds while the worker starts, and it trains these at once."""
+STEADY_SHARE = 0.9
+"""Of the samples, up to which the steady rate counts. As many bytes are then under way at both ends of the time."""
 
 SCRIPT = """
 import json, sys, time
 import numpy as np, ray, ray.train, torch
 import offload
-from benchmarks.slow_links import BATCH, DRAINED, RECENT_S, WARM_SHARE, Sleeping
+from benchmarks.slow_links import BATCH, STEADY_SHARE, WARM_SHARE, Sleeping
 
-folder, seconds, size_bytes, samples, expected, deterministic = sys.argv[1:]
+folder, seconds, size_bytes, samples, deterministic = sys.argv[1:]
 dataset = Sleeping(int(samples), float(seconds), int(size_bytes))
 
 def train(ctx):
     ctx.prepare(torch.nn.Linear(1, 1))
-    seen, began, recent = 0, None, (time.monotonic(), 0)
+    seen, marks, n = 0, [], len(dataset)
     for _ in ctx.epochs(1):
         for batch in ctx.batches("train"):
             ctx.backward(torch.zeros((), requires_grad=True))
             ctx.step()
             seen += len(batch["x"])
-            now = time.monotonic()
-            if began is None and now - recent[0] >= RECENT_S:
-                slow = (seen - recent[1]) / (now - recent[0]) < DRAINED * float(expected)
-                began = (now, seen) if slow and seen >= WARM_SHARE * len(dataset) else None
-                recent = now, seen
-    if began is None:
-        raise RuntimeError("the run was too short: it ended with what cores made while the worker was starting")
-    ctx.report(samples_per_s=(seen - began[1]) / (time.monotonic() - began[0]))
+            if len(marks) < 2 and seen >= (WARM_SHARE, STEADY_SHARE)[len(marks)] * n:
+                marks.append((time.monotonic(), seen))
+    marks.append((time.monotonic(), seen))
+    rates = [(b[1] - marks[0][1]) / (b[0] - marks[0][0]) for b in marks[1:]]
+    ctx.report(steady_samples_per_s=rates[0], samples_per_s=rates[1])
 
 ray.init(log_to_driver=False)
 result = offload.Trainer(
@@ -94,8 +90,15 @@ def core_seconds(seconds: float) -> float:
     return (time.perf_counter() - began) / 100
 
 
-def measure(link: Link, samples: int, expected: float, *, deterministic: bool = False) -> float:
-    """The samples/s of a run over so many samples, of which ``expected`` a second are predicted.
+class Rates(NamedTuple):
+    """Samples/s of a run: before its last blocks travel, and to its end."""
+
+    steady: float
+    to_the_end: float
+
+
+def measure(link: Link, samples: int, *, deterministic: bool = False) -> Rates:
+    """The rates of a run over so many samples.
 
     Raises RuntimeError with the end of its output if it fails.
     """
@@ -104,7 +107,7 @@ def measure(link: Link, samples: int, expected: float, *, deterministic: bool = 
         specs[CPU_HOST] = HostSpec(shm_bytes=2 << 30, mbit_per_s=link.mbit_per_s)
     cpus = {GPU_HOST: link.near_cores + 1, CPU_HOST: link.far_cores}
     env = {"PYTHONPATH": str(ROOT), "RAY_TRAIN_ENABLE_STATE_TRACKING": "0"}
-    arguments = (link.seconds, link.size_bytes, samples, expected, "yes" if deterministic else "no")
+    arguments = (link.seconds, link.size_bytes, samples, "yes" if deterministic else "no")
     with tempfile.TemporaryDirectory() as folder, Hosts(specs) as hosts:
         hosts.start_ray(
             head=GPU_HOST,
@@ -120,4 +123,4 @@ def measure(link: Link, samples: int, expected: float, *, deterministic: bool = 
     found = json.loads(ran.stdout.strip().splitlines()[-1])
     if found["cores"] != link.near_cores + link.far_cores:
         raise RuntimeError(f"{found['cores']} cores preprocessed, of {link.near_cores + link.far_cores}")
-    return float(found["samples_per_s"])
+    return Rates(float(found["steady_samples_per_s"]), float(found["samples_per_s"]))
