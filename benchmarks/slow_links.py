@@ -19,8 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 GPU_HOST, CPU_HOST = "gpu-1", "cpu-1"
 PAYLOAD = 0.95  # of a link's bits: the rest is headers of Ethernet, IP and TCP
 BATCH = 20
-WARM_SHARE = 0.5
-"""Of the samples, before the rate counts: cores make samples for seconds while the worker starts, and it trains these at once."""
+WARM_SHARE = 0.3
+"""Of the samples, before the rate counts."""
+DRAINED_S = 1.0
+"""Seconds; the newest sample of a batch is younger once the worker has trained what cores made while it was starting."""
 STEADY_SHARE = 0.9
 """Of the samples, up to which the steady rate counts. As many bytes are then under way at both ends of the time."""
 
@@ -28,7 +30,7 @@ SCRIPT = """
 import json, sys, time
 import numpy as np, ray, ray.train, torch
 import offload
-from benchmarks.slow_links import BATCH, STEADY_SHARE, WARM_SHARE, Sleeping
+from benchmarks.slow_links import BATCH, DRAINED_S, STEADY_SHARE, WARM_SHARE, Sleeping
 
 folder, seconds, size_bytes, samples, deterministic = sys.argv[1:]
 dataset = Sleeping(int(samples), float(seconds), int(size_bytes))
@@ -41,8 +43,11 @@ def train(ctx):
             ctx.backward(torch.zeros((), requires_grad=True))
             ctx.step()
             seen += len(batch["x"])
-            if len(marks) < 2 and seen >= (WARM_SHARE, STEADY_SHARE)[len(marks)] * n:
+            drained = bool(marks) or time.time() - float(batch["made"].max()) < DRAINED_S
+            if len(marks) < 2 and drained and seen >= (WARM_SHARE, STEADY_SHARE)[len(marks)] * n:
                 marks.append((time.monotonic(), seen))
+    if len(marks) < 2:
+        raise RuntimeError("the run was too short: nearly all of it trained what cores made while the worker was starting")
     marks.append((time.monotonic(), seen))
     rates = [(b[1] - marks[0][1]) / (b[0] - marks[0][0]) for b in marks[1:]]
     ctx.report(steady_samples_per_s=rates[0], samples_per_s=rates[1])
@@ -78,7 +83,7 @@ class Sleeping:
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
         time.sleep(self.seconds)
-        return {"x": np.full(self.size_bytes, i % 251, dtype=np.uint8)}
+        return {"x": np.full(self.size_bytes, i % 251, dtype=np.uint8), "made": np.float64(time.time())}
 
 
 def core_seconds(seconds: float) -> float:
