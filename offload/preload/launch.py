@@ -45,12 +45,29 @@ def driver_path(key: str) -> str:
 
 
 def _handed_to_drivers(key: str, also: str, command: list[str]) -> bool:
-    """Return whether the driver's server took this process over; False if there is none."""
-    connection = _connect(driver_path(key))
-    if connection is None:
-        return False
+    """Return whether the driver's server took this process over; False if there is none. Waits for one that does not listen yet."""
+    path, deadline = driver_path(key), time.monotonic() + WAIT_S
+    while (connection := _connect(path)) is None:
+        if not _lives(path) or time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
     with connection:
         return _ask(connection, command, also)
+
+
+def _lives(path: str) -> bool:
+    """Whether a server with this socket lives: it holds the lock."""
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def socket_path(key: str, raylet: int) -> str:
