@@ -83,7 +83,7 @@ class Sleeping:
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
         time.sleep(self.seconds)
-        return {"x": np.full(self.size_bytes, i % 251, dtype=np.uint8), "made": np.float64(time.time())}
+        return {"x": np.full(self.size_bytes, i % 251, dtype=np.uint8), "made": np.array(time.time())}
 
 
 def core_seconds(seconds: float) -> float:
