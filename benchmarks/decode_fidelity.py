@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 import offload
 from benchmarks import side_by_side
-from offload.cli.demo import _model
+from offload.cli.demo import small_resnet
 from offload.demo_data import make_demo_data
 from offload.pipeline import turbojpeg, wire
 from offload.pipeline.recipe import process
@@ -190,7 +190,7 @@ def _accuracy(folder: Path, seeds: int, images: int, epochs: int) -> dict[str, A
 
 def _train(train: _Samples, val: _Samples, seed: int, epochs: int) -> float:
     torch.manual_seed(seed)
-    model = _model(classes=10)
+    model = small_resnet(classes=10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     steps = epochs * -(-len(train) // BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps)

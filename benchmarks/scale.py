@@ -14,6 +14,7 @@ Nodes are names: 16 cores and, on the first ones, 8 workers each.
 
 import json
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -34,10 +35,23 @@ CASES = (
 BLOCKS = 2000  # of a case without Ray
 
 
+def _checked(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not re.fullmatch(r"(alone|stood|real)-[1-9]\d*-[1-9]\d*", name):
+            raise click.BadParameter(f"{name!r} is no case. Give kind, cores and workers, such as stood-1000-64.")
+    return names
+
+
 @click.command(help=__doc__)
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--seconds", default=30.0, show_default=True, help="The measured time of each case on Ray.")
-@click.option("--case", "chosen", multiple=True, help="Only these cases, such as stood-1000-64.  [default: all]")
+@click.option(
+    "--case",
+    "chosen",
+    multiple=True,
+    callback=_checked,
+    help="Only these cases, such as stood-1000-64.  [default: all]",
+)
 @click.option("--measure", is_flag=True, hidden=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 def main(repeats: int, seconds: float, chosen: tuple[str, ...], measure: bool, output: Path | None) -> None:

@@ -86,7 +86,7 @@ def training_step(device: Any) -> Callable[[Any, Any], None]:
     import torch
     from torch.nn.functional import cross_entropy
 
-    model = _model(classes=10).to(device)
+    model = small_resnet(classes=10).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
 
     def step(images: Any, labels: Any) -> None:
@@ -99,7 +99,8 @@ def training_step(device: Any) -> Callable[[Any, Any], None]:
     return step
 
 
-def _model(classes: int) -> Any:
+def small_resnet(classes: int) -> Any:
+    """The demo's model, a ResNet of ten layers."""
     import timm
 
     # zero_init_last initialises each residual block as an identity: good for hundreds of epochs, slow for a few.
@@ -111,7 +112,7 @@ def train(ctx: offload.Context) -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    model = _model(ctx.config["classes"])
+    model = small_resnet(ctx.config["classes"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=ctx.config["steps"] + 1)
     model, optimizer, schedule = ctx.prepare(model, optimizer, schedule)

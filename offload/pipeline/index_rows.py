@@ -48,13 +48,13 @@ class Runs:
 
     def take(self, ids: Numbers) -> pa.Table:
         """The index rows of these samples, in this order. The columns of runs are dictionaries."""
-        return self.stretches(ids).rows(ids)
+        return self.taken_runs(ids).rows(ids)
 
-    def stretches(self, ids: Numbers) -> Stretches:
+    def taken_runs(self, ids: Numbers) -> TakenRuns:
         """The runs of these samples."""
         run, lengths = self._runs_of(ids)
         visited, which = np.unique(run, return_inverse=True)
-        return Stretches(
+        return TakenRuns(
             table=self.table.take(pa.array(visited)).combine_chunks(),
             first=self._stops[visited] - self.counts[visited],
             which=which.astype(np.int32),
@@ -87,13 +87,13 @@ class Runs:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Stretches:
+class TakenRuns:
     """The runs of some samples, in the order of the samples: stretch ``i`` holds ``lengths[i]`` samples of run ``which[i]``.
 
     Args:
         table: a row for each run.
         first: the id of each run's first sample.
-        which: the run of each stretch.
+        which: the run of each stretch of samples in a row.
         lengths: the samples of each stretch.
         number: the column with a sample's number in its run.
     """
@@ -143,14 +143,14 @@ class Picked:
     """
 
     ids: Numbers
-    values: Stretches | pa.Table
+    values: TakenRuns | pa.Table
     positions: Ranges
     wanted: Ranges
 
     @classmethod
     def of(cls, rows: IndexRows, ids: Numbers, positions: Ranges, wanted: Ranges) -> Picked:
         """The rows of these samples."""
-        values = rows.stretches(ids) if isinstance(rows, Runs) else _taken(rows, ids)
+        values = rows.taken_runs(ids) if isinstance(rows, Runs) else _taken(rows, ids)
         return cls(ids=ids, values=values, positions=positions, wanted=wanted)
 
     @property
@@ -160,7 +160,7 @@ class Picked:
 
     def table(self) -> pa.Table:
         """The index rows, with the columns that every task needs."""
-        rows = self.values.rows(self.ids) if isinstance(self.values, Stretches) else self.values
+        rows = self.values.rows(self.ids) if isinstance(self.values, TakenRuns) else self.values
         positions = self.positions.numbers()
         ids = pa.array(self.ids.astype(np.int64, copy=False))
         rows = rows.append_column(SAMPLE_ID, ids).append_column(POSITION, pa.array(positions))
