@@ -8,6 +8,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,36 +22,35 @@ PAYLOAD = 0.95  # of a link's bits: the rest is headers of Ethernet, IP and TCP
 BATCH = 20
 WARM_SHARE = 0.3
 """Of the samples, before the rate counts."""
-DRAINED_S = 1.0
+DRAINED_S = 3.0
 """Seconds; the newest sample of a batch is younger once the worker has trained what cores made while it was starting."""
+LATEST_SHARE = 0.5
+"""Of the samples, by which that must be so: less than the rest does not tell the rate."""
 STEADY_SHARE = 0.9
 """Of the samples, up to which the steady rate counts. As many bytes are then under way at both ends of the time."""
+LONGER = 2
+"""Times as many samples, after a run that was too short."""
 
 SCRIPT = """
 import json, sys, time
 import numpy as np, ray, ray.train, torch
 import offload
-from benchmarks.slow_links import BATCH, DRAINED_S, STEADY_SHARE, WARM_SHARE, Sleeping
+from benchmarks.slow_links import BATCH, Sleeping, Trained, rates
 
 folder, seconds, size_bytes, samples, deterministic = sys.argv[1:]
 dataset = Sleeping(int(samples), float(seconds), int(size_bytes))
 
 def train(ctx):
     ctx.prepare(torch.nn.Linear(1, 1))
-    seen, marks, n = 0, [], len(dataset)
+    batches = []
     for _ in ctx.epochs(1):
         for batch in ctx.batches("train"):
             ctx.backward(torch.zeros((), requires_grad=True))
             ctx.step()
-            seen += len(batch["x"])
-            drained = bool(marks) or time.time() - float(batch["made"].max()) < DRAINED_S
-            if len(marks) < 2 and drained and seen >= (WARM_SHARE, STEADY_SHARE)[len(marks)] * n:
-                marks.append((time.monotonic(), seen))
-    if len(marks) < 2:
-        raise RuntimeError("the run was too short: nearly all of it trained what cores made while the worker was starting")
-    marks.append((time.monotonic(), seen))
-    rates = [(b[1] - marks[0][1]) / (b[0] - marks[0][0]) for b in marks[1:]]
-    ctx.report(steady_samples_per_s=rates[0], samples_per_s=rates[1])
+            now = time.time()
+            batches.append(Trained(now, len(batch["x"]), now - float(batch["made"].max())))
+    found = rates(batches)
+    ctx.report(**({} if found is None else found._asdict()))
 
 ray.init(log_to_driver=False)
 result = offload.Trainer(
@@ -95,6 +95,14 @@ def core_seconds(seconds: float) -> float:
     return (time.perf_counter() - began) / 100
 
 
+class Trained(NamedTuple):
+    """A batch: when it was trained (seconds of any clock), its samples, and the seconds since its newest sample was made."""
+
+    at_s: float
+    samples: int
+    age_s: float
+
+
 class Rates(NamedTuple):
     """Samples/s of a run: before its last blocks travel, and to its end."""
 
@@ -102,11 +110,35 @@ class Rates(NamedTuple):
     to_the_end: float
 
 
+def rates(batches: Sequence[Trained]) -> Rates | None:
+    """The rates of a run, without what cores made while the worker was starting. None: nearly all samples were such.
+
+    Samples arrive in bursts, so the steady rate is the slope of a line through the samples trained by each moment.
+    """
+    seen = np.cumsum([batch.samples for batch in batches])
+    at_s = np.array([batch.at_s for batch in batches])
+    fresh = (seen >= WARM_SHARE * seen[-1]) & (np.array([batch.age_s for batch in batches]) < DRAINED_S)
+    first = int(np.argmax(fresh))
+    if not fresh[first] or seen[first] > LATEST_SHARE * seen[-1]:
+        return None
+    last = int(np.searchsorted(seen, STEADY_SHARE * seen[-1]))
+    moments = np.linspace(at_s[first], at_s[last], 1000)
+    trained = seen[np.searchsorted(at_s, moments, side="right") - 1]
+    slope = np.polyfit(moments - moments[0], trained, 1)[0]
+    return Rates(float(slope), float((seen[-1] - seen[first]) / (at_s[-1] - at_s[first])))
+
+
 def measure(link: Link, samples: int, *, deterministic: bool = False) -> Rates:
-    """The rates of a run over so many samples.
+    """The rates of a run over so many samples, or over more if these were too few.
 
     Raises RuntimeError with the end of its output if it fails.
     """
+    while (found := _run(link, samples, deterministic=deterministic)) is None:
+        samples *= LONGER
+    return found
+
+
+def _run(link: Link, samples: int, *, deterministic: bool) -> Rates | None:
     specs = {GPU_HOST: HostSpec(shm_bytes=2 << 30)}
     if link.far_cores:
         specs[CPU_HOST] = HostSpec(shm_bytes=2 << 30, mbit_per_s=link.mbit_per_s)
@@ -128,4 +160,4 @@ def measure(link: Link, samples: int, *, deterministic: bool = False) -> Rates:
     found = json.loads(ran.stdout.strip().splitlines()[-1])
     if found["cores"] != link.near_cores + link.far_cores:
         raise RuntimeError(f"{found['cores']} cores preprocessed, of {link.near_cores + link.far_cores}")
-    return Rates(float(found["steady_samples_per_s"]), float(found["samples_per_s"]))
+    return Rates(float(found["steady"]), float(found["to_the_end"])) if "steady" in found else None

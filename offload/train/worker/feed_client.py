@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 import ray
 
 from offload.pipeline import wire
@@ -40,16 +42,23 @@ class FeedClient(Protocol):
 
 
 class BlockReader:
-    """A reader of blocks in the object store."""
+    """A reader of blocks in the object store.
+
+    It never waits in ``ray.get``. That holds a lock of the process for a second at a time, and a thread that wants a block which is here
+    would wait for another thread's that still comes over a link.
+    """
+
+    def __init__(self) -> None:
+        self._coming: dict[Slice, Future[pa.Table]] = {}
 
     def start_fetching(self, slices: Sequence[Slice]) -> None:
-        refs = list({piece.ref: None for piece in slices})
-        if len(refs) > 1:  # start all transfers before waiting for the first
-            ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
+        for piece in slices:
+            self._coming[piece] = piece.ref.future()
 
     def columns(self, piece: Slice) -> Columns:
+        coming = self._coming.pop(piece, None) or piece.ref.future()
         try:
-            table = ray.get(piece.ref)
+            table = coming.result()
         except ray.exceptions.ObjectLostError as error:
             raise BlockLostError(str(error)) from None
         columns = {name: column[piece.start : piece.stop] for name, column in wire.decode(table).items()}
@@ -63,6 +72,7 @@ class HubFeed(BlockReader):
     """The hub as a :class:`FeedClient`. It asks for the next slices while it fetches the last ones."""
 
     def __init__(self, hub: HubClient) -> None:
+        super().__init__()
         self._hub = hub
         self._asked: dict[Reach, Pending[tuple[list[Slice], bool]]] = {}
 

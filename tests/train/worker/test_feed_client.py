@@ -1,0 +1,61 @@
+"""Blocks of other nodes come over links; blocks of this node are here at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from offload.testing import Hosts, HostSpec
+from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
+
+SCRIPT = """
+import json, threading
+import numpy as np, pyarrow as pa, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from offload.pipeline import wire
+from offload.pipeline.passes import Slice
+from offload.train.worker.feed_client import BlockReader
+
+ray.init(log_to_driver=False)
+home = ray.get_runtime_context().get_node_id()
+(away,) = [node["NodeID"] for node in ray.nodes() if node["NodeID"] != home]
+
+@ray.remote
+def block(rows, size_bytes):
+    return wire.encode({"x": np.zeros((rows, size_bytes), np.uint8)})
+
+def made(node, count, size_bytes):
+    on = block.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+    refs = [on.remote(1, size_bytes) for _ in range(count)]
+    ray.wait(refs, num_returns=count, fetch_local=False)
+    return [Slice(ref, 0, 1, 0) for ref in refs]
+
+(far,), near = made(away, 1, 8_000_000), made(home, 20, 200_000)
+reader = BlockReader()
+reader.start_fetching([far])
+arrived = threading.Event()
+
+def read_far():
+    assert reader.columns(far)["x"].nbytes == 8_000_000
+    arrived.set()
+
+threading.Thread(target=read_far, daemon=True).start()
+for _ in range(50):  # the other thread waits by then
+    for piece in near:
+        reader.columns(piece)
+print(json.dumps({"near_came_first": not arrived.is_set()}))
+"""
+
+
+@pytest.mark.hosts
+@pytest.mark.slow
+def test_blocks_of_this_node_do_not_wait_while_another_comes_over_a_slow_link() -> None:
+    require_hosts()
+    with Hosts({"gpu-1": HostSpec(), "cpu-1": HostSpec(mbit_per_s=4.0)}) as hosts:
+        env = {"PYTHONPATH": str(ROOT), **RAY_STARTS_NOTHING_AHEAD}
+        hosts.start_ray(head="gpu-1", num_cpus={"gpu-1": 1, "cpu-1": 1}, env=env)
+        ran = hosts["gpu-1"].run([sys.executable, "-c", SCRIPT], env={"PYTHONPATH": str(ROOT)}, timeout=400)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert json.loads(ran.stdout.strip().splitlines()[-1]) == {"near_came_first": True}
