@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.decision_worlds import CORE_USD, GPU_USD, JOINS, LEAVES, Cores
 from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
 from offload.adapt.core_price import CorePrice
-from offload.adapt.decide import Keep, State, decide
+from offload.adapt.decide import Keep, State, cores_meanwhile, decide
 from offload.adapt.observe import INPUT_BOUND, LEAST_STEPS, Interval, Seen
 from offload.adapt.situation import Objective, Option, Rules, Situation
 from offload.model.batch_split import BatchSplit
@@ -159,6 +159,7 @@ def offload_rule() -> Rule:
             split=split, seen=run.seen, noise=run.noise, options=options, work_left=run.work_left, restart_s=RESTART_S
         )
         state, decision = decide(state, situation, run.rules)
+        cores = cores_meanwhile(cores, before, state, decision, run.rules)
         return (split if isinstance(decision, Keep) else decision.split), cores
 
     return rule

@@ -34,10 +34,11 @@ class Rebatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Resize:
-    """Another number of workers: they commit at the next step's end and start again."""
+    """Another number of workers: they commit at the next step's end and start again. ``cores``: those that feed them."""
 
     split: BatchSplit
     nodes: int
+    cores: float
     reason: str
     predicted_samples_per_s: float
     predicted_goodput: float
@@ -56,6 +57,7 @@ class State:
     Args:
         wanted_workers: the worker count that the last decision asked for.
         asked: how often in a row.
+        wanted_cores: the cores that would feed them.
         grew: whether the last change added workers; None before the first.
         turns: how often a change undid the direction of the one before it.
         released_s: seconds that restarts to release surplus workers have cost.
@@ -63,6 +65,7 @@ class State:
 
     wanted_workers: int | None = None
     asked: int = 0
+    wanted_cores: float | None = None
     grew: bool | None = None
     turns: int = 0
     released_s: float = 0.0
@@ -74,7 +77,7 @@ class State:
 
     def at_rest(self) -> State:
         """The memory while no other count is wanted."""
-        return replace(self, wanted_workers=None, asked=0)
+        return replace(self, wanted_workers=None, asked=0, wanted_cores=None)
 
     def after(self, *, grows: bool, released_s: float) -> State:
         """The memory after a change of the worker count."""
@@ -112,16 +115,29 @@ def decide(state: State, situation: Situation, rules: Rules) -> tuple[State, Dec
     if missing > 0:
         more = "one more interval" if missing == 1 else f"{missing} more intervals"
         reason = f"{best.option.workers} workers look better; {more} must confirm it"
-        waiting = replace(state, wanted_workers=best.option.workers, asked=asked)
+        waiting = replace(state, wanted_workers=best.option.workers, asked=asked, wanted_cores=best.option.cores)
         return waiting, _rebatch(now, at_home, rules, instead=reason)
     released_s = situation.restart_s if _only_releases(now, best, rules) else 0.0
     return state.after(grows=grows, released_s=released_s), Resize(
         split=best.split,
         nodes=best.option.nodes,
+        cores=best.option.cores,
         reason=_why(now, best, situation),
         predicted_samples_per_s=best.samples_per_s,
         predicted_goodput=best.goodput,
     )
+
+
+def cores_meanwhile(counted: int, present: int, state: State, decision: Decision, rules: Rules) -> int:
+    """The cores to ask for besides a decision, where ``counted`` would feed the present size, and ``present`` are there or coming.
+
+    If a run that saves dollars is about to change its workers, it adds no cores that only the present ones need: it would pay for them
+    long after.
+    """
+    cores = decision.cores if isinstance(decision, Resize) else state.wanted_cores
+    if rules.objective != "cost" or cores is None:
+        return counted
+    return min(counted, max(present, math.ceil(cores)))
 
 
 def _at_home(here: Option, now: Choice, situation: Situation, rules: Rules) -> Choice:
@@ -145,6 +161,7 @@ def _forced(situation: Situation, rules: Rules, model: Model) -> Decision:
     return Resize(
         split=best.split,
         nodes=best.option.nodes,
+        cores=best.option.cores,
         reason=f"{situation.split.workers} workers no longer fit",
         predicted_samples_per_s=best.samples_per_s,
         predicted_goodput=best.goodput,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from offload.adapt.core_count import CoresLearned, InputSeen, count_cores
-from offload.adapt.decide import Decision, Keep, Resize, State, decide
+from offload.adapt.decide import Decision, Keep, Resize, State, cores_meanwhile, decide
 from offload.adapt.observe import INPUT_BOUND, Interval, Seen
 from offload.adapt.situation import Option, Rules, Situation
 from offload.measure.steps import Totals
@@ -79,7 +79,7 @@ class Tuner:
             self.seen = Seen.from_state(news.group.learned)
         self.seen = self.seen.with_interval(interval, fleet.cores)
         rules = self._rules(news)
-        events += self._cores_wanted(interval, news, fleet, rules)
+        cores = self._cores_wanted(interval, news, fleet, rules)
         if self._cores.enough is not None:  # more cores are known to bring nothing
             enough = float(self._cores.enough)
             options = [dataclasses.replace(o, cores=min(o.cores, enough)) if o.elastic else o for o in options]
@@ -89,11 +89,17 @@ class Tuner:
             options = [option] if option is not None else []
         remembered = self._state
         self._state, decision = decide(remembered, self._situation(news, split, options, fleet), rules)
+        if cores is not None:
+            present = fleet.cores if fleet.cores_goal is None else fleet.cores_goal
+            wanted = cores_meanwhile(cores.cores, present, self._state, decision, rules)
+            events.append(dataclasses.replace(cores, cores=wanted))
         if isinstance(decision, Resize) and not fleet.fits(decision.split.workers):
             events.append(WorkersWanted(workers=decision.split.workers))
             # The change happens once there is room, if it is still wanted then.
             asked = remembered.agreeing(rules, grows=decision.split.workers > split.workers)
-            self._state = dataclasses.replace(remembered, wanted_workers=decision.split.workers, asked=asked)
+            self._state = dataclasses.replace(
+                remembered, wanted_workers=decision.split.workers, wanted_cores=decision.cores, asked=asked
+            )
             decision = Keep(reason=f"{decision.reason}; the run asks for nodes")
         elif self._state.wanted_workers is None and not isinstance(decision, Resize) and not scheduled:
             events.append(WorkersWanted(workers=split.workers))
@@ -132,8 +138,8 @@ class Tuner:
     def _scheduled(self, news: News) -> int | None:
         return self._adaptation.scheduled(news.epoch, _progress(news))
 
-    def _cores_wanted(self, interval: Interval, news: News, fleet: Fleet, rules: Rules) -> list[Event | Tell]:
-        """The wanted number of cores, if the cluster can grow or shrink.
+    def _cores_wanted(self, interval: Interval, news: News, fleet: Fleet, rules: Rules) -> CoresWanted | None:
+        """The number of cores that the present size wants, if the cluster can grow or shrink.
 
         It follows from the last intervals alone: the model of all sizes follows more slowly if the time of a size changes.
         """
@@ -146,7 +152,7 @@ class Tuner:
         # New cores may not preprocess yet, and would seem slow.
         settled = self.seen.recent is not None and self.seen.recent.settled
         if bounds is None or device is None or math.isinf(each) or not settled:
-            return []
+            return None
         seen = InputSeen(
             cores=cores,
             complete=interval.busy_ceiling_samples_per_s is not None,
@@ -165,7 +171,7 @@ class Tuner:
         because = {"device_samples_per_s": device, "core_samples_per_s": each}
         if self._cores.enough is not None and wanted < (fleet.cores_goal or 0):
             because["capped_samples_per_s"] = interval.samples_per_s
-        return [CoresWanted(cores=wanted, because=because)]
+        return CoresWanted(cores=wanted, because=because)
 
     def _situation(self, news: News, split: BatchSplit, options: Sequence[Option], fleet: Fleet) -> Situation:
         known, goal = news.group.noise, news.group.goal
