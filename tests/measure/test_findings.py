@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +115,18 @@ def test_the_mean_task_sets_the_rate_and_few_tasks_give_a_wide_range() -> None:
     few, many = rate(0.018, 0.022)[1], rate(*[0.018, 0.022] * 5)[1]
     assert many < few / 3
     assert rate(0.02)[1] == 0.4
+
+
+def test_a_few_slow_tasks_widen_the_range_more_than_a_few_fast_ones() -> None:
+    """Where few samples take long, few tasks hardly ever hold the slowest of them."""
+
+    def half_width(*seconds: float) -> float:
+        document = profile_document(dataclasses.replace(FOUND, core_seconds=seconds))
+        return float(document["uncertainty"]["core_seconds_per_sample"] * np.mean(seconds))
+
+    slow, fast = [0.09] * 9 + [0.13], [0.11] * 9 + [0.07]
+    assert half_width(*slow) > 1.2 * half_width(*fast)
+    assert half_width(*fast) == pytest.approx(2.262 * np.std(fast, ddof=1) / 10**0.5, rel=1e-3)
 
 
 def test_a_gpu_bound_script_is_told_that_offloading_will_not_help() -> None:
