@@ -202,11 +202,12 @@ class LocalFeed(HubFeed):
             return self._hub.take(key, rank, want, reach, under_way, timeout_s=0.0).result()
         return super().take(key, rank, want, reach, under_way=under_way)
 
-    def start_fetching(self, slices: Sequence[Slice]) -> None: ...
+    def fetch(self, piece: Slice) -> Callable[[], Columns]:
+        def columns() -> Columns:
+            rows = self._nodes.fetch(piece.ref).slice(piece.start, piece.stop - piece.start)
+            return {name: rows[name].to_numpy().astype(np.int64) for name in (SAMPLE_ID, POSITION)}
 
-    def columns(self, piece: Slice) -> Columns:
-        rows = self._nodes.fetch(piece.ref).slice(piece.start, piece.stop - piece.start)
-        return {name: rows[name].to_numpy().astype(np.int64) for name in (SAMPLE_ID, POSITION)}
+        return columns
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -28,11 +27,9 @@ class FeedClient(Protocol):
     ) -> tuple[list[Slice], bool]:
         """See :meth:`offload.pipeline.feed.Feed.take`. Without ``wait``, the answer is empty if none is there yet."""
 
-    def start_fetching(self, slices: Sequence[Slice]) -> None:
-        """Start the transfers of these slices' blocks to this host, all at the same time."""
-
-    def columns(self, piece: Slice) -> Columns:
-        """The content of a slice, with its samples' positions and ids. Raises BlockLostError."""
+    def fetch(self, piece: Slice) -> Callable[[], Columns]:
+        """Start the transfer of a slice's block to this host. The result waits for it, and returns the slice's content, with its samples'
+        positions and ids. It raises BlockLostError."""
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
         """See :meth:`offload.pipeline.feed.Feed.again`."""
@@ -48,31 +45,30 @@ class BlockReader:
     would wait for another thread's that still comes over a link.
     """
 
-    def __init__(self) -> None:
-        self._coming: dict[Slice, Future[pa.Table]] = {}
+    def fetch(self, piece: Slice) -> Callable[[], Columns]:
+        coming = piece.ref.future()
 
-    def start_fetching(self, slices: Sequence[Slice]) -> None:
-        for piece in slices:
-            self._coming[piece] = piece.ref.future()
+        def columns() -> Columns:
+            try:
+                return _columns(coming.result(), piece)
+            except ray.exceptions.ObjectLostError as error:
+                raise BlockLostError(str(error)) from None
 
-    def columns(self, piece: Slice) -> Columns:
-        coming = self._coming.pop(piece, None) or piece.ref.future()
-        try:
-            table = coming.result()
-        except ray.exceptions.ObjectLostError as error:
-            raise BlockLostError(str(error)) from None
-        columns = {name: column[piece.start : piece.stop] for name, column in wire.decode(table).items()}
-        if POSITION not in columns:
-            columns[POSITION] = np.arange(piece.first + piece.start, piece.first + piece.stop, dtype=np.int64)
-        columns.setdefault(SAMPLE_ID, columns[POSITION])
         return columns
+
+
+def _columns(block: pa.Table, piece: Slice) -> Columns:
+    columns = {name: column[piece.start : piece.stop] for name, column in wire.decode(block).items()}
+    if POSITION not in columns:
+        columns[POSITION] = np.arange(piece.first + piece.start, piece.first + piece.stop, dtype=np.int64)
+    columns.setdefault(SAMPLE_ID, columns[POSITION])
+    return columns
 
 
 class HubFeed(BlockReader):
     """The hub as a :class:`FeedClient`. It asks for the next slices while it fetches the last ones."""
 
     def __init__(self, hub: HubClient) -> None:
-        super().__init__()
         self._hub = hub
         self._asked: dict[Reach, Pending[tuple[list[Slice], bool]]] = {}
 

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.wire import Columns
@@ -83,7 +84,9 @@ class Fetcher:
             self._changed.notify_all()
 
     def _fetch(self, reach: Reach, at_once: int) -> None:
-        coming: deque[tuple[Slice, float]] = deque()  # with the seconds waited before it was asked for
+        coming: deque[tuple[Slice, Callable[[], Columns], float]] = (
+            deque()
+        )  # with the seconds waited before it was asked for
         waited_s, most = 0.0, 1
         over = False
         while not self._closed.is_set():
@@ -92,12 +95,12 @@ class Fetcher:
                 slices, over = self._feed.take(
                     self._key, self._rank, want, reach, under_way=len(coming), wait=not coming
                 )
-                self._feed.start_fetching(slices)
-                coming.extend((each, waited_s) for each in slices)
+                coming.extend((each, self._feed.fetch(each), waited_s) for each in slices)
             if coming:
-                piece, before_s = coming.popleft()
+                piece, columns, before_s = coming.popleft()
                 began = time.monotonic()
-                arrived = self._fetched(piece)
+                arrived = self._fetched(piece, columns)
+                del columns  # it holds the block
                 waited_s += time.monotonic() - began
                 most = allowed(most, at_once, waited_s - before_s)
                 for fetched in arrived:
@@ -106,16 +109,16 @@ class Fetcher:
             elif over and not self._arrivals.lost:
                 return
 
-    def _fetched(self, piece: Slice) -> list[Piece]:
+    def _fetched(self, piece: Slice, columns: Callable[[], Columns]) -> list[Piece]:
         """The pieces that may go on now that this one has come, or is lost."""
         place = piece.first, piece.start, piece.stop
         try:
-            columns = self._feed.columns(piece)
+            content = columns()
         except BlockLostError:
             self._feed.again(self._key, self._rank, piece)
             self._arrivals.lose(place)
             return []
-        return self._arrivals.came(place, (columns, piece.stop - piece.start))
+        return self._arrivals.came(place, (content, piece.stop - piece.start))
 
     def _put(self, reach: Reach, piece: Piece) -> bool:
         line = self._ready[reach]

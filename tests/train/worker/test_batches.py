@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,11 +41,9 @@ class Blocks:
         mine = self.waiting[rank]
         return [mine.pop(0)] if mine else [], not mine
 
-    def start_fetching(self, slices: Sequence[Slice]) -> None: ...
-
-    def columns(self, piece: Slice) -> Columns:
+    def fetch(self, piece: Slice) -> Callable[[], Columns]:
         ids = np.arange(piece.start, piece.stop)
-        return {"x": ids.astype(np.float32), SAMPLE_ID: ids, POSITION: ids}
+        return lambda: {"x": ids.astype(np.float32), SAMPLE_ID: ids, POSITION: ids}
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
         raise AssertionError("nothing was lost")

@@ -34,17 +34,17 @@ def made(node, count, size_bytes):
 
 (far,), near = made(away, 1, 8_000_000), made(home, 20, 200_000)
 reader = BlockReader()
-reader.start_fetching([far])
+coming = reader.fetch(far)
 arrived = threading.Event()
 
 def read_far():
-    assert reader.columns(far)["x"].nbytes == 8_000_000
+    assert coming()["x"].nbytes == 8_000_000
     arrived.set()
 
 threading.Thread(target=read_far, daemon=True).start()
 for _ in range(50):  # the other thread waits by then
     for piece in near:
-        reader.columns(piece)
+        reader.fetch(piece)()
 print(json.dumps({"near_came_first": not arrived.is_set()}))
 """
 

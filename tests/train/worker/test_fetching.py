@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,13 @@ class Links:
                 raise self.error
             return taken, not line
 
-    def start_fetching(self, slices: Sequence[Slice]) -> None:
+    def fetch(self, piece: Slice) -> Callable[[], Columns]:
         with self.changed:
-            self.started += [piece.first for piece in slices if piece.first in self.far]
+            self.started += [piece.first] if piece.first in self.far else []
             self.changed.notify_all()
+        return lambda: self._columns(piece)
 
-    def columns(self, piece: Slice) -> Columns:
+    def _columns(self, piece: Slice) -> Columns:
         if piece.first in self.far:
             assert self.open.wait(WAIT_S)
         if piece.first in self.lost:
