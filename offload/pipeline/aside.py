@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 LOOK_S = 0.25
@@ -83,6 +83,39 @@ def each_aside(
                     break
             raise error
         done(made)
+
+
+def each_in_order(
+    call: Callable[[Any], _Made], arguments: Sequence[Any], *, threads: int, done: Callable[[_Made], None]
+) -> None:
+    """As :func:`each_aside`, with the results in the order of the arguments. Only a few results wait for those before them."""
+    ahead = 2 * threads
+    early: dict[int, _Made] = {}
+    delivered, over = 0, False
+    moved = threading.Condition()
+
+    def called(number: int) -> tuple[int, _Made]:
+        with moved:
+            moved.wait_for(lambda: over or number < delivered + ahead)
+            if over:
+                raise RuntimeError("nobody needs this result")
+        return number, call(arguments[number])
+
+    def hand_over(made: tuple[int, _Made]) -> None:
+        nonlocal delivered
+        early[made[0]] = made[1]
+        while delivered in early:
+            done(early.pop(delivered))
+            with moved:
+                delivered += 1
+                moved.notify_all()
+
+    try:
+        each_aside(called, list(range(len(arguments))), threads=threads, done=hand_over)
+    finally:
+        with moved:
+            over = True
+            moved.notify_all()
 
 
 class Aside:

@@ -1,14 +1,14 @@
-"""The rows of an index: a table with a row for each sample, or runs of samples, which take memory for each run alone.
+"""The rows of an index: a table with a row for each sample, runs of samples, which take memory for each run alone, or rows in files.
 
-A task's rows travel as :class:`Picked`, in about the space of their ids. The process that runs the task makes a table of them: readers see
-tables alone.
+A task holds its rows as :class:`Picked`: their ids, until it travels. The process that runs it makes a table of them: readers see tables
+alone.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from offload.pipeline.chunks import TRAINED, untrained
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.shuffling import Consecutive
+from offload.pipeline.stored_rows import StoredRows
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 Numbers = NDArray[np.integer[Any]]
@@ -61,10 +62,6 @@ class Runs:
             lengths=lengths,
             number=self.number,
         )
-
-    def whole(self) -> pa.Table:
-        """The index rows of all samples, as a table."""
-        return self.take(np.arange(len(self)))
 
     @property
     def groups(self) -> Consecutive:
@@ -115,15 +112,71 @@ class TakenRuns:
         return pa.table({**columns, self.number: inside})
 
 
-IndexRows: TypeAlias = pa.Table | Runs
+@dataclass(frozen=True, eq=False)
+class TakenRows:
+    """The index rows of some samples, in their order."""
+
+    table: pa.Table
+
+    def rows(self, ids: Numbers) -> pa.Table:
+        """The index rows of the samples, whose ids these are."""
+        return self.table
+
+
+class Joined(Protocol):
+    """The rows of several sources as one (:class:`offload.pipeline.sources.mixed.MixedRows`)."""
+
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    def take(self, ids: Numbers) -> pa.Table:
+        """The index rows of these samples, in this order."""
+
+    def open(self) -> None:
+        """As :meth:`StoredRows.open`."""
+
+    def close(self) -> None:
+        """As :meth:`StoredRows.close`."""
+
+
+IndexRows: TypeAlias = pa.Table | Runs | StoredRows | Joined
 
 
 def rows_at(rows: IndexRows, ids: Numbers) -> pa.Table:
     """The index rows of these samples, in this order."""
-    return rows.take(ids) if isinstance(rows, Runs) else _taken(rows, ids)
+    return _taken(rows, ids).rows(ids)
 
 
-def _taken(rows: pa.Table, ids: Numbers) -> pa.Table:
+def whole(rows: IndexRows) -> pa.Table:
+    """The index rows of all samples, as a table, which may take much memory."""
+    if isinstance(rows, pa.Table):
+        return rows
+    return rows.table if isinstance(rows, StoredRows) else rows.take(np.arange(len(rows)))
+
+
+def open_rows(rows: IndexRows) -> None:
+    """Get ready to take rows. Raises RunError if that is impossible."""
+    if not isinstance(rows, pa.Table | Runs):
+        rows.open()
+
+
+def close_rows(rows: IndexRows) -> None:
+    """Remove what the rows keep on disk for this run alone."""
+    if not isinstance(rows, pa.Table | Runs):
+        rows.close()
+
+
+def _taken(rows: IndexRows, ids: Numbers) -> TakenRuns | TakenRows:
+    if isinstance(rows, Runs):
+        return rows.taken_runs(ids)
+    if isinstance(rows, StoredRows):
+        taken = _of_table(rows.table, ids)
+        rows.rest()
+        return TakenRows(taken)
+    return TakenRows(_of_table(rows, ids) if isinstance(rows, pa.Table) else rows.take(ids))
+
+
+def _of_table(rows: pa.Table, ids: Numbers) -> pa.Table:
     taken = rows.take(pa.array(ids))
     for place, field in enumerate(taken.schema):
         if pa.types.is_dictionary(field.type):  # which would travel whole with every task
@@ -133,25 +186,27 @@ def _taken(rows: pa.Table, ids: Numbers) -> pa.Table:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Picked:
-    """Index rows on their way to a task.
+    """Index rows of a task. It travels with what the index knows about the samples, and holds their ids alone until then: a pass keeps
+    every task until its end.
 
     Args:
         ids: the sample ids, in the order of the pass.
-        values: what the index knows about the samples: the runs, or a row for each.
+        source: the index; on the way and where the task runs, what it knows about the samples.
         positions: the positions in the pass.
         wanted: those of them that the task returns; it only processes the others (:data:`offload.pipeline.chunks.TRAINED`).
     """
 
     ids: Numbers
-    values: TakenRuns | pa.Table
+    source: IndexRows | TakenRuns | TakenRows
     positions: Ranges
     wanted: Ranges
 
-    @classmethod
-    def of(cls, rows: IndexRows, ids: Numbers, positions: Ranges, wanted: Ranges) -> Picked:
-        """The rows of these samples."""
-        values = rows.taken_runs(ids) if isinstance(rows, Runs) else _taken(rows, ids)
-        return cls(ids=ids, values=values, positions=positions, wanted=wanted)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "source": self._known()}
+
+    def _known(self) -> TakenRuns | TakenRows:
+        source = self.source
+        return source if isinstance(source, TakenRuns | TakenRows) else _taken(source, self.ids)
 
     @property
     def num_rows(self) -> int:
@@ -160,7 +215,7 @@ class Picked:
 
     def table(self) -> pa.Table:
         """The index rows, with the columns that every task needs."""
-        rows = self.values.rows(self.ids) if isinstance(self.values, TakenRuns) else self.values
+        rows = self._known().rows(self.ids)
         positions = self.positions.numbers()
         ids = pa.array(self.ids.astype(np.int64, copy=False))
         rows = rows.append_column(SAMPLE_ID, ids).append_column(POSITION, pa.array(positions))

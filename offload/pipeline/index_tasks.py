@@ -8,7 +8,7 @@ import numpy as np
 
 from offload.pipeline.calls import CHUNK
 from offload.pipeline.chunks import whole_chunks
-from offload.pipeline.index_rows import IndexRows, Picked
+from offload.pipeline.index_rows import IndexRows, Picked, open_rows
 from offload.pipeline.meter import Meter
 from offload.pipeline.pass_tasks import PassTasks
 from offload.pipeline.passes import Pass
@@ -24,6 +24,7 @@ class IndexTasks(PassTasks):
         self, stream: Stream, rows: IndexRows, current: Pass, meter: Meter, cores: Callable[[], Cores]
     ) -> None:
         super().__init__(stream, current, meter, cores)
+        open_rows(rows)
         self._index = rows
         self._order = stream.order(current.request.epoch)
         self._positions = Ranges(current.request.done).missing_from(len(self._order))
@@ -54,7 +55,7 @@ class IndexTasks(PassTasks):
         parts = [self._order[start:end] for start, end in whole.pairs]
         # One part is a view: the pass keeps every task until its end.
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return Picked.of(self._index, ids, whole, wanted), len(wanted)
+        return Picked(ids=ids, source=self._index, positions=whole, wanted=wanted), len(wanted)
 
 
 def _chunk_cut(positions: Missing, start: int, size: int) -> int:

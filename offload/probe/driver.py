@@ -7,6 +7,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,11 +58,11 @@ def probe(
     with tempfile.TemporaryDirectory(prefix="offload-probe-") as folder, LiveLine(quiet=True) as silent:
         directory = RunDirectory(Path(folder) / "probe")
         with LiveLine(quiet=quiet) as live:
-            listed = {TRAIN: single.listed(TRAIN, live.waiting)}
-        with connected(address) as cluster:
+            listed = single.listed(TRAIN, live.waiting)
+        with closing(listed), connected(address) as cluster:
             workers = _workers(trainer, cluster)
             single.workers = (workers, workers)
-            run = ProbeRun(single, directory, silent, listed, cluster)
+            run = ProbeRun(single, directory, silent, {TRAIN: listed}, cluster)
             if seconds is not None:
                 run.budget = run.budget.within(seconds)
             directory.begin()
@@ -72,7 +73,7 @@ def probe(
         return None
     if then is not None:
         rows = run.budget.rows
-        then(None if rows is None else RowWork(listed[TRAIN].recipe(trainer.seed).ready(), rows))
+        then(None if rows is None else RowWork(listed.recipe(trainer.seed).ready(), rows))
     cores = max(round(usable_cores() - run.reserved_cpus), 1)
     measured = {
         **known["measured"],

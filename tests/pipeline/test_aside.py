@@ -19,7 +19,7 @@ import pytest
 import offload
 from offload.errors import ConfigError
 from offload.pipeline import aside
-from offload.pipeline.aside import DeadlineError, call_aside, each_aside
+from offload.pipeline.aside import DeadlineError, call_aside, each_aside, each_in_order
 from offload.pipeline.sources.files import list_files
 from offload.report import live
 from offload.train.checkpoints import storage
@@ -63,6 +63,30 @@ def test_calls_side_by_side() -> None:
     each_aside(lambda n: n, [], threads=4, done=done.append)
     with pytest.raises(ZeroDivisionError):
         each_aside(lambda n: 1 / n, [0] * 20, threads=4, done=lambda made: None)
+
+
+def test_results_in_order_and_few_ahead() -> None:
+    """The first call ends last; meanwhile, only a few of the others may begin."""
+    begun: list[int] = []
+    first = threading.Event()
+
+    def call(n: int) -> int:
+        begun.append(n)
+        if n == 0:
+            eventually(lambda: len(begun) == 8)
+            first.set()
+        elif n >= 8:
+            assert first.is_set()
+        return n * n
+
+    done: list[int] = []
+    each_in_order(call, range(50), threads=4, done=done.append)
+    assert done == [n * n for n in range(50)]
+    each_in_order(call, [], threads=4, done=done.append)
+    with pytest.raises(ZeroDivisionError):
+        each_in_order(lambda n: 1 / n, [1] * 9 + [0] * 50, threads=4, done=lambda made: None)
+    with pytest.raises(KeyError):
+        each_in_order(lambda n: n, range(50), threads=4, done={}.__getitem__)
 
 
 @pytest.mark.parametrize("folders", [1, 3, 40])

@@ -20,7 +20,9 @@ from offload.pipeline import wire
 from offload.pipeline.combine import mix, weighted
 from offload.pipeline.device import Normalize
 from offload.pipeline.draws import Draws
+from offload.pipeline.index_rows import Runs, rows_at
 from offload.pipeline.ranges import Ranges
+from offload.pipeline.sources.mixed import PART, MixedRows
 from offload.pipeline.spec import from_torch, image_folder, parquet
 from offload.pipeline.wire import SAMPLE_ID
 from tests.pipeline.index_pass import a_pass, listed, stream_of
@@ -220,6 +222,32 @@ def test_sources_of_different_kinds(tmp_path: Path) -> None:
     assert index.reader.describe(index.table, 4).startswith("row 1 of row group 0 of ")
     assert sorted(index.reader.read(index.table).columns["x"]) == [0, 1, 2, *range(100, 106)]
     assert sorted(int(row["x"]) for row in a_pass(stream_of(mixed)).values()) == [0, 1, 2, *range(100, 106)]
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4), data=st.data())
+def test_mixed_rows_are_those_of_one_table(sizes: list[int], data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from(["runs", "table"]), min_size=len(sizes), max_size=len(sizes)))
+    tables = [pa.table({"x": [f"{number}-{i}" for i in range(size)]}) for number, size in enumerate(sizes)]
+    runs = [Runs(pa.table({"x": [f"{number}"]}), np.array([size])) for number, size in enumerate(sizes)]
+    mixed = MixedRows(
+        tuple(run if kind == "runs" else table for run, table, kind in zip(runs, tables, kinds, strict=True))
+    )
+    assert len(mixed) == sum(sizes)
+    expected = [
+        {"part": number, "x": f"{number}" if kind == "runs" else f"{number}-{i}", "row": i if kind == "runs" else None}
+        for number, (size, kind) in enumerate(zip(sizes, kinds, strict=True))
+        for i in range(size)
+    ]
+    ids = np.array(
+        data.draw(st.lists(st.integers(0, max(sum(sizes) - 1, 0)), max_size=9 if sum(sizes) else 0)), np.uint32
+    )
+    taken = rows_at(mixed, ids)
+    assert [
+        {"part": row[PART], "x": row[f"{row[PART]}/x"], "row": row.get(f"{row[PART]}/row")} for row in taken.to_pylist()
+    ] == [expected[i] for i in ids]
+    # A task without samples of a part has its columns, too.
+    assert {f"{number}/x" for number in range(len(sizes))} <= set(taken.column_names)
 
 
 def test_bad_samples_are_skipped_only_in_the_sets_that_say_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from offload.pipeline.calls import CHUNK
 from offload.pipeline.chunks import whole_chunks
-from offload.pipeline.index_rows import Picked, Runs, rows_at
+from offload.pipeline.index_rows import Picked, Runs, rows_at, whole
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.shuffling import epoch_permutation
 from offload.pipeline.wire import POSITION, SAMPLE_ID
@@ -21,14 +21,14 @@ from offload.pipeline.wire import POSITION, SAMPLE_ID
 @given(counts=st.lists(st.integers(0, 7), min_size=1, max_size=9), data=st.data())
 def test_runs_are_as_the_whole_table(counts: list[int], data: st.DataObject) -> None:
     runs = Runs(pa.table({"file": [f"f{i}" for i in range(len(counts))]}), np.array(counts))
-    whole = [{"file": f"f{i}", "row": row} for i, count in enumerate(counts) for row in range(count)]
-    assert len(runs) == len(whole)
-    assert runs.whole().to_pylist() == whole
+    expected = [{"file": f"f{i}", "row": row} for i, count in enumerate(counts) for row in range(count)]
+    assert len(runs) == len(expected)
+    assert whole(runs).to_pylist() == expected
     assert runs.groups.tolist() == [i for i, count in enumerate(counts) for _ in range(count)]
-    if whole:
-        ids = data.draw(st.lists(st.integers(0, len(whole) - 1)))
-        for rows in (runs, runs.whole()):
-            assert rows_at(rows, np.array(ids, dtype=np.int64)).to_pylist() == [whole[i] for i in ids]
+    if expected:
+        ids = data.draw(st.lists(st.integers(0, len(expected) - 1)))
+        for rows in (runs, whole(runs)):
+            assert rows_at(rows, np.array(ids, dtype=np.int64)).to_pylist() == [expected[i] for i in ids]
 
 
 def test_a_task_does_not_carry_the_names_of_all_shards() -> None:
@@ -54,9 +54,22 @@ def test_a_task_carries_the_ids_of_its_rows_and_little_more() -> None:
     runs = Runs(pa.table({"file": ["a/path/as/long/as/those/of/buckets/often/are"] * 8}), np.full(8, 5000))
     ids = epoch_permutation(len(runs), seed=0, epoch=0, groups=runs.groups)[: 20_000 // CHUNK * CHUNK]
     positions = Ranges(((0, len(ids)),))
-    picked = Picked.of(runs, ids, positions, positions)
+    picked = Picked(ids=ids, source=runs, positions=positions, wanted=positions)
     assert len(pickle.dumps(picked)) < 1.1 * ids.nbytes + 4096
     assert picked.table().column("row").to_pylist() == (ids % 5000).tolist()
+
+
+def test_a_task_gets_the_names_of_its_samples_when_it_travels() -> None:
+    """The pass keeps every task until its end: their names would be those of all samples."""
+    table = pa.table({"path": [f"a-long-name-{number:08d}" for number in range(1000)]})
+    positions = Ranges(((0, 3),))
+    picked = Picked(ids=np.array([7, 3, 5]), source=table, positions=positions, wanted=positions)
+    assert picked.source is table
+    travelled = pickle.loads(pickle.dumps(picked))
+    assert len(pickle.dumps(picked)) < 4096
+    assert len(pickle.dumps(travelled)) < 4096
+    for each in (picked, travelled):
+        assert each.table().column("path").to_pylist() == [f"a-long-name-{number:08d}" for number in (7, 3, 5)]
 
 
 @settings(deadline=None)
@@ -65,8 +78,8 @@ def test_a_task_returns_what_is_wanted_of_its_chunks(trained: set[int]) -> None:
     runs = Runs(pa.table({"file": ["a", "b"]}), np.array([60, 40]))
     order = epoch_permutation(100, seed=0, epoch=0)
     wanted = Ranges.of(trained).missing_from(100).between(0, 100)
-    whole = whole_chunks(wanted, 100)
-    picked = Picked.of(runs, order[whole.numbers()], whole, wanted)
+    chunks = whole_chunks(wanted, 100)
+    picked = Picked(ids=order[chunks.numbers()], source=runs, positions=chunks, wanted=wanted)
     rows = picked.returned()
     assert rows.column(POSITION).to_pylist() == sorted(set(range(100)) - trained)
     assert rows.column(SAMPLE_ID).to_pylist() == order[wanted.numbers()].tolist()

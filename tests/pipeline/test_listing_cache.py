@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.sources import files, listing_cache
+from offload.pipeline import stored_rows
+from offload.pipeline.sources import files, image_rows, listing_cache
 from offload.pipeline.sources.files import list_files
+from offload.pipeline.sources.image_folder import list_image_folder
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +23,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setattr(listing_cache, "folder", lambda: folder)
     monkeypatch.setattr(files, "WORTH_CACHING", 3)
+    monkeypatch.setattr(image_rows, "WORTH_CACHING", 3)
     return folder
 
 
@@ -57,7 +60,7 @@ def unwalked(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*unused: Any, **options: Any) -> None:
         raise AssertionError("the folder was walked")
 
-    monkeypatch.setattr(os, "walk", refuse)
+    monkeypatch.setattr(files, "walk_local", refuse)
 
 
 def test_a_second_listing_walks_through_no_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,3 +124,32 @@ def test_a_damaged_or_foreign_listing_is_not_used(data: Path, cache: Path) -> No
     (kept,) = cache.iterdir()
     kept.write_bytes(kept.read_bytes()[:-40])
     assert listed(data) == expected
+
+
+@pytest.mark.parametrize("in_memory", [2, 100], ids=["large", "small"])
+def test_a_second_listing_of_images_walks_through_no_folder(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
+) -> None:
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", in_memory)
+    (data / "b" / "notes.txt").touch()
+    with open(os.fsencode(data / "a") + b"/\xff.jpg", "wb"):
+        pass
+    settle(data)
+    first = list_image_folder(data)
+    assert first.classes == ("a", "b", "c", "c-d")
+    # In the order of paths, "c-d/" comes before "c/".
+    assert first.table.column("label").to_pylist() == [0, 0, 0, 1, 3, 2]
+    with monkeypatch.context() as patch:
+        unwalked(patch)
+        again = list_image_folder(data)
+    assert again.table.equals(first.table)
+    assert again.classes == first.classes
+    assert isinstance(again.rows, stored_rows.StoredRows) == (in_memory == 2)
+    (data / "a" / "new.jpg").touch()
+    settle(data)
+    os.utime(data / "a")
+    assert len(list_image_folder(data)) == len(first) + 1
+    if in_memory == 2:
+        os.utime(data / "a", (1e9, 1e9))
+        changed = list_image_folder(data)
+        assert [path for path in cache.iterdir() if path.is_dir()] == [changed.rows.folder]

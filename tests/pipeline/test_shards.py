@@ -15,8 +15,11 @@ import pyarrow.fs as pafs
 import pytest
 
 from offload.errors import ConfigError
+from offload.pipeline import stored_rows
+from offload.pipeline.index_rows import whole
 from offload.pipeline.sources import listing_cache, shards
 from offload.pipeline.sources.base import silent
+from offload.pipeline.stored_rows import StoredRows
 
 SAMPLES = 40
 
@@ -57,7 +60,8 @@ def write_index(shard: Path, change: Callable[[str], str] = lambda text: text) -
 
 
 def listed(*paths: Path, fs: Any = None) -> pa.Table:
-    return pa.concat_tables(shards.list_shards(fs or pafs.LocalFileSystem(), [str(path) for path in paths], silent))
+    rows, _ = shards.list_shards(fs or pafs.LocalFileSystem(), [str(path) for path in paths], silent)
+    return whole(rows).drop_columns(["shard"])
 
 
 def unscanned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +167,60 @@ def test_shards_keep_their_order(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.tar" for number in range(12)]
     for number, path in enumerate(paths):
         write(path, samples=1 + number)
-    tables = shards.list_shards(pafs.LocalFileSystem(), [str(path) for path in paths], silent)
-    assert [table.num_rows for table in tables] == [*range(1, 13)]
+    rows, counts = shards.list_shards(pafs.LocalFileSystem(), [str(path) for path in paths], silent)
+    assert counts.tolist() == [*range(1, 13)]
+    assert whole(rows).column("shard").to_pylist() == [str(paths[n]) for n in range(12) for _ in range(n + 1)]
+
+
+def test_a_second_start_maps_a_large_listing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 10)
+    paths = [tmp_path / f"{number}.tar" for number in range(3)]
+    for path in paths:
+        write(path)
+    local, names = pafs.LocalFileSystem(), [str(path) for path in paths]
+    first, counts = shards.list_shards(local, names, silent)
+    for kept in cache.glob("*.arrow"):  # those of single shards
+        kept.unlink()
+    with monkeypatch.context() as patch:
+        unscanned(patch)
+        again, counts_again = shards.list_shards(local, names, silent)
+    assert isinstance(first, StoredRows)
+    assert isinstance(again, StoredRows)
+    assert again.folder == first.folder
+    assert whole(again).equals(whole(first))
+    assert counts_again.tolist() == counts.tolist() == [SAMPLES] * 3
+    first.close()
+    assert first.folder.exists()  # for later runs
+    write(paths[1], samples=2)
+    changed, counts = shards.list_shards(local, names, silent)
+    assert counts.tolist() == [SAMPLES, 2, SAMPLES]
+    assert len(changed) == 2 * SAMPLES + 2
+    assert [path for path in cache.iterdir() if path.is_dir()] == [changed.folder]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("harm", ["about.json", "key.values", "key.bounds", "shard.values"])
+def test_a_damaged_large_listing_is_not_used(
+    tmp_path: Path, shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 10)
+    expected = listed(shard).to_pylist()
+    (kept,) = (path for path in cache.iterdir() if path.is_dir())
+    (kept / harm).write_bytes((kept / harm).read_bytes()[:-8])
+    assert listed(shard).to_pylist() == expected
+
+
+def test_a_large_listing_that_nobody_used_for_long_is_removed(
+    tmp_path: Path, shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 10)
+    listed(shard)
+    old = time.time() - listing_cache.KEPT_S - 60
+    for path in cache.iterdir():
+        os.utime(path, (old, old))
+    other = tmp_path / "data-001.tar"
+    write(other, samples=2)
+    listed(other)
+    assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
 def test_a_broken_shard_among_many_is_named(tmp_path: Path) -> None:

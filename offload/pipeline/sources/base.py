@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from offload.pipeline.draws import Draws
-from offload.pipeline.index_rows import IndexRows, Runs
+from offload.pipeline.index_rows import IndexRows, whole
 from offload.pipeline.shuffling import Groups
 from offload.pipeline.wire import Columns
 
@@ -69,7 +69,7 @@ class Index:
     @property
     def table(self) -> pa.Table:
         """The rows of all samples as one table, which may take much memory."""
-        return self.rows.whole() if isinstance(self.rows, Runs) else self.rows
+        return whole(self.rows)
 
 
 Tell = Callable[[str], None]

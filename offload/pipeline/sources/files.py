@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -15,12 +16,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
-from offload.pipeline.aside import each_aside
 from offload.pipeline.sources.base import Tell, silent
 from offload.pipeline.sources.listing_cache import cache, cached, remove_unused
+from offload.pipeline.sources.walking import Take, walk_local, walk_remote
 
-SEVERAL = 16  # number of folders from which on parallel listing pays
-LISTING_THREADS = 8
 LOCAL_THREADS, REMOTE_THREADS = 4, 32  # that read small parts of many files
 WORTH_CACHING = 10_000  # files
 SETTLED_S = (
@@ -96,67 +95,15 @@ def requests_at_once(fs: pafs.FileSystem) -> int:
     return LOCAL_THREADS if isinstance(fs, pafs.LocalFileSystem) else REMOTE_THREADS
 
 
-def list_files(
-    path: Path,
-    filesystem: Any = None,
-    tell: Tell = silent,
-    note: Callable[[pafs.FileSystem, pafs.FileInfo], None] | None = None,
-) -> tuple[pafs.FileSystem, str, list[str]]:
-    """All files below a folder, sorted by path: (file system, the folder on it, paths on it).
-
-    ``note`` gets what remote storage tells of each file. Raises ConfigError if the folder is missing, is a file, or is not readable.
-    """
+def open_folder(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:
+    """The file system of a folder, and the folder on it. Raises ConfigError if the folder is missing, is a file, or is not readable."""
     fs, root = open_filesystem(path, filesystem)
     root = root.rstrip("/")
-    if isinstance(fs, pafs.LocalFileSystem):
-        return fs, root, _list_local(root, tell)
-    try:
-        info = fs.get_file_info(root)
-        if info.type == pafs.FileType.NotFound:
-            raise ConfigError(f"{os.fspath(path)!r} does not exist. Check the path and the bucket's name.")
-        files = _list_remote(fs, root, tell, note)
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError(
-            f"cannot list {os.fspath(path)!r}: {error}. Check the credentials, the region and the path."
-        ) from None
-    return fs, root, sorted(f for f in files if not _is_hidden(f[len(root) + 1 :]))
-
-
-def _list_remote(
-    fs: pafs.FileSystem, root: str, tell: Tell, note: Callable[[pafs.FileSystem, pafs.FileInfo], None] | None
-) -> list[str]:
-    """All files below a folder. Storage lists a folder page by page, so this lists several folders at once."""
-    files: list[str] = []
-    folders = [root]
-
-    def add(found: list[pafs.FileInfo]) -> None:
-        for info in found:
-            if info.type == pafs.FileType.File:
-                files.append(info.path)
-                if note is not None:
-                    note(fs, info)
-        tell(f"{len(files):,} files")
-
-    while 0 < len(folders) < SEVERAL:
-        found = fs.get_file_info(pafs.FileSelector(folders.pop(0)))
-        folders += [info.path for info in found if info.type == pafs.FileType.Directory]
-        add(found)
-
-    def below(folder: str) -> list[pafs.FileInfo]:
-        return fs.get_file_info(pafs.FileSelector(folder, recursive=True))  # type: ignore[no-any-return]
-
-    folders = [folder for folder in folders if not _is_hidden(folder[len(root) + 1 :])]
-    # fsspec's file systems hold locks of their own, and some do not support threads.
-    each_aside(below, folders, threads=1 if isinstance(fs, pafs.PyFileSystem) else LISTING_THREADS, done=add)
-    return files
-
-
-def _is_hidden(path: str) -> bool:
-    """Whether the name of a file, or of a folder on its path, begins with a dot (``.ipynb_checkpoints``, ``._a.jpg``)."""
-    return any(part.startswith(".") for part in path.split("/"))
-
-
-def _list_local(root: str, tell: Tell) -> list[str]:
+    if not isinstance(fs, pafs.LocalFileSystem):
+        with telling_errors(path):
+            if fs.get_file_info(root).type == pafs.FileType.NotFound:
+                raise ConfigError(f"{os.fspath(path)!r} does not exist. Check the path and the bucket's name.")
+        return fs, root
     try:
         os.stat(root)
     except FileNotFoundError:
@@ -167,59 +114,74 @@ def _list_local(root: str, tell: Tell) -> list[str]:
         raise _cannot_list(error) from None
     if not os.path.isdir(root):
         raise ConfigError(f"{root!r} is a file, not a folder.")
-    known = ("files below", os.path.abspath(root))
-    if (earlier := _still_right(cached(known))) is not None:
-        tell(f"{len(earlier):,} files")
-        return earlier
-    found: list[str] = []
-    visited: list[str] = []
-    began = time.time()
-
-    def refuse(error: OSError) -> None:
-        raise _cannot_list(error)
-
-    # Class folders are often links to a larger data set.
-    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
-        folders[:] = [n for n in folders if not n.startswith(".") and not _leads_back(os.path.join(folder, n))]
-        found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
-        visited.append(folder)
-        tell(f"{len(found):,} files")
-    found.sort()
-    if len(found) >= WORTH_CACHING:
-        modified = {folder: os.stat(folder).st_mtime_ns for folder in visited}
-        if max(modified.values()) < (began - SETTLED_S) * 1e9:
-            cache(known, _listing(found, modified))
-            remove_unused()
-    return found
+    return fs, root
 
 
-def _listing(files: list[str], modified: Mapping[str, int]) -> pa.Table:
-    """Files, with the times at which their folders were modified. Names that are no text (b"\\xff.jpg") survive as bytes."""
-    folders = json.dumps({os.fsencode(folder).hex(): at for folder, at in modified.items()})
-    table = pa.table({"path": pa.array(map(os.fsencode, files), pa.large_binary())})
-    return table.replace_schema_metadata({"folders": folders})
-
-
-def _still_right(listing: pa.Table | None) -> list[str] | None:
-    """The files of an earlier listing, if no folder has changed since then."""
-    if listing is None:
-        return None
+@contextlib.contextmanager
+def telling_errors(path: Path) -> Iterator[None]:
+    """Raise errors of remote storage as ConfigErrors."""
     try:
-        folders = json.loads(listing.schema.metadata[b"folders"])
-        for folder, at in folders.items():
-            if os.stat(bytes.fromhex(folder)).st_mtime_ns != at:
-                return None
-    except OSError:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(
+            f"cannot list {os.fspath(path)!r}: {error}. Check the credentials, the region and the path."
+        ) from None
+
+
+def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple[pafs.FileSystem, str, list[str]]:
+    """All files below a folder, sorted by path: (file system, the folder on it, paths on it).
+
+    Raises ConfigError if the folder is missing, is a file, or is not readable.
+    """
+    fs, root = open_folder(path, filesystem)
+    found: list[str] = []
+
+    def take(paths: list[str], infos: Sequence[pafs.FileInfo] | None) -> None:
+        found.extend(paths)
+        tell(f"{len(found):,} files")
+
+    if not isinstance(fs, pafs.LocalFileSystem):
+        with telling_errors(path):
+            walk_remote(fs, root, take)
+        return fs, root, found
+    known = ("files below", root)
+    if (earlier := cached(known)) is not None and unchanged(earlier.schema.metadata[b"folders"]):
+        found = [os.fsdecode(path) for path in earlier["path"].to_pylist()]
+        tell(f"{len(found):,} files")
+        return fs, root, found
+    folders = walk_settled(root, take)
+    if folders is not None and len(found) >= WORTH_CACHING:
+        # Names that are no text (b"\xff.jpg") survive as bytes.
+        table = pa.table({"path": pa.array(map(os.fsencode, found), pa.large_binary())})
+        cache(known, table.replace_schema_metadata({"folders": folders}))
+        remove_unused()
+    return fs, root, found
+
+
+def walk_settled(root: str, take: Take) -> str | None:
+    """Hand over the files below a folder of this machine. Return the times at which its folders were modified, for :func:`unchanged`; None
+    if one may change again without another time.
+
+    Raises ConfigError.
+    """
+    began = time.time()
+    visited: list[str] = []
+    try:
+        walk_local(root, take, visited.append)
+        modified = {folder: os.stat(folder).st_mtime_ns for folder in visited}
+    except OSError as error:
+        raise _cannot_list(error) from None
+    if max(modified.values()) >= (began - SETTLED_S) * 1e9:
         return None
-    return [os.fsdecode(path) for path in listing["path"].to_pylist()]
+    return json.dumps({os.fsencode(folder).hex(): at for folder, at in modified.items()})
 
 
-def _leads_back(folder: str) -> bool:
-    """Whether this folder is a link to one of its parents."""
-    if not os.path.islink(folder):
+def unchanged(folders: str | bytes) -> bool:
+    """Whether no folder has changed since a listing."""
+    try:
+        return all(os.stat(bytes.fromhex(folder)).st_mtime_ns == at for folder, at in json.loads(folders).items())
+    except OSError:
         return False
-    target, here = os.path.realpath(folder), os.path.realpath(os.path.dirname(folder))
-    return os.path.commonpath((target, here)) == target
 
 
 def _cannot_list(error: OSError) -> ConfigError:

@@ -6,19 +6,17 @@ import functools
 import os
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from offload.errors import ConfigError
 from offload.pipeline.cache.spec import CacheSpec
-from offload.pipeline.images import EXTENSIONS, DecodeError
+from offload.pipeline.images import DecodeError
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import FILE, CachedFiles
-from offload.pipeline.sources.files import Path, list_files, printable, read_file
+from offload.pipeline.sources.files import Path, printable, read_file
+from offload.pipeline.sources.image_rows import list_images
 from offload.pipeline.sources.read_ahead import ReadAhead
-from offload.pipeline.sources.versions import Versions
 
 _BROKEN = "corrupt or truncated image"
 
@@ -28,39 +26,10 @@ def list_image_folder(
 ) -> Index:
     """The index of a folder's images: their paths, and the numbers of their classes in sorted order. ``encoded``: the transform decodes
     JPEG files itself. With ``cache``, remote files have a ``version``."""
-    versions: dict[str, int] = {}
-    looks: list[Versions] = []
-
-    def note(fs: pafs.FileSystem, info: pafs.FileInfo) -> None:
-        if not looks:
-            looks.append(Versions(fs))
-        if info.path.lower().endswith(EXTENSIONS):
-            versions[info.path] = looks[0].of(info)
-
-    fs, root, files = list_files(path, filesystem, tell, note if cache is not None else None)
-    images = [f for f in files if f.lower().endswith(EXTENSIONS)]
-    if not images:
-        raise ConfigError(
-            f"no images under '{printable(root)}' ({len(files)} other files). Expected {root}/<class>/<name> ending in "
-            f"{', '.join(EXTENSIONS)}."
-        )
-    relative = [f[len(root) + 1 :].split("/") for f in images]
-    loose = next((f for f, parts in zip(images, relative, strict=True) if len(parts) < 2), None)
-    if loose is not None:
-        raise ConfigError(
-            f"'{printable(loose)}' is not in a class folder. Expected {root}/<class>/<name>: the folder's name is the label."
-        )
-    classes = tuple(sorted({parts[0] for parts in relative}))
-    number = {name: i for i, name in enumerate(classes)}
-    labels = np.array([number[parts[0]] for parts in relative], dtype=np.int64)
-    # Names of files need not be text.
-    table = pa.table({"path": pa.array(map(os.fsencode, images), pa.large_binary()), "label": labels})
-    if versions:
-        table = table.append_column("version", pa.array([versions[f] for f in images], pa.int64()))
+    rows, classes, fs, root = list_images(path, filesystem, versions=cache is not None, tell=tell)
     cached = None if cache is None else CachedFiles(fs, root, cache)
     reader = ImageFolderReader(fs, encoded=encoded, cached=cached)
-    name = f"image_folder({printable(root)})"
-    return Index(name=name, rows=table, reader=reader, classes=tuple(map(printable, classes)))
+    return Index(name=f"image_folder({printable(root)})", rows=rows, reader=reader, classes=classes)
 
 
 _Place = tuple[str, int | None]

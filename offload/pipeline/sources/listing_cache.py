@@ -1,6 +1,7 @@
 """Listings that a later start of the same user on this machine finds again, in the user's cache folder.
 
-The caller names everything that a listing depends on, such as path, size and time of modification. Where it stops: it does not know what
+The caller names everything that a listing depends on, such as path, size and time of modification. A small listing is a file; the rows of
+a large one (:class:`offload.pipeline.stored_rows.StoredRows`) are a folder, which a later start maps. Where it stops: it does not know what
 is listed. A cache that cannot be read or written costs time alone.
 """
 
@@ -10,15 +11,24 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
+import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import pyarrow as pa
 
+from offload.pipeline.owned_folder import OwnedFolder, remove_left
+from offload.pipeline.stored_rows import StoredRows
+
 KEPT_S = 90 * 24 * 3600  # an unused listing is removed after this time
+
+_ABOUT = "about.json"
 
 Known = Sequence[str | int]
 
@@ -56,14 +66,72 @@ def cache(known: Known, table: pa.Table) -> None:
                 raise
 
 
+def new_folder() -> OwnedFolder:
+    """A folder for the rows of a large listing: among the listings, or among temporary files if nobody can write there. Raises OSError."""
+    remove_left(folder())
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        return OwnedFolder(folder())
+    except OSError:
+        temporary = Path(tempfile.gettempdir())
+        remove_left(temporary)
+        return OwnedFolder(temporary)
+
+
+def cached_rows(
+    known: Known, dictionaries: Mapping[str, pa.Array] | None = None
+) -> tuple[StoredRows, dict[str, Any]] | None:
+    """The rows of a large listing of what is known, and the facts that belong to them; None if there are none. ``dictionaries``: the
+    values of their columns of numbers."""
+    for path in _folders(known):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            about = json.loads((path / _ABOUT).read_bytes())
+            rows = StoredRows(
+                folder=path,
+                columns=about["columns"],
+                rows=about["rows"],
+                sizes=about["sizes"],
+                dictionaries=dictionaries or {},
+            )
+            if all((path / name).stat().st_size == size for name, size in rows.sizes.items()):
+                os.utime(path)
+                return rows, about["facts"]
+    return None
+
+
+def cache_rows(known: Known, rows: StoredRows, facts: Mapping[str, Any]) -> StoredRows:
+    """Keep the rows of a large listing for later starts, with facts in JSON. Return the rows at their new place, or as they were if they
+    cannot be kept. An earlier listing of what is known goes."""
+    if rows.owned is None or rows.folder.parent != folder():
+        return rows
+    earlier, path = _folders(known), folder() / f"{_name(known)}.{secrets.token_hex(8)}"
+    try:
+        about = {"columns": rows.columns, "rows": rows.rows, "sizes": rows.sizes, "facts": facts}
+        (rows.folder / _ABOUT).write_text(json.dumps(about))
+        rows.owned.give(path)
+    except OSError:
+        return rows
+    for folder_before in earlier:
+        shutil.rmtree(folder_before, ignore_errors=True)
+    return replace(rows, folder=path, owned=None)
+
+
 def remove_unused() -> None:
     """Remove listings that nobody used for long."""
     with contextlib.suppress(OSError):
         for path in folder().iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > KEPT_S:
-                    path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _folders(known: Known) -> list[Path]:
+    return list(folder().glob(f"{_name(known)}.{'?' * 16}"))
 
 
 def _path(known: Known) -> Path:
-    return folder() / f"{hashlib.sha256(json.dumps(list(known)).encode()).hexdigest()}.arrow"
+    return folder() / f"{_name(known)}.arrow"
+
+
+def _name(known: Known) -> str:
+    return hashlib.sha256(json.dumps(list(known)).encode()).hexdigest()

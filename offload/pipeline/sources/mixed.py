@@ -15,7 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offload.errors import RunError
-from offload.pipeline.shuffling import Consecutive, mix
+from offload.pipeline.index_rows import IndexRows, Numbers, close_rows, open_rows, rows_at
+from offload.pipeline.shuffling import Consecutive, Groups, mix
 from offload.pipeline.sources.base import At, Index, Reader, Samples, nowhere
 from offload.pipeline.wire import Column, Columns, as_array, common_dtype
 
@@ -36,18 +37,46 @@ class MixedIndex(Index):
     parts: tuple[Index, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class MixedRows:
+    """The rows of all parts, one after the other, each kept as its source keeps it."""
+
+    parts: tuple[IndexRows, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def take(self, ids: Numbers) -> pa.Table:
+        """The index rows of these samples, in this order, with the columns of all parts."""
+        stops = np.cumsum([len(part) for part in self.parts])
+        numbers = np.searchsorted(stops, ids, side="right")
+        tables, places = [], []
+        for number, part in enumerate(self.parts):
+            mine = np.flatnonzero(numbers == number)
+            table = rows_at(part, ids[mine].astype(np.int64) - (stops[number] - len(part)))
+            table = table.rename_columns([f"{number}/{column}" for column in table.column_names])
+            tables.append(table.append_column(PART, pa.array(np.full(len(table), number, dtype=np.int16))))
+            places.append(mine)
+        return rows_at(pa.concat_tables(tables, promote_options="default"), np.argsort(np.concatenate(places)))
+
+    def open(self) -> None:
+        """See :func:`offload.pipeline.index_rows.open_rows`."""
+        for part in self.parts:
+            open_rows(part)
+
+    def close(self) -> None:
+        """See :func:`offload.pipeline.index_rows.close_rows`."""
+        for part in self.parts:
+            close_rows(part)
+
+
 def mixed_index(name: str, parts: Mapping[str, Index]) -> MixedIndex:
     """The samples of all parts: the first sample of a part has the id after the last one of the part before."""
     indexes = tuple(parts.values())
-    tables = []
-    for number, index in enumerate(indexes):
-        table = index.table
-        table = table.rename_columns([f"{number}/{column}" for column in table.column_names])
-        tables.append(table.append_column(PART, pa.array(np.full(len(table), number, dtype=np.int16))))
     first = indexes[0].classes
     return MixedIndex(
         name=name,
-        rows=pa.concat_tables(tables, promote_options="default"),
+        rows=MixedRows(tuple(index.rows for index in indexes)),
         reader=MixedReader(tuple(parts), tuple(index.reader for index in indexes)),
         groups=_groups(indexes),
         classes=first if all(index.classes == first for index in indexes) else (),
@@ -56,10 +85,13 @@ def mixed_index(name: str, parts: Mapping[str, Index]) -> MixedIndex:
     )
 
 
-def _groups(indexes: Sequence[Index]) -> NDArray[np.int64] | None:
+def _groups(indexes: Sequence[Index]) -> Groups | None:
     """The groups of all parts, numbered through. A sample of a part without groups is a group of its own."""
     if all(index.groups is None for index in indexes):
         return None
+    runs = [index.groups.counts for index in indexes if isinstance(index.groups, Consecutive)]
+    if len(runs) == len(indexes):
+        return Consecutive(np.concatenate(runs))
     found, used = [], 0
     for index in indexes:
         groups = np.arange(len(index.rows), dtype=np.int64) if index.groups is None else index.groups

@@ -13,15 +13,18 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
+from numpy.typing import NDArray
 
 from offload.errors import ConfigError
-from offload.pipeline.aside import each_aside
+from offload.pipeline.aside import each_in_order
 from offload.pipeline.sources.base import Tell
 from offload.pipeline.sources.files import printable, requests_at_once
-from offload.pipeline.sources.listing_cache import cache, cached, remove_unused
+from offload.pipeline.sources.listing_cache import cache, cache_rows, cached, cached_rows, new_folder, remove_unused
 from offload.pipeline.sources.positioned import Positioned
+from offload.pipeline.stored_rows import RowsWriter, StoredRows
 
 HEADER = 512  # bytes of a tar header
 REQUEST_BYTES = 64 << 10  # at least, where each read is a request
@@ -30,42 +33,83 @@ Members = dict[str, tuple[int, int]]
 """The place of each member's bytes in the shard by extension: (offset, size)."""
 
 
-def list_shards(fs: pafs.FileSystem, paths: Sequence[str], tell: Tell) -> list[pa.Table]:
-    """The samples of each shard: their ``key`` and, as JSON, their ``members``. Raises ConfigError for a shard that cannot be read."""
-    found: dict[int, pa.Table] = {}
-    samples = 0
+def list_shards(
+    fs: pafs.FileSystem, paths: Sequence[str], tell: Tell
+) -> tuple[pa.Table | StoredRows, NDArray[np.int64]]:
+    """The samples of all shards (``shard``, ``key`` and, as JSON, ``members``), and the number of samples of each shard.
 
-    def done(shard: tuple[int, pa.Table]) -> None:
-        nonlocal samples
-        number, found[number] = shard
-        samples += found[number].num_rows
-        tell(f"{len(found):,} of {len(paths):,} shards, {samples:,} samples")
+    Raises ConfigError for a shard that cannot be read.
+    """
+    looked = _looked_at(fs, paths)
+    seen = [[shard.size, shard.mtime_ns] for shard, _ in looked]
+    # Storage that does not tell when a shard changed gets no cache.
+    tells = all(size and changed for size, changed in seen)
+    whole = ("shards", fs.type_name, *paths)
+    names = {"shard": pa.array(paths, pa.large_string())}
+    if tells and (earlier := cached_rows(whole, names)) is not None and earlier[1]["seen"] == seen:
+        rows, facts = earlier
+        tell(f"{len(paths):,} shards, {len(rows):,} samples")
+        return rows, np.array(facts["samples"], dtype=np.int64)
+    counts: list[int] = []
+    writer = RowsWriter(new_folder)
 
-    def listed(number: int) -> tuple[int, pa.Table]:
-        return number, _shard(fs, paths[number])
+    def listed(number: int) -> pa.Table:
+        return _shard(fs, paths[number], *looked[number])
 
-    each_aside(listed, list(range(len(paths))), threads=requests_at_once(fs), done=done)
+    def done(table: pa.Table) -> None:
+        shard = pa.array(np.full(table.num_rows, len(counts), np.int32))
+        writer.add(table.add_column(0, "shard", shard))
+        counts.append(table.num_rows)
+        tell(f"{len(counts):,} of {len(paths):,} shards, {len(writer):,} samples")
+
+    each_in_order(listed, range(len(paths)), threads=requests_at_once(fs), done=done)
+    found = writer.finish(dictionaries=names)
+    if tells and isinstance(found, StoredRows):
+        found = cache_rows(whole, found, {"seen": seen, "samples": counts})
     remove_unused()
-    return [found[number] for number in range(len(paths))]
+    return found, np.array(counts, dtype=np.int64)
 
 
-def _shard(fs: pafs.FileSystem, path: str) -> pa.Table:
-    index_path = f"{path.removesuffix('.tar')}.idx"
+_Looked = tuple[pafs.FileInfo, pafs.FileInfo]
+"""What storage tells of a shard, and of its index file."""
+
+
+def _looked_at(fs: pafs.FileSystem, paths: Sequence[str]) -> list[_Looked]:
+    found: list[_Looked] = []
+
+    def look(path: str) -> _Looked:
+        try:
+            shard, index = fs.get_file_info([path, _index_path(path)])
+        except (OSError, pa.ArrowException) as error:
+            raise _unreadable(path, error) from None
+        return shard, index
+
+    each_in_order(look, paths, threads=requests_at_once(fs), done=found.append)
+    return found
+
+
+def _shard(fs: pafs.FileSystem, path: str, shard: pafs.FileInfo, index: pafs.FileInfo) -> pa.Table:
+    known = [fs.type_name, shard.path, shard.size, shard.mtime_ns] if shard.size and shard.mtime_ns else None
     try:
-        shard, index = fs.get_file_info([path, index_path])
-        # Storage that does not tell when a shard changed gets no cache.
-        known = [fs.type_name, shard.path, shard.size, shard.mtime_ns] if shard.size and shard.mtime_ns else None
         table = None if known is None else cached(known)
         if table is None:
-            samples = _indexed(fs, shard, index_path) if index.type == pafs.FileType.File else None
+            samples = _indexed(fs, shard, _index_path(path)) if index.type == pafs.FileType.File else None
             table = _table(_scanned(fs, path) if samples is None else samples)
             if known is not None:
                 cache(known, table)
     except (tarfile.TarError, OSError, pa.ArrowException) as error:
-        raise ConfigError(
-            f"cannot read {path!r} as a tar shard: {error}. Check the path; compressed shards must be unpacked."
-        ) from None
+        raise _unreadable(path, error) from None
     return table
+
+
+def _index_path(path: str) -> str:
+    return f"{path.removesuffix('.tar')}.idx"
+
+
+def _unreadable(path: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"cannot read {path!r} as a tar shard: {error}. Check the path; compressed shards must be unpacked."
+    )
 
 
 def _table(samples: Mapping[str, Members]) -> pa.Table:

@@ -61,17 +61,13 @@ def list_webdataset(
     paths, fs, inner = [path for path, _, _ in found], found[0][1], [place for _, _, place in found]
     check_text(inner)
     seen = _seen(fs, inner) if cache is not None else {}  # before their members: these may be newer
-    tables = list_shards(fs, inner, tell)
-    sizes = [table.num_rows for table in tables]
-    if not any(sizes):
+    rows, counts = list_shards(fs, inner, tell)
+    if not counts.any():
         raise ConfigError(f"the {len(paths)} shard(s) of {shards!r} hold no samples.")
-    groups = Consecutive(np.array(sizes, dtype=np.int64))
-    names = pa.DictionaryArray.from_arrays(pa.array(groups.each(), pa.int32()), pa.array(inner, pa.large_string()))
-    table = pa.concat_tables(tables).add_column(0, "shard", names).combine_chunks()
     name = f"webdataset({paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''})"
     cached = None if cache is None else CachedFiles(fs, os.path.dirname(inner[0]), cache)
     reader = WebDatasetReader(fs, encoded=encoded, cached=cached, seen=seen)
-    return Index(name=name, rows=table, reader=reader, groups=groups)
+    return Index(name=name, rows=rows, reader=reader, groups=Consecutive(counts))
 
 
 def _seen(fs: pafs.FileSystem, paths: list[str]) -> dict[str, Seen]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from offload.pipeline.index_rows import close_rows
 from offload.pipeline.pool import PackedRecipe
 from offload.pipeline.sources.base import Index
 from offload.pipeline.sources.units import UnitIndex, UnitRecipe
@@ -54,6 +55,11 @@ class Listed:
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, if the source knows them."""
         return () if self.index is None else self.index.classes
+
+    def close(self) -> None:
+        """Remove what the listing keeps on disk for this run alone."""
+        if self.index is not None:
+            close_rows(self.index.rows)
 
     def recipe(self, seed: int) -> Any:
         """The recipe of its tasks."""

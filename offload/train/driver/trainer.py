@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -249,12 +250,15 @@ class Trainer:
                 _check_nothing_was_committed(directory, storage, name)
             return storage, holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
 
-        with view as live, preparing(address):
+        with view as live, preparing(address), ExitStack() as listings:
             if storage_path is not None:
                 live.status(f"checking the checkpoint storage {storage_path}")
             storage, outdated = in_time(storage_checked, storage_path or str(directory.path))
             live.status("listing the data")
-            listed = {name: self.listed(name, live.waiting) for name in self.datasets}
+            listed: dict[str, Listed] = {}
+            for each in self.datasets:
+                listed[each] = self.listed(each, live.waiting)
+                listings.callback(listed[each].close)
             live.status("starting Ray")
             metrics_port = next((c.ray_metrics_port for c in self.callbacks if c.ray_metrics_port is not None), None)
             with connected(address, metrics_port=metrics_port) as cluster:

@@ -1,0 +1,63 @@
+"""A folder of files that one process needs for a while. It is for this user alone, and goes when its process closes it or ends.
+
+A killed process leaves its folder behind. The lock in it is free then, so that the next process that makes a folder there removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+_PREFIX = "offload-index-"
+_LOCK = "lock"
+
+
+class OwnedFolder:
+    """A folder that this process owns. ``path``: where it is."""
+
+    def __init__(self, parent: Path) -> None:
+        """Make a folder in ``parent``. Raises OSError."""
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # it tells others that the owner lives
+            if os.fstat(self._lock).st_nlink:
+                break
+            os.close(self._lock)  # another process took the folder for one that was left behind
+        self._end = weakref.finalize(self, _end, self.path, self._lock, os.getpid())
+
+    def remove(self) -> None:
+        """Remove the folder, if it is still there."""
+        self._end()
+
+    def give(self, path: Path) -> None:
+        """Rename the folder, which nobody owns any more. Raises OSError."""
+        (self.path / _LOCK).unlink()
+        os.rename(self.path, path)
+        self._end.detach()
+        os.close(self._lock)
+
+
+def _end(path: Path, lock: int, pid: int) -> None:
+    if os.getpid() != pid:  # a fork, whose parent still needs the folder
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
+
+
+def remove_left(parent: Path) -> None:
+    """Remove the folders of owners that were killed."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)

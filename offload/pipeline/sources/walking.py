@@ -1,0 +1,103 @@
+"""All files below a folder, in the order of their paths, a folder's at a time: the names of millions need no memory at once.
+
+The order is that of the sorted paths: a folder counts as its name with a slash, so that ``a-1/`` comes before ``a/``. What begins with a
+dot (``.ipynb_checkpoints``, ``._a.jpg``) does not count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow.fs as pafs
+
+from offload.pipeline.aside import each_in_order
+
+SEVERAL = 16  # number of folders from which on parallel listing pays
+LISTING_THREADS = 8
+
+Take = Callable[[list[str], Sequence[pafs.FileInfo] | None], None]
+"""Called with the next paths, and with what remote storage tells of them."""
+
+
+def walk_local(root: str, take: Take, visited: Callable[[str], None]) -> None:
+    """Hand over the files below a folder of this machine, links to folders included. ``visited`` gets each folder. Raises OSError."""
+    found: list[str] = []
+    open_folders = [_entries(root)]
+    visited(root)
+    while open_folders:
+        for path in open_folders[-1]:
+            if path.endswith("/"):
+                if found:
+                    take(found, None)
+                    found = []
+                visited(path[:-1])
+                open_folders.append(_entries(path[:-1]))
+                break
+            found.append(path)
+        else:
+            open_folders.pop()
+    if found:
+        take(found, None)
+
+
+def _entries(folder: str) -> Iterator[str]:
+    """The files and, with a slash, the folders in a folder, in order."""
+    names = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if not _is_folder(entry):
+                names.append(entry.name)
+            elif not _leads_back(entry.path):
+                names.append(f"{entry.name}/")
+    return (os.path.join(folder, name) for name in sorted(names))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads nowhere
+        return False
+
+
+def _leads_back(folder: str) -> bool:
+    """Whether this folder is a link to one of its parents."""
+    if not os.path.islink(folder):
+        return False
+    target, here = os.path.realpath(folder), os.path.realpath(os.path.dirname(folder))
+    return os.path.commonpath((target, here)) == target
+
+
+def walk_remote(fs: pafs.FileSystem, root: str, take: Take) -> None:
+    """Hand over the files below a folder of remote storage. Raises OSError. Storage lists a folder page by page, so this lists several
+    folders at once."""
+    files: list[pafs.FileInfo] = []
+    folders = [root]
+    while 0 < len(folders) < SEVERAL:
+        found = fs.get_file_info(pafs.FileSelector(folders.pop(0)))
+        folders += [info.path for info in found if info.type == pafs.FileType.Directory]
+        files += [info for info in found if info.type == pafs.FileType.File]
+    folders = [folder for folder in folders if not _is_hidden(folder[len(root) + 1 :])]
+    # What is to be listed, between the files that are known already.
+    parts: list[tuple[str, pafs.FileInfo | None]] = [(info.path, info) for info in files]
+    parts = sorted([*parts, *((f"{folder}/", None) for folder in folders)], key=lambda part: part[0])
+
+    def below(part: tuple[str, pafs.FileInfo | None]) -> list[pafs.FileInfo]:
+        path, info = part
+        found = [info] if info is not None else fs.get_file_info(pafs.FileSelector(path[:-1], recursive=True))
+        found = [f for f in found if f.type == pafs.FileType.File and not _is_hidden(f.path[len(root) + 1 :])]
+        return sorted(found, key=lambda info: info.path)  # type: ignore[no-any-return]
+
+    def done(found: list[pafs.FileInfo]) -> None:
+        if found:
+            take([info.path for info in found], found)
+
+    # fsspec's file systems hold locks of their own, and some do not support threads.
+    each_in_order(below, parts, threads=1 if isinstance(fs, pafs.PyFileSystem) else LISTING_THREADS, done=done)
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether the name of a file, or of a folder on its path, begins with a dot."""
+    return any(part.startswith(".") for part in path.split("/"))
