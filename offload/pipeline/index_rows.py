@@ -23,6 +23,9 @@ from offload.pipeline.wire import POSITION, SAMPLE_ID
 Numbers = NDArray[np.integer[Any]]
 
 _AT_ONCE = 1024  # ids that are compared with a run's bounds at once
+_MAPPED_AT_ONCE = (
+    256  # rows in files that are taken before their memory is given back: some 50 MB if they lie far apart
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,10 +173,16 @@ def _taken(rows: IndexRows, ids: Numbers) -> TakenRuns | TakenRows:
     if isinstance(rows, Runs):
         return rows.taken_runs(ids)
     if isinstance(rows, StoredRows):
-        taken = _of_table(rows.table, ids)
-        rows.rest()
-        return TakenRows(taken)
+        return TakenRows(_of_stored(rows, ids))
     return TakenRows(_of_table(rows, ids) if isinstance(rows, pa.Table) else rows.take(ids))
+
+
+def _of_stored(rows: StoredRows, ids: Numbers) -> pa.Table:
+    table, parts = rows.table, []
+    for start in range(0, max(len(ids), 1), _MAPPED_AT_ONCE):
+        parts.append(_of_table(table, ids[start : start + _MAPPED_AT_ONCE]))
+        rows.rest()  # the kernel maps several pages around each value
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def _of_table(rows: pa.Table, ids: Numbers) -> pa.Table:

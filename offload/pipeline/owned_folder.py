@@ -52,7 +52,10 @@ def _end(path: Path, lock: int, pid: int) -> None:
 
 def remove_left(parent: Path) -> None:
     """Remove the folders of owners that were killed."""
-    for path in parent.glob(f"{_PREFIX}*"):
+    left: list[Path] = []
+    with contextlib.suppress(OSError):
+        left = list(parent.glob(f"{_PREFIX}*"))
+    for path in left:
         with contextlib.suppress(OSError):
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:

@@ -237,12 +237,16 @@ class RowsWriter:
                 file.flush()
 
     def _unwritable(self, error: OSError) -> ConfigError:
+        reason = error.strerror or error
         if self._folder is None:
-            where = f"a folder for the names of more than {IN_MEMORY:,} samples cannot be made"
-        else:
-            where = f"the names of {self._rows:,} samples cannot be written to {self._folder.path}"
-            self._discard()
-        return ConfigError(f"{where}: {error.strerror or error}. Free space there, or {REMEDY}.")
+            return ConfigError(
+                f"no folder can be made for the names of more than {IN_MEMORY:,} samples: {reason}. Free space in the user's cache "
+                f"folder, or {REMEDY}."
+            )
+        self._discard()
+        return ConfigError(
+            f"the names of {self._rows:,} samples cannot be written to {self._folder.path}: {reason}. Free space there, or {REMEDY}."
+        )
 
     def _discard(self) -> None:
         assert self._folder is not None

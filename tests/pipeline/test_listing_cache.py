@@ -151,5 +151,6 @@ def test_a_second_listing_of_images_walks_through_no_folder(
     assert len(list_image_folder(data)) == len(first) + 1
     if in_memory == 2:
         os.utime(data / "a", (1e9, 1e9))
-        changed = list_image_folder(data)
-        assert [path for path in cache.iterdir() if path.is_dir()] == [changed.rows.folder]
+        changed = list_image_folder(data).rows
+        assert isinstance(changed, stored_rows.StoredRows)
+        assert [path for path in cache.iterdir() if path.is_dir()] == [changed.folder]

@@ -195,7 +195,8 @@ def test_a_second_start_maps_a_large_listing(tmp_path: Path, cache: Path, monkey
     changed, counts = shards.list_shards(local, names, silent)
     assert counts.tolist() == [SAMPLES, 2, SAMPLES]
     assert len(changed) == 2 * SAMPLES + 2
-    assert [path for path in cache.iterdir() if path.is_dir()] == [changed.folder]  # type: ignore[union-attr]
+    assert isinstance(changed, StoredRows)
+    assert [path for path in cache.iterdir() if path.is_dir()] == [changed.folder]
 
 
 @pytest.mark.parametrize("harm", ["about.json", "key.values", "key.bounds", "shard.values"])

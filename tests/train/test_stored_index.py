@@ -89,8 +89,8 @@ def test_a_stopped_run_resumes_with_exactly_the_rest_and_leaves_no_files(data: P
     samples = {"folder": IMAGES, "mix": 2 * IMAGES}[kind]
 
     def run() -> offload.Result:
-        config = {"log": str(log), "stop": samples // 16 + 3}
-        return trainer(train, source(kind, data), config=config).fit(run_dir=data / "run", quiet=True)
+        config = {"log": str(log), "stop": samples // 4 + 3}
+        return trainer(train, source(kind, data), batch_size=4, config=config).fit(run_dir=data / "run", quiet=True)
 
     run()
     assert sum(map(Counter.total, seen(log).values())) < 2 * samples
@@ -136,11 +136,13 @@ stored_rows.IN_MEMORY = 10
 
 class Means:
     '''The worker's host waits until the other one has made a sample.'''
+    def __init__(self, marker):
+        self.marker = marker
+
     def __call__(self, batch):
-        marker = Path(sys.argv[1]) / "marker"
         if socket.gethostname() == "cpu-1":
-            marker.touch()
-        while not marker.exists():
+            self.marker.touch()
+        while not self.marker.exists():
             time.sleep(0.05)
         x = np.array([[image.mean()] for image in batch["image"]], np.float32)
         return {"x": x, "there": np.full(len(x), socket.gethostname() == "cpu-1")}
@@ -160,7 +162,7 @@ def train(ctx):
 folder = Path(sys.argv[1])
 offload.Trainer(
     train,
-    datasets={"train": offload.webdataset(folder / "tars", Means)},
+    datasets={"train": offload.webdataset(folder / "tars", Means(folder / "marker"))},
     workers=1,
     batch_size=4,
     scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": 1, "gpu_slot": 1}),

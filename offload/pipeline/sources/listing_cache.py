@@ -126,7 +126,9 @@ def remove_unused() -> None:
 
 
 def _folders(known: Known) -> list[Path]:
-    return list(folder().glob(f"{_name(known)}.{'?' * 16}"))
+    with contextlib.suppress(OSError):
+        return list(folder().glob(f"{_name(known)}.{'?' * 16}"))
+    return []
 
 
 def _path(known: Known) -> Path:

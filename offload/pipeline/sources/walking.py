@@ -88,7 +88,7 @@ def walk_remote(fs: pafs.FileSystem, root: str, take: Take) -> None:
         path, info = part
         found = [info] if info is not None else fs.get_file_info(pafs.FileSelector(path[:-1], recursive=True))
         found = [f for f in found if f.type == pafs.FileType.File and not _is_hidden(f.path[len(root) + 1 :])]
-        return sorted(found, key=lambda info: info.path)  # type: ignore[no-any-return]
+        return sorted(found, key=lambda info: info.path)
 
     def done(found: list[pafs.FileInfo]) -> None:
         if found:
