@@ -1,6 +1,7 @@
 """A folder of files that one process needs for a while. It is for this user alone, and goes when its process closes it or ends.
 
-A killed process leaves its folder behind. The lock in it is free then, so that the next process that makes a folder there removes it.
+A killed process leaves its folder behind. The lock in it is free then, so that the next process of the host that makes a folder there
+removes it. Other hosts may share the disk, and not every shared disk knows their locks: they leave it alone.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 import weakref
 from pathlib import Path
 
-_PREFIX = "offload-index-"
+_PREFIX = f"offload-index-{socket.gethostname()}-"
 _LOCK = "lock"
 
 
@@ -25,7 +27,12 @@ class OwnedFolder:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)  # it tells others that the owner lives
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX)  # it tells others that the owner lives
+            except OSError:  # the disk knows no locks
+                os.close(self._lock)
+                shutil.rmtree(self.path, ignore_errors=True)
+                raise
             if os.fstat(self._lock).st_nlink:
                 break
             os.close(self._lock)  # another process took the folder for one that was left behind
@@ -37,10 +44,10 @@ class OwnedFolder:
 
     def give(self, path: Path) -> None:
         """Rename the folder, which nobody owns any more. Raises OSError."""
-        (self.path / _LOCK).unlink()
         os.rename(self.path, path)
         self._end.detach()
         os.close(self._lock)
+        (path / _LOCK).unlink()
 
 
 def _end(path: Path, lock: int, pid: int) -> None:
