@@ -23,9 +23,7 @@ from offload.pipeline.wire import POSITION, SAMPLE_ID
 Numbers = NDArray[np.integer[Any]]
 
 _AT_ONCE = 1024  # ids that are compared with a run's bounds at once
-_MAPPED_AT_ONCE = (
-    256  # rows in files that are taken before their memory is given back: some 50 MB if they lie far apart
-)
+_MAPPED_AT_ONCE = 1024  # rows in files that are taken before their pages are given back: 200 MB if they lie far apart
 
 
 @dataclass(frozen=True, eq=False)
