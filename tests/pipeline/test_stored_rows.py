@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
 from offload.pipeline import stored_rows
+from offload.pipeline.cache.spec import parse_cache
 from offload.pipeline.index_rows import rows_at, whole
 from offload.pipeline.owned_folder import OwnedFolder
 from offload.pipeline.sources import image_rows, listing_cache
@@ -112,6 +113,17 @@ def test_what_travels_is_no_name(all_on_disk: None) -> None:
     assert len(pickle.dumps(rows)) < 2000
 
 
+def test_versions_of_remote_files_are_stored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = parse_cache("cache", f"ssd:{tmp_path / 'ssd'}:1GB")
+    fs = pafs.PyFileSystem(MadeUp(3, 4))
+    small = list_image_folder("data", filesystem=fs, cache=cache)
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", 0)
+    large = list_image_folder("data", filesystem=fs, cache=cache)
+    assert isinstance(large.rows, StoredRows)
+    assert large.table.column_names == ["path", "label", "version"]
+    assert large.table.equals(small.table)
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +145,7 @@ class MadeUp(pafs.FileSystemHandler):  # type: ignore[misc]
             names = [f"data/class-{number:05d}" for number in range(self.classes)]
             return [pafs.FileInfo(name, type=pafs.FileType.Directory) for name in names]
         names = [f"{folder}/an-image-with-a-name-{number:08d}.jpg" for number in range(self.images)]
-        return [pafs.FileInfo(name, type=pafs.FileType.File, size=9) for name in names]
+        return [pafs.FileInfo(name, type=pafs.FileType.File, size=9, mtime_ns=10**18) for name in names]
 
     def _refuse(self, *unused: Any) -> Any:
         raise NotImplementedError
