@@ -1,6 +1,8 @@
 """One hub on a local Ray, with sleeping cores and counting workers: a whole pass, then fewer cores, all again, and the end.
 
-Where it stops: :mod:`benchmarks.stand_ins` has the cores and the workers.
+A machine of a few cores cannot make the calls of a thousand cores at their rate. So the clock of the cluster runs slower than that of the
+machine: the blocks are the same ones, further apart. What does not depend on the clock is measured: CPU time, memory, and who gets what.
+Where it stops: :mod:`benchmarks.stand_ins` has the cores, :mod:`benchmarks.counting_ranks` the workers.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import statistics
 import sys
 import threading
 import time
@@ -16,40 +19,43 @@ from typing import Any, Literal
 import numpy as np
 import ray
 
-from benchmarks import stand_ins
+from benchmarks import counting_ranks, stand_ins
 from offload import preload
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.pool import PackedRecipe
-from offload.pipeline.sizing import task_s
+from offload.pipeline.sizing import Rates, plan_tasks
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.streams import Cores, Stream
 from offload.train.hub.client import HubClient
 
 LOCAL_BATCH = 32
-STORE_BYTES = 3 << 30  # of this machine's Ray
-NODE_STORE_BYTES = 9 << 30  # of each node, as the hub is told
+BLOCK_BYTES = 512 << 10  # of a full task: the smallest ones, of a quarter, are too large to travel inside of messages
+STORE_BYTES = 4 << 30  # of this machine's Ray
+NODE_STORE_BYTES = (
+    64 << 20
+)  # of each node, as the hub is told: in proportion to the blocks, which are a fiftieth of usual ones
+BLOCKS_PER_S = 80  # that two cores make, fetch and count beside the hub, half busy
+SETTLE, REST = 1.5, 2.0  # tasks of a core before and after the measurement
 CORES_OF_A_PROCESS = 125
-READ_S = 2.0
-DEADLINE_S = 300.0
-
-
-class NoContent:
-    """A recipe without content."""
-
-    def ready(self) -> NoContent:
-        return self
-
-    def process(self, rows: Any, *, epoch: int, scratch: Any, watch: Any) -> Any:
-        """Stand-ins do no work."""
-        raise NotImplementedError
+READ_S = 2.0  # by the cluster's clock
+LOOK_S = 0.25
+DEADLINE_S = 150.0
 
 
 class Case:
-    """A hub with so many cores and workers. ``kind``: cores that processes stand for, or a process for each."""
+    """A hub with so many cores and workers. ``kind``: cores that processes stand for, or a process for each. The measurement takes
+    ``seconds``, or the time of two tasks if they take longer."""
 
     def __init__(self, kind: Literal["stood", "real"], cores: int, workers: int, seconds: float) -> None:
-        self.cores, self.workers, self.seconds = cores, workers, seconds
-        self.samples = int(cores / stand_ins.SAMPLE_S * (seconds + 6 * task_s(cores)))
+        self.kind, self.cores, self.workers = kind, cores, workers
+        self.request = PassRequest(world_size=workers, first_rows=workers * LOCAL_BATCH, epoch=0, followed=True)
+        rows = _full_task(cores, self.request.first_rows)
+        core_task_s = rows * stand_ins.SAMPLE_S
+        self.slower = math.ceil(cores / core_task_s / BLOCKS_PER_S)
+        self.task_s = core_task_s * self.slower
+        self.seconds = max(seconds, 2 * self.task_s)
+        self.samples = round(cores * rows * (SETTLE + self.seconds / self.task_s + REST))
+        load = stand_ins.Load(sample_bytes=BLOCK_BYTES // rows, slower=self.slower)
         environment = preload.runtime_env({})
         options: dict[str, Any] = {"num_cpus": 0, "runtime_env": environment or None}
         self.processes: list[Any] = []
@@ -62,37 +68,39 @@ class Case:
         self.nodes = stand_ins.node_names(cores)
         self.stores = dict.fromkeys(self.nodes, float(NODE_STORE_BYTES))
         place = Cores(nodes=self.nodes, task_cpus=1.0, stores=self.stores, runtime_env=environment)
-        rows = list_torch_dataset(range(self.samples)).rows
-        stream = Stream(recipe=PackedRecipe.of(NoContent()), rows=rows, shuffle=True)
+        index = list_torch_dataset(range(self.samples)).rows
+        stream = Stream(recipe=PackedRecipe.of(load), rows=index, shuffle=True)
         hub_class: Any = ray.remote(stand_ins.ScaleHub)
         self.began = time.time()
         self.actor = hub_class.options(**options, max_concurrency=8 + 6 * workers, enable_task_events=False).remote(
-            {"train": stream}, place, self.processes
+            {"train": stream}, place, self.processes, self.slower
         )
         self.hub = HubClient(self.actor)
-        self.request = PassRequest(world_size=workers, first_rows=workers * LOCAL_BATCH, epoch=0, followed=True)
-        homes = [f"node-{rank // stand_ins.RANKS_PER_NODE}" for rank in range(workers)]
-        self.hub.start_ahead(self.request, "train", sorted(set(homes)))
-        ranks_class: Any = ray.remote(stand_ins.Ranks)
+        homes = [f"node-{rank // counting_ranks.RANKS_PER_NODE}" for rank in range(workers)]
+        ray.get(self.actor.start_ahead.remote(self.request, "train", sorted(set(homes))))
+        ranks_class: Any = ray.remote(counting_ranks.Ranks)
         self.ranks = [
             ranks_class.options(**options, max_concurrency=4).remote(
-                self.actor, [rank for rank in range(workers) if homes[rank] == home], workers, home
+                self.actor, [rank for rank in range(workers) if homes[rank] == home], workers, home, self.slower
             )
             for home in sorted(set(homes))
         ]
 
     def run(self) -> dict[str, float]:
-        """The measurements, by name."""
+        """The measurements, by name. Seconds are those of this machine's clock."""
         ended = threading.Event()
         threading.Thread(target=self._read, args=(ended,), daemon=True).start()
         attempt = self.hub.begin_group().attempt
         self._begin(PassKey(attempt=attempt, name="train", number=0), self.request)
         first = self._all_served()
         result = {"first_block_s": min(first.values()) - self.began, "all_served_s": max(first.values()) - self.began}
-        time.sleep(3 * task_s(self.cores))
+        _say(f"{self.task_s:.0f} s a task, {self.seconds:.0f} s of measurement")
+        time.sleep(SETTLE * self.task_s)
         result |= self._steady()
         _say("the end of the pass")
-        positions = np.concatenate(ray.get([each.join.remote() for each in self.ranks]))
+        began = time.time()
+        positions = np.concatenate(self._joined())
+        result["rest_of_pass_s"] = time.time() - began
         result["each_once"] = float(np.array_equal(np.sort(positions), np.arange(self.samples)))
         _say("the next pass")
         began = time.time()
@@ -108,7 +116,7 @@ class Case:
         _say("leaving")
         began = time.time()
         ray.get([each.leave.remote() for each in self.ranks])
-        ray.get([each.join.remote() for each in self.ranks])
+        self._joined()
         self._until(lambda: not ray.get(self.actor.usage.remote())["blocks"], "the end of a pass that all have left")
         result["left_s"] = time.time() - began
         ended.set()
@@ -117,10 +125,16 @@ class Case:
     def _begin(self, key: PassKey, request: PassRequest) -> None:
         ray.get([each.begin.remote(key, request) for each in self.ranks])
 
+    def _joined(self) -> list[Any]:
+        """The positions of all rows, by process, once all ranks are through with their pass."""
+        joining = [each.join.remote() for each in self.ranks]
+        self._until(lambda: len(ray.wait(joining, num_returns=len(joining), timeout=0)[0]) == len(joining), "a pass")
+        return ray.get(joining)
+
     def _read(self, ended: threading.Event) -> None:
         """Read the news as a driver does."""
         cursor = 0
-        while not ended.wait(READ_S):
+        while not ended.wait(READ_S * self.slower):
             cursor = self.hub.read(cursor).cursor
 
     def _counts(self) -> tuple[dict[int, int], dict[int, float]]:
@@ -141,24 +155,37 @@ class Case:
         after, rows_after = ray.get(self.actor.usage.remote()), self._counts()[0]
         wall_s, cpu_s, blocks = (after[name] - before[name] for name in ("at", "cpu_s", "blocks"))
         taken = [rows_after[rank] - rows_before[rank] for rank in range(self.workers)]
-        holders = self.processes or [self.actor]
-        slept = ray.get([each.slept_s.remote(before["at"], after["at"]) for each in holders])
-        return {
+        slept = ray.get([each.slept_s.remote(before["at"], after["at"]) for each in self.processes or [self.actor]])
+        asked = self.cores * self.slower / self.task_s
+        found = {
+            "slower": self.slower,
+            "busy": sum(map(sum, slept)) / wall_s / self.cores,
             "blocks_per_s": blocks / wall_s,
             "samples_per_s": sum(taken) / wall_s,
-            "busy": sum(map(sum, slept)) / wall_s / self.cores,
             "cpu_ms_per_block": cpu_s / blocks * 1e3,
-            "cpu_share": cpu_s / wall_s,
+            "ceiling_blocks_per_s": blocks / cpu_s,
+            "asked_blocks_per_s": asked,
+            "asked_samples_per_s": self.cores / stand_ins.SAMPLE_S,
+            "hub_share": asked * cpu_s / blocks,
             "uss_mib": after["uss_mib"],
             "fewest_over_most_rows": min(taken) / max(taken),
         }
+        if self.kind == "real":
+            found["core_mib"] = statistics.median(ray.get(self.actor.memory_bytes.remote())) / 2**20
+        return found
 
     def _until(self, condition: Any, what: str) -> None:
         until = time.time() + DEADLINE_S
         while not condition():
             if time.time() > until:
-                raise RuntimeError(f"{what} took more than {DEADLINE_S:.0f} s")
-            time.sleep(0.1)
+                raise RuntimeError(f"{what} took more than {DEADLINE_S:.0f} s; rows of ranks: {self._counts()[0]}")
+            time.sleep(LOOK_S)
+
+
+def _full_task(cores: int, first_rows: int) -> int:
+    """The rows of a full task."""
+    rates = Rates(core_seconds_per_sample=stand_ins.SAMPLE_S, bytes_per_sample=1.0)
+    return plan_tasks(sys.maxsize, cores=cores, first_rows=first_rows, rates=rates, local_batch_size=LOCAL_BATCH)[0]
 
 
 def measured(kind: Literal["stood", "real"], cores: int, workers: int, seconds: float) -> dict[str, float]:

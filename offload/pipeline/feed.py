@@ -64,8 +64,11 @@ class Feed:
             self._look()
 
     def start_ahead(self, request: PassRequest, name: str, homes: Collection[str] = ()) -> None:
-        """Start the first pass of the first attempt while its workers are still starting, on the nodes ``homes``."""
+        """Start the first pass of the first attempt while its workers are still starting, on the nodes ``homes``. It is too late once they
+        have begun: no worker would take the blocks."""
         with self.lock:
+            if self._attempt:
+                return
             self._expected = frozenset(homes)
             self._start(PassKey(attempt=self._attempt + 1, name=name, number=request.epoch), request)
 

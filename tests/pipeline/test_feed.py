@@ -293,6 +293,19 @@ def test_while_workers_start_a_far_node_makes_no_more_than_its_first_blocks(make
     assert feed.pool.next_task("b") is not None  # type: ignore[union-attr]
 
 
+def test_a_first_pass_that_is_asked_for_once_the_group_has_begun_takes_nothing_from_the_groups_own(
+    make: Callable[..., Feed],
+) -> None:
+    """Ray does not keep the order of calls. Nobody would take the blocks of a pass that belongs to no group."""
+    feed = make()
+    feed.begin(1)
+    feed.start_ahead(request(), "train", ["a"])
+    assert work_all(feed) == 0
+    feed.open(key(), request(), 0)
+    feed.start_ahead(request(), "train", ["a"])
+    assert work_all(feed) == SAMPLES // ROWS
+
+
 def test_a_core_of_a_node_that_has_left_may_still_ask(make: Callable[..., Feed]) -> None:
     feed = make(shuffle=True)
     feed.open(key(), request(), 0, "a")
