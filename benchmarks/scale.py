@@ -4,7 +4,8 @@
 
 A case's name is its kind, its cores and its workers.
 
-* ``alone``: the feed's own code without Ray, on cores that answer at once.
+* ``alone``: the feed's own code without Ray, on cores that answer at once, where workers wait for blocks.
+* ``full``: the same where cores wait for room.
 * ``stood``: the whole hub on a local Ray. Its cores sleep instead of working, and its workers fetch and count. A thousand processes do
   not fit a small machine: one stands for 125 cores, and another for the workers of a node.
 * ``real``: the same, with a process for each core.
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 from benchmarks import side_by_side
 
 CASES = (
-    "alone-64-1", "alone-250-8", "alone-500-8", "alone-1000-1", "alone-1000-8", "alone-1000-64", "real-64-1", "stood-64-1",
+    "alone-64-1", "alone-250-8", "alone-500-8", "alone-1000-1", "alone-1000-8", "alone-1000-64", "full-64-1", "full-1000-64", "real-64-1", "stood-64-1",
     "stood-250-8", "stood-1000-8", "stood-1000-64",
 )  # fmt: skip
 BLOCKS = 2000  # of a case without Ray
@@ -39,7 +40,7 @@ BLOCKS = 2000  # of a case without Ray
 
 def _checked(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
-        if not re.fullmatch(r"(alone|stood|real)-[1-9]\d*-[1-9]\d*", name):
+        if not re.fullmatch(r"(alone|full|stood|real)-[1-9]\d*-[1-9]\d*", name):
             raise click.BadParameter(f"{name!r} is no case. Give kind, cores and workers, such as stood-1000-64.")
     return names
 
@@ -99,10 +100,10 @@ def _write(output: Path, found: dict[str, list[dict[str, Any]]]) -> None:
 
 def _measured(case: str, seconds: float) -> dict[str, float]:
     kind, cores, workers = case.split("-")
-    if kind == "alone":
+    if kind in ("alone", "full"):
         from benchmarks import hub_alone
 
-        return hub_alone.measured(int(cores), int(workers), BLOCKS)
+        return hub_alone.measured(int(cores), int(workers), BLOCKS, full=kind == "full")
     from benchmarks import hub_on_ray
 
     return hub_on_ray.measured("real" if kind == "real" else "stood", int(cores), int(workers), seconds)

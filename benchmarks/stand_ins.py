@@ -7,6 +7,7 @@ stops: :mod:`benchmarks.hub_on_ray` says how many there are and what is measured
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -62,13 +63,15 @@ class Sleeper:
     def __init__(self) -> None:
         self._slept: list[tuple[float, float]] = []
         self._random = random.Random()
+        self._began = math.inf  # of the present task
 
     def work(self, rows: Any, load: Load) -> tuple[Any, Cost]:
         """A block of these index rows, and a cost as if the sleep had been work of a core."""
-        began = time.time()
+        began = self._began = time.time()
         time.sleep(rows.num_rows * SAMPLE_S * load.slower * self._random.uniform(1 - SPREAD, 1 + SPREAD))
         ended = time.time()
         self._slept.append((began, ended))
+        self._began = math.inf
         table = as_table(rows)
         positions = table.column(POSITION).to_numpy()
         content = np.zeros((len(positions), load.sample_bytes), np.uint8)
@@ -78,7 +81,8 @@ class Sleeper:
 
     def slept_s(self, since: float, until: float) -> float:
         """The seconds of work in this time."""
-        return sum(max(min(until, end) - max(since, begin), 0.0) for begin, end in list(self._slept))
+        slept = [*self._slept, (self._began, math.inf)]
+        return sum(max(min(until, end) - max(since, begin), 0.0) for begin, end in slept)
 
 
 class Stood:

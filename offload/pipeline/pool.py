@@ -33,6 +33,7 @@ from offload.pipeline.free_cores import FreeCores
 from offload.pipeline.gather import Scratch
 from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.ordinal import Ordinal, begin, lowest_free
+from offload.pipeline.refusals import Refusals
 from offload.pipeline.watch import GIVEN_UP, Watch
 
 IN_FLIGHT = 2  # tasks per actor: the running one and the next
@@ -262,6 +263,7 @@ class Pool:
         self._recipes: list[PackedRecipe] = []
         self._cores: list[_Core] = []
         self._free = FreeCores[_Core](IN_FLIGHT)
+        self._refusals = Refusals()
         for node in nodes:
             self._cores.append(self._new_core(node, planned=len(nodes)))
         self._again: deque[_Given] = deque()
@@ -302,15 +304,25 @@ class Pool:
     def _run(self) -> None:
         try:
             while True:
+                self._refusals.renew(time.monotonic())
                 while (found := self._found()) is not None:
                     self._start(*found)
-                if (news := self._news.get()) is None:
-                    self._looks = False
-                else:
-                    news()
+                self._heed(self._refusals.due_in(time.monotonic()))
         except BaseException as error:  # otherwise, callers that wait for blocks would wait forever
             self._work.failed(error)
             raise
+
+    def _heed(self, timeout_s: float | None) -> None:
+        """Wait for news, and act on them."""
+        try:
+            news = self._news.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        if news is None:
+            self._looks = False
+            self._refusals.look()
+        else:
+            news()
 
     def _new_core(self, node: str, replaced: int = 0, planned: int = 0) -> _Core:
         me = lowest_free({core.number for core in self._cores}, max(planned, len(self._cores) + 1))
@@ -354,15 +366,16 @@ class Pool:
 
         Cores without a process get no tasks: others might wait for the blocks.
         """
-        refused = set[str]()  # these nodes have no room, but another may have some
-        while (core := self._free.first(refused)) is not None:
+        while (core := self._free.first(self._refusals.nodes)) is not None:
+            began = time.thread_time()
             if (given := self._next(core.node)) is not None:
                 return core, given
-            refused.add(core.node)
+            self._refusals.add(core.node, time.thread_time() - began)  # it has no room, but another may have some
         return None
 
     def _place(self, core: _Core) -> None:
-        """Note whether a core may take a task, and how many it has."""
+        """Note whether a core may take a task, and how many it has. Its node may have room now."""
+        self._refusals.drop(core.node)
         if core.ready and not core.leaving and not core.dead:
             self._free.put(core, core.node, len(core.given))
         else:
@@ -393,6 +406,7 @@ class Pool:
             given.tries += not isinstance(error, NODE_GONE)
             if given.tries <= RETRIES:
                 self._again.append(given)
+                self._refusals.look()  # any node may run it
             else:
                 given.done(error)
         else:
@@ -442,6 +456,7 @@ class Pool:
         self._working &= wanted.keys()
         self._waiting.append(left)
         self._begun += 1
+        self._refusals.look()
         self._tell_free()
 
     def _let_go(self, core: _Core) -> None:

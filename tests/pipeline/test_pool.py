@@ -1,0 +1,91 @@
+"""The pool's questions for tasks. Its cores are objects that do what the test says."""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any
+
+from offload.pipeline.pool import Block, Cost, Pool, Task
+from tests.helpers import eventually
+
+FAR = [f"far-{number}" for number in range(20)]
+
+
+class Later:
+    """A reference to a value that is still to come."""
+
+    def __init__(self) -> None:
+        self.value: Future[Any] = Future()
+
+    def future(self) -> Future[Any]:
+        return self.value
+
+
+class Core:
+    """The actor of a core, and the handle of its methods. ``under_way`` gets its tasks."""
+
+    def __init__(self, under_way: queue.SimpleQueue[Future[Any]]) -> None:
+        self._under_way = under_way
+        self.process, self.warm = self, Warm()
+
+    def options(self, **_: Any) -> Core:
+        return self
+
+    def remote(self, *_: Any) -> tuple[object, Later]:
+        cost = Later()
+        self._under_way.put(cost.future())
+        return object(), cost
+
+
+class Warm:
+    def remote(self, recipe: Any) -> Later:
+        warmed = Later()
+        warmed.future().set_result(None)
+        return warmed
+
+
+class NearAlone:
+    """Tasks for one node alone. It counts the questions for each."""
+
+    run = None
+
+    def __init__(self) -> None:
+        self.asked = Counter[str]()
+        self.done = 0
+
+    def next_task(self, node: str) -> tuple[Task, Any] | None:
+        self.asked[node] += 1
+        recipe: Any = None
+        return (Task(recipe=recipe, rows=None, epoch=0), self._note) if node == "near" else None
+
+    def failed(self, error: BaseException) -> None: ...
+    def lost(self, node: str, error: BaseException) -> None: ...
+    def works(self, node: str) -> None: ...
+
+    def _note(self, made: Block | BaseException) -> None:
+        self.done += 1
+
+
+def test_a_finished_block_makes_the_pool_ask_for_its_own_node_alone() -> None:
+    """On a large cluster, many nodes may have no room for more blocks: asking for each of them takes longer than the block."""
+    under_way = queue.SimpleQueue[Future[Any]]()
+
+    class ByHand(Pool):
+        def _new_actor(self, node: str, me: Any) -> Any:
+            return Core(under_way)
+
+    work = NearAlone()
+    pool = ByHand(["near", *FAR], 1.0, work, {})
+    recipe: Any = None
+    pool.warm(recipe)
+    eventually(lambda: all(work.asked[node] for node in FAR))
+    before = Counter(work.asked)
+    for count in range(1, 51):
+        under_way.get(timeout=300).set_result(Cost(rows=1, size_bytes=1, cpu_s=1.0, wall_s=1.0))
+        eventually(lambda count=count: work.done == count)
+    eventually(lambda: work.asked["near"] >= before["near"] + 50)
+    assert all(work.asked[node] == before[node] for node in FAR)
+    pool.look()
+    eventually(lambda: all(work.asked[node] > before[node] for node in FAR))
