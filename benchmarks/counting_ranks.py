@@ -26,8 +26,8 @@ PUSH_S = 2.0  # by the cluster's clock
 class Ranks:
     """A process that stands for the workers of one node: each fetches like a worker, and counts."""
 
-    def __init__(self, hub: Any, ranks: Sequence[int], world_size: int, node: str, slower: int) -> None:
-        self._hub, self._node, self._slower = HubClient(hub), node, slower
+    def __init__(self, ranks: Sequence[int], world_size: int, node: str, slower: int) -> None:
+        self._node, self._slower = node, slower
         self._ranks, self._world_size = ranks, world_size
         self._rows: dict[int, int] = dict.fromkeys(ranks, 0)
         self._first: dict[int, float] = {}
@@ -37,8 +37,9 @@ class Ranks:
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
 
-    def begin(self, key: PassKey, request: PassRequest) -> None:
+    def begin(self, hub: HubClient, key: PassKey, request: PassRequest) -> None:
         """Take the rows of a pass from now on."""
+        self._hub = hub
         self._rows, self._first, self._positions = dict.fromkeys(self._ranks, 0), {}, []
         self._pieces = 0
         self._ended.clear()

@@ -78,8 +78,8 @@ class _Warm:
 
 
 def measured(cores: int, workers: int, blocks: int, *, full: bool) -> dict[str, float]:
-    """CPU time of the start and of each of ``blocks`` later blocks, their rows, and the fewest rows of a worker over the most. ``full``: the
-    workers are the bottleneck."""
+    """CPU time of the start and of each of ``blocks`` later blocks, their rows, and the fewest rows of a worker over the most.
+    ``full``: the workers are the bottleneck."""
     under_way: queue.SimpleQueue[tuple[Future[Any], int]] = queue.SimpleQueue()
     nodes = tuple(f"node-{core // CORES_PER_NODE}" for core in range(cores))
     feed = _feed(nodes, blocks, under_way)

@@ -35,7 +35,7 @@ NODE_STORE_BYTES = (
     64 << 20
 )  # of each node, as the hub is told: in proportion to the blocks, which are a fiftieth of usual ones
 BLOCKS_PER_S = 80  # that two cores make, fetch and count beside the hub, half busy
-SETTLE, REST = 1.5, 2.0  # tasks of a core before and after the measurement
+SETTLE, REST = 2.0, 2.0  # tasks of a core before and after the measurement
 CORES_OF_A_PROCESS = 125
 READ_S = 2.0  # by the cluster's clock
 LOOK_S = 0.25
@@ -65,6 +65,15 @@ class Case:
             threads = 2 * math.ceil(cores / count) + 4
             self.processes = [stood.options(**options, max_concurrency=threads).remote() for _ in range(count)]
             ray.get([process.slept_s.remote(0.0, 0.0) for process in self.processes])
+        homes = [f"node-{rank // counting_ranks.RANKS_PER_NODE}" for rank in range(workers)]
+        ranks_class: Any = ray.remote(counting_ranks.Ranks)
+        self.ranks = [
+            ranks_class.options(**options, max_concurrency=4).remote(
+                [rank for rank in range(workers) if homes[rank] == home], workers, home, self.slower
+            )
+            for home in sorted(set(homes))
+        ]
+        self._counts()  # they run: in a cluster, they need not wait for the processes of other nodes
         self.nodes = stand_ins.node_names(cores)
         self.stores = dict.fromkeys(self.nodes, float(NODE_STORE_BYTES))
         place = Cores(nodes=self.nodes, task_cpus=1.0, stores=self.stores, runtime_env=environment)
@@ -76,15 +85,7 @@ class Case:
             {"train": stream}, place, self.processes, self.slower
         )
         self.hub = HubClient(self.actor)
-        homes = [f"node-{rank // counting_ranks.RANKS_PER_NODE}" for rank in range(workers)]
         ray.get(self.actor.start_ahead.remote(self.request, "train", sorted(set(homes))))
-        ranks_class: Any = ray.remote(counting_ranks.Ranks)
-        self.ranks = [
-            ranks_class.options(**options, max_concurrency=4).remote(
-                self.actor, [rank for rank in range(workers) if homes[rank] == home], workers, home, self.slower
-            )
-            for home in sorted(set(homes))
-        ]
 
     def run(self) -> dict[str, float]:
         """The measurements, by name. Seconds are those of this machine's clock."""
@@ -123,7 +124,7 @@ class Case:
         return result
 
     def _begin(self, key: PassKey, request: PassRequest) -> None:
-        ray.get([each.begin.remote(key, request) for each in self.ranks])
+        ray.get([each.begin.remote(self.hub, key, request) for each in self.ranks])
 
     def _joined(self) -> list[Any]:
         """The positions of all rows, by process, once all ranks are through with their pass."""
@@ -153,7 +154,9 @@ class Case:
         before, rows_before = ray.get(self.actor.usage.remote()), self._counts()[0]
         time.sleep(self.seconds)
         after, rows_after = ray.get(self.actor.usage.remote()), self._counts()[0]
-        wall_s, cpu_s, blocks = (after[name] - before[name] for name in ("at", "cpu_s", "blocks"))
+        wall_s, cpu_s, python_cpu_s, blocks, rows = (
+            after[name] - before[name] for name in ("at", "cpu_s", "python_cpu_s", "blocks", "rows")
+        )
         taken = [rows_after[rank] - rows_before[rank] for rank in range(self.workers)]
         slept = ray.get([each.slept_s.remote(before["at"], after["at"]) for each in self.processes or [self.actor]])
         asked = self.cores * self.slower / self.task_s
@@ -162,7 +165,10 @@ class Case:
             "busy": sum(map(sum, slept)) / wall_s / self.cores,
             "blocks_per_s": blocks / wall_s,
             "samples_per_s": sum(taken) / wall_s,
+            "rows_per_block": rows / blocks,
+            "taken_over_made": sum(taken) / rows,
             "cpu_ms_per_block": cpu_s / blocks * 1e3,
+            "python_ms_per_block": python_cpu_s / blocks * 1e3,
             "ceiling_blocks_per_s": blocks / cpu_s,
             "asked_blocks_per_s": asked,
             "asked_samples_per_s": self.cores / stand_ins.SAMPLE_S,

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from offload import machine
 from offload.pipeline import wire
 from offload.pipeline.feed import Feed
 from offload.pipeline.index_rows import as_table
-from offload.pipeline.passes import TAKE_TIMEOUT_S, PassKey, Reach, Slice
+from offload.pipeline.pass_tasks import PassTasks
+from offload.pipeline.passes import TAKE_TIMEOUT_S, Pass, PassKey, Reach, Slice
 from offload.pipeline.pool import Cost, PackedRecipe, Pool, Preprocessor
 from offload.pipeline.streams import Cores, Stream
 from offload.pipeline.wire import POSITION, SAMPLE_ID
@@ -207,20 +209,30 @@ class ScaleHub(Hub):
         return super().take(key, rank, want, reach, under_way, timeout_s or TAKE_TIMEOUT_S * self._slower)
 
     def usage(self) -> dict[str, float]:
-        """CPU seconds and blocks of this process so far, and its memory now."""
+        """CPU seconds and blocks of this process so far, and its memory now. ``python_cpu_s``: those of the threads that may hold Python's
+        lock. Ray names them after the actor, and its own ones after what they do."""
         process = psutil.Process()
         times, memory = process.cpu_times(), process.memory_full_info()
         return {
             "at": time.time(),
             "cpu_s": times.user + times.system,
+            "python_cpu_s": sum(
+                thread.user_time + thread.system_time
+                for thread in process.threads()
+                if Path(f"/proc/self/task/{thread.id}/comm").read_text().startswith("ray::")
+            ),
             "uss_mib": memory.uss / 2**20,
             "blocks": self._blocks(),
+            "rows": sum(current._first_row for current, _ in self._open()),
         }
 
     def _blocks(self) -> int:
         """The finished blocks of all open passes."""
+        return sum(tasks._issued - tasks._unfinished for _, tasks in self._open())
+
+    def _open(self) -> list[tuple[Pass, PassTasks]]:
         assert self.pool is not None
-        return sum(tasks._issued - tasks._unfinished for _, tasks in list(self.pool._passes.values()))
+        return list(self.pool._passes.values())
 
     def slept_s(self, since: float, until: float) -> list[float]:
         """The seconds of work of each core with a process of its own."""
