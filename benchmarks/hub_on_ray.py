@@ -37,6 +37,7 @@ NODE_STORE_BYTES = (
 BLOCKS_PER_S = 80  # that two cores make, fetch and count beside the hub, half busy
 SETTLE, REST = 2.0, 2.0  # tasks of a core before and after the measurement
 CORES_OF_A_PROCESS = 125
+PROCESS_START_S = 0.7  # for each core's own process, one after the other
 READ_S = 2.0  # by the cluster's clock
 LOOK_S = 0.25
 DEADLINE_S = 150.0
@@ -54,7 +55,10 @@ class Case:
         self.slower = math.ceil(cores / core_task_s / BLOCKS_PER_S)
         self.task_s = core_task_s * self.slower
         self.seconds = max(seconds, 2 * self.task_s)
-        self.samples = round(cores * rows * (SETTLE + self.seconds / self.task_s + REST))
+        starting_s = (
+            PROCESS_START_S * cores / 2 if kind == "real" else 0.0
+        )  # in which half of the cores work, on average
+        self.samples = round(cores * rows * ((starting_s + self.seconds) / self.task_s + SETTLE + REST))
         load = stand_ins.Load(sample_bytes=BLOCK_BYTES // rows, slower=self.slower)
         environment = preload.runtime_env({})
         options: dict[str, Any] = {"num_cpus": 0, "runtime_env": environment or None}
@@ -95,6 +99,8 @@ class Case:
         self._begin(PassKey(attempt=attempt, name="train", number=0), self.request)
         first = self._all_served()
         result = {"first_block_s": min(first.values()) - self.began, "all_served_s": max(first.values()) - self.began}
+        self._until(self._started, "the start of all cores")
+        result["all_started_s"] = time.time() - self.began
         _say(f"{self.task_s:.0f} s a task, {self.seconds:.0f} s of measurement")
         time.sleep(SETTLE * self.task_s)
         result |= self._steady()
@@ -112,7 +118,7 @@ class Case:
             _say(name)
             began = time.time()
             self.hub.reshape(wanted, self.stores, DEADLINE_S).result()
-            self._until(lambda: not ray.get(self.actor.core_counts.remote())[1], "cores that start")
+            self._until(self._started, "the start of cores")
             result[name] = time.time() - began
         _say("leaving")
         began = time.time()
@@ -122,6 +128,9 @@ class Case:
         result["left_s"] = time.time() - began
         ended.set()
         return result
+
+    def _started(self) -> bool:
+        return not ray.get(self.actor.core_counts.remote())[1]
 
     def _begin(self, key: PassKey, request: PassRequest) -> None:
         ray.get([each.begin.remote(self.hub, key, request) for each in self.ranks])
