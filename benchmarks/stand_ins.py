@@ -30,7 +30,7 @@ from offload.pipeline.passes import TAKE_TIMEOUT_S, Pass, PassKey, Reach, Slice
 from offload.pipeline.pool import Cost, PackedRecipe, Pool, Preprocessor
 from offload.pipeline.streams import Cores, Stream
 from offload.pipeline.wire import POSITION, SAMPLE_ID
-from offload.train.hub.actor import Hub
+from offload.train.hub.actor import Hub, take_turns
 from offload.train.hub.board import Board
 
 SAMPLE_S = 0.025  # of a core, by the cluster's clock, like all times here
@@ -182,6 +182,7 @@ class ScaleHub(Hub):
     :class:`Load`."""
 
     def __init__(self, streams: dict[str, Stream], cores: Cores, processes: Sequence[Any], slower: int) -> None:
+        take_turns()
         StoodPool.processes = processes
         self._slower = slower
         self._without_cache = set[str]()
