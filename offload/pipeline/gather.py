@@ -7,11 +7,15 @@ kernel has to clear first. That would cost 5 % of decoding and cropping a JPEG.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from offload.pipeline.wire import Array, Column, Columns, as_array
+from offload.pipeline.wire import Array, Column, Columns, as_array, take
+
+Rows: TypeAlias = NDArray[np.integer[Any]]
+"""Numbers of rows."""
 
 
 class Scratch:
@@ -37,34 +41,44 @@ class Gather:
         self._filled: dict[str, int] = {}
         self._odd: set[str] = set()
 
-    def place(self, columns: Columns) -> Columns:
-        """The same columns, with arrays copied to their place in the block."""
-        return {name: self._place(name, column) for name, column in columns.items()}
+    def place(self, columns: Columns, rows: Rows | None = None) -> Columns:
+        """The same columns, or these ``rows`` of them, with arrays copied to their place in the block."""
+        return {name: self._place(name, column, rows) for name, column in columns.items()}
 
     def whole(self, name: str, rows: int) -> Array | None:
         """The whole column, if all its ``rows`` rows are in place."""
         return self._into[name][:rows] if self._filled.get(name) == rows else None
 
-    def _place(self, name: str, column: Column) -> Column:
+    def _place(self, name: str, column: Column, numbers: Rows | None) -> Column:
         rows = _alike(column) if name not in self._odd else None
         if rows is None:
-            self._odd.add(name)
-            return column
+            return self._left(name, column, numbers)
         first = rows[0]
         into = self._into.get(name)
         if into is None:
             into = self._into[name] = self._scratch.rows(name, self._rows, first.shape, first.dtype)
         elif into.shape[1:] != first.shape or into.dtype != first.dtype:
-            self._odd.add(name)
-            return column
+            return self._left(name, column, numbers)
         start = self._filled.get(name, 0)
-        place = into[start : start + len(rows)]
-        if isinstance(rows, np.ndarray):
+        stop = start + (len(rows) if numbers is None else len(numbers))
+        if stop > len(into):
+            return self._left(name, column, numbers)
+        place = into[start:stop]
+        if not isinstance(rows, np.ndarray):
+            np.stack(rows if numbers is None else [rows[i] for i in numbers], out=place)
+        elif numbers is None:
             place[:] = rows
         else:
-            np.stack(rows, out=place)
-        self._filled[name] = start + len(rows)
+            np.take(
+                rows, numbers, axis=0, out=place, mode="clip"
+            )  # the mode "raise" would take them to other memory first
+        self._filled[name] = stop
         return place
+
+    def _left(self, name: str, column: Column, numbers: Rows | None) -> Column:
+        """A column without a place."""
+        self._odd.add(name)
+        return column if numbers is None else take({name: column}, numbers)[name]
 
 
 def _alike(column: Column) -> Array | Sequence[Array] | None:

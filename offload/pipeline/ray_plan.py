@@ -27,6 +27,7 @@ import ray.data
 from ray import cloudpickle
 from ray.data import DataContext
 from ray.data._internal.compute import TaskPoolStrategy
+from ray.data._internal.datasource_v2.formats.parquet import parquet_file_reader
 from ray.data._internal.datasource_v2.formats.parquet.footer_file_indexer import (
     FooterFileIndexer,
     _file_chunks_to_manifest,
@@ -36,7 +37,11 @@ from ray.data._internal.execution.interfaces.task_context import TaskContext
 from ray.data._internal.execution.operators.input_data_buffer import InputDataBuffer
 from ray.data._internal.execution.operators.limit_operator import LimitOperator
 from ray.data._internal.execution.operators.map_operator import MapOperator
-from ray.data._internal.execution.operators.map_transformer import MapTransformer, MapTransformFnDataType
+from ray.data._internal.execution.operators.map_transformer import (
+    BatchMapTransformFn,
+    MapTransformer,
+    MapTransformFnDataType,
+)
 from ray.data._internal.execution.operators.union_operator import UnionOperator
 from ray.data._internal.logical.interfaces import LogicalPlan
 from ray.data._internal.logical.operators import (
@@ -66,6 +71,7 @@ from ray.data.block import BlockAccessor
 from ray.data.exceptions import SystemException
 from ray.data.expressions import RandomExpr, UDFExpr, UUIDExpr
 
+from offload.pipeline.table_batches import numpy_batches
 from offload.pipeline.wire import Columns
 
 UNIT_BYTES = 32 << 20
@@ -584,6 +590,8 @@ class Runner:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised; Ray logs each retry, too
+        # Ray's reader of Parquet would decode columns on 32 threads; each process here has one core.
+        parquet_file_reader._READER_CPU_COUNT = 0
         self._instances: list[Any] = []
         for transformer in chain.transformers:
             # Ray keeps the objects of one step's classes in this global, one step to a process.
@@ -592,11 +600,11 @@ class Runner:
             self._instances.append(ray.data._map_actor_context)
         ray.data._map_actor_context = None
 
-    def run(self, given: bytes, *, number: int, start: int = 0, stop: int | None = None) -> list[Columns]:
+    def run(self, given: bytes, *, number: int, start: int = 0, stop: int | None = None) -> Iterator[Columns]:
         """The samples of a unit, as pieces of columns. Empty pieces are left out."""
         context = TaskContext(task_idx=number, op_name=str(self.chain))
         with DataContext.current(self.chain.context), TaskContext.current(context):
-            return [piece for piece in self._pieces(given, start, stop, context) if piece]
+            yield from filter(None, self._pieces(given, start, stop, context))
 
     def run_each(
         self, given: bytes, *, number: int, start: int = 0, stop: int | None = None
@@ -653,13 +661,22 @@ class Runner:
         for function, instance in functions[:-1]:
             blocks = _with_instance(function(blocks, context), instance)
         last, instance = functions[-1]
-        results = _with_instance(last._apply_transform(context, last._pre_process(blocks)), instance)
+        results = _with_instance(last._apply_transform(context, _taken_in(last, blocks)), instance)
         if last._input_type is MapTransformFnDataType.Row:
             yield _columns_of_rows(results)
         elif last._input_type is MapTransformFnDataType.Batch:
             yield from map(_columns_of_batch, results)
         else:
             yield from map(_columns_of_block, results)
+
+
+def _taken_in(function: Any, blocks: Iterable[Any]) -> Iterable[Any]:
+    """What a function takes of these blocks: rows, batches, or the blocks."""
+    in_arrays = isinstance(function, BatchMapTransformFn) and function._batch_format == "numpy"
+    if in_arrays and isinstance(function._batch_size, int) and function._zero_copy_batch:
+        return numpy_batches(blocks, function._batch_size, function._pre_process)
+    found: Iterable[Any] = function._pre_process(blocks)
+    return found
 
 
 def _with_instance(results: Iterable[Any], instance: Any) -> Iterator[Any]:

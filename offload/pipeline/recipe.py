@@ -199,7 +199,7 @@ def process(
         for i, reason in errors.items():
             skipped[start + i] = f"{recipe.reader.describe(chunk, i)}: {reason}"
         if len(good):
-            check_names(recipe, made, (SAMPLE_ID, POSITION, ERROR, CONTENTS, *(() if recipe.whole else (SAMPLES,))))
+            check_block_names(recipe, made)
             parts.append(made if recipe.whole else gather.place(made))
             kept.append(good + start)
         start = stop
@@ -461,6 +461,11 @@ def _checked(out: Any) -> dict[str, Any]:
             )
         raise TypeError(f"it returned {type(out).__name__}, not a dict of columns")
     return dict(out)
+
+
+def check_block_names(recipe: Recipe, columns: Mapping[Any, Any]) -> None:
+    """Raise RunError for column names that are not text, or that a block uses itself."""
+    check_names(recipe, columns, (SAMPLE_ID, POSITION, ERROR, CONTENTS, *(() if recipe.whole else (SAMPLES,))))
 
 
 def check_names(recipe: Recipe, columns: Mapping[Any, Any], reserved: Sequence[str]) -> None:

@@ -122,7 +122,12 @@ def join(parts: Sequence[Column]) -> Column:
 
 def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
     """The selected rows of every column."""
-    return {n: c[rows] if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
+    return {n: _taken(c, rows) if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
+
+
+def _taken(column: Array, rows: Sequence[int] | np.ndarray[Any, Any]) -> Array:
+    # Several times as fast as column[rows] for rows of some numbers, but it would copy a column of another layout as a whole.
+    return column.take(rows, axis=0) if column.flags.c_contiguous and len(rows) else column[rows]
 
 
 def as_array(value: Any) -> Array:

@@ -285,7 +285,7 @@ def made(dataset: ray.data.Dataset) -> list[dict[str, Any]]:
     runners = [Runner(cloudpickle.loads(cloudpickle.dumps(chain))) for chain in plan.chains]
     found: list[dict[str, Any]] = []
     for number, unit in enumerate(plan.units):
-        columns = joined(runners[unit.chain].run(unit.given, number=number, start=unit.start, stop=unit.stop))
+        columns = joined(list(runners[unit.chain].run(unit.given, number=number, start=unit.start, stop=unit.stop)))
         count = len(next(iter(columns.values()), ()))
         assert unit.rows in (None, count), (unit, count)
         found += [{name: column[i] for name, column in columns.items()} for i in range(count)]

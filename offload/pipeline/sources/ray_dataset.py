@@ -48,6 +48,7 @@ def units_of(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool =
             "start": pa.array([unit.start for unit in plan.units], pa.int64()),
             "stop": pa.array([unit.stop for unit in plan.units], pa.int64()),
             "source": pa.array([unit.source for unit in plan.units], pa.int64()),
+            "inputs": pa.array([unit.inputs for unit in plan.units], pa.int64()),
             "rows": pa.array([unit.rows for unit in plan.units], pa.int64()),
         }
     )

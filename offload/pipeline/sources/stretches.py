@@ -60,10 +60,11 @@ class Stretches:
         """Where these places are in the stretch; None if they are not, one after the other."""
         assert self._held is not None
         held = self._held[1]
-        for at in (self._at, *np.flatnonzero(held == places[0]).tolist()[:1]):
-            if np.array_equal(held[at : at + len(places)], places):
-                return at
-        return None
+        if np.array_equal(held[self._at : self._at + len(places)], places):
+            return self._at
+        # Looking through the whole stretch takes longer.
+        at = int(np.argmax(held == places[0]))
+        return at if np.array_equal(held[at : at + len(places)], places) else None
 
 
 class Rows:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import RunError
+from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.randomness import seed_generators
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Samples
@@ -61,8 +62,10 @@ class UnitMaker:
         seed_generators(mix(seed, epoch, number, 4))
         errors: dict[int, str] = {}
         place = {"number": number, "start": unit["start"], "stop": unit["stop"]}
+        pieces = _Pieces(expected_rows(unit))
         try:
-            pieces = runner.run(unit["given"], **place)
+            for piece in runner.run(unit["given"], **place):
+                pieces.add(piece)
         except RunError:
             raise
         except FAILURES as error:
@@ -73,7 +76,7 @@ class UnitMaker:
                 ) from None
             columns, count, errors = _row_by_row(runner, unit, place, mix(seed, epoch, number, 6))
         else:
-            columns = joined(pieces)
+            columns = pieces.joined()
             count = _length(columns)
         for column, values in columns.items():
             if len(values) != count:
@@ -93,24 +96,62 @@ COUNT = "count"
 """A column of a task: the samples that a unit gave before; None if that is unknown."""
 
 
+def expected_rows(unit: Mapping[str, Any]) -> int | None:
+    """The samples of a unit whose steps give as many rows as they get; None if its rows are unknown."""
+    rows: int | None = unit["inputs"] if unit["rows"] is None else unit["rows"]
+    return rows
+
+
 def unit_name(label: str) -> str:
     """A unit's name in messages."""
     return f"{label} of the ray.data.Dataset"
 
 
-def gathered(units: NDArray[Any], rows: NDArray[Any], made: Callable[[int], Made], *, changed: bool) -> Samples:
-    """The samples at these rows of these units. ``changed``: whether a transform may change them in place."""
+def gathered(units: NDArray[Any], rows: NDArray[Any], made: Callable[[int], Made]) -> Samples:
+    """The samples at these rows of these units, in memory that a transform may change."""
     cuts = (np.flatnonzero(np.diff(units)) + 1).tolist()
     runs = list(itertools.pairwise([0, *cuts, len(units)]))
     pieces: list[Columns] = []
     errors: dict[int, str] = {}
     for start, stop in runs:
         unit = made(int(units[start]))
-        pieces.append(_picked(unit.columns, rows[start:stop], changed))
+        pieces.append(_picked(unit.columns, rows[start:stop]))
         for row in range(start, stop) if unit.errors else ():
             if (reason := unit.errors.get(int(rows[row]))) is not None:
                 errors[row] = reason
     return Samples(joined(pieces, [stop - start for start, stop in runs]), errors)
+
+
+class _Pieces:
+    """The pieces of a unit. As they come, they go to memory for all its rows: joining them later would read them from memory again.
+    ``rows``: about their number; None: unknown."""
+
+    def __init__(self, rows: int | None) -> None:
+        self._rows, self._pieces = rows, list[Columns]()
+        self._gather: Gather | None = None
+
+    def add(self, piece: Columns) -> None:
+        if self._gather is None and self._rows is not None and self._pieces:  # there are several
+            self._gather = Gather(self._rows, Scratch())
+            self._pieces = [self._placed(self._gather, each) for each in self._pieces]
+        self._pieces.append(piece if self._gather is None else self._placed(self._gather, piece))
+
+    def joined(self) -> Columns:
+        """The columns of all pieces."""
+        gather = self._gather
+        if gather is None:
+            return joined(self._pieces)
+        rows = sum(map(_length, self._pieces))
+        whole = {name: gather.whole(name, rows) for name in dict.fromkeys(name for p in self._pieces for name in p)}
+        rest = {name for name, column in whole.items() if column is None}
+        parts = [{name: column for name, column in piece.items() if name in rest} for piece in self._pieces]
+        found = joined(parts, list(map(_length, self._pieces)))
+        return {name: found[name] if column is None else column for name, column in whole.items()}
+
+    @staticmethod
+    def _placed(gather: Gather, piece: Columns) -> Columns:
+        arrays = {name: column for name, column in piece.items() if isinstance(column, np.ndarray)}
+        return {**piece, **gather.place(arrays)}
 
 
 def _row_by_row(
@@ -146,11 +187,10 @@ def _own(column: Column) -> Column:
     return column.copy() if isinstance(column, np.ndarray) and not column.flags.writeable else column
 
 
-def _picked(columns: Columns, rows: NDArray[np.int64], changed: bool) -> Columns:
-    """These rows: views if they follow one another, but of memory that may be changed if ``changed``. A stored block is shared."""
+def _picked(columns: Columns, rows: NDArray[np.int64]) -> Columns:
+    """These rows: views if they follow one another, but not of memory that others share, such as a stored block's."""
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.all(np.diff(rows) == 1):
-        found = {name: column[rows[0] : rows[-1] + 1] for name, column in columns.items()}
-        return {name: _own(column) if changed else column for name, column in found.items()}
+        return {name: _own(column[rows[0] : rows[-1] + 1]) for name, column in columns.items()}
     return take(columns, rows)
 
 

@@ -75,7 +75,7 @@ class UnitReader:
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         units = rows.column("unit").to_numpy()
-        return gathered(units, rows.column("row").to_numpy(), self._made, changed=True)
+        return gathered(units, rows.column("row").to_numpy(), self._made)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         label = self.units.column("label")[rows.column("unit")[row].as_py()].as_py()

@@ -7,7 +7,7 @@ rows. Where it stops: :mod:`offload.pipeline.ray_plan` knows Ray's plans, and :m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offload.errors import RunError
+from offload.pipeline.assemble import Processed, assemble
 from offload.pipeline.chunks import TRAINED, whole_chunks
 from offload.pipeline.foreign import user_ids
-from offload.pipeline.gather import Scratch
+from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import Recipe, process
+from offload.pipeline.recipe import Recipe, check_block_names, process
 from offload.pipeline.shuffling import generator, mix
 from offload.pipeline.sources.base import At, Samples, nowhere
-from offload.pipeline.sources.unit_maker import Made, UnitMaker, gathered, unit_name
+from offload.pipeline.sources.unit_maker import Made, UnitMaker, expected_rows, gathered, unit_name
 from offload.pipeline.unit_ids import UnitIds
 from offload.pipeline.watch import Watch
-from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
+from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns, take
 
 if TYPE_CHECKING:
     from offload.pipeline.ray_plan import Chain
@@ -77,15 +78,50 @@ class UnitRecipe:
 
     def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
         """Return the block of these units, as :func:`offload.pipeline.recipe.process` does for index rows."""
-        units = [self._made(unit, epoch, watch) for unit in rows.to_pylist()]
-        tables = [self._index(number, each, epoch) for number, each in enumerate(units)]
-        index = pa.concat_tables([table for table in tables if table.num_rows] or tables[:1])
-        if not any(each.done.pairs for each in units):  # leaving rows out costs a copy of the block
-            index = index.drop_columns([TRAINED])
-        inner = dataclasses.replace(
-            self.inner, reader=_Held([each.made for each in units], changed=self.inner.kind != "none")
-        )
-        return process(inner, index.combine_chunks(), epoch=epoch, scratch=scratch, watch=watch)
+        given = rows.to_pylist()
+        labels = [unit["label"] for unit in given]
+        made: Iterable[_Unit] = (self._made(unit, epoch, watch) for unit in given)
+        if self.inner.kind == "none":
+            block = self._as_made(given, made, _Held(labels, []), epoch, scratch)
+            watch.idle()
+            return block
+        units = list(made)
+        index = _joined_index([self._index(number, each, epoch) for number, each in enumerate(units)], given)
+        inner = dataclasses.replace(self.inner, reader=_Held(labels, [each.made for each in units]))
+        return process(inner, index, epoch=epoch, scratch=scratch, watch=watch)
+
+    def _as_made(
+        self, given: Sequence[Mapping[str, Any]], made: Iterable[_Unit], held: _Held, epoch: int, scratch: Scratch
+    ) -> pa.Table:
+        """The block of samples that no transform takes. Those of a unit go to their places in the block before the next unit is made."""
+        counts = [expected_rows(unit) for unit in given]
+        if None in counts:
+            made = list(made)
+            counts = [each.made.count for each in made]
+        gather, start = Gather(sum(counts), scratch), 0
+        tables: list[pa.Table] = []
+        parts: list[Columns] = []
+        kept: list[NDArray[np.int64]] = []
+        skipped: dict[int, str] = {}
+        for number, unit in enumerate(made):
+            table = self._index(number, unit, epoch)
+            rows = table.column("row").to_numpy()
+            failed = np.flatnonzero(np.isin(rows, list(unit.made.errors))) if unit.made.errors else rows[:0]
+            for i in failed.tolist():
+                skipped[start + i] = f"{held.describe(table, i)}: {unit.made.errors[int(rows[i])]}"
+            good = np.delete(np.arange(len(rows)), failed)
+            if len(good):
+                check_block_names(self.inner, unit.made.columns)
+                whole = self.inner.whole
+                parts.append(
+                    take(unit.made.columns, rows[good]) if whole else gather.place(unit.made.columns, rows[good])
+                )
+                kept.append(good + start)
+            tables.append(table)
+            start += len(rows)
+        inner = dataclasses.replace(self.inner, reader=held)
+        done = Processed(_joined_index(tables, given), parts, kept, skipped)
+        return assemble(done, gather, inner.words, whole=inner.whole, skip=inner.on_error == "skip")
 
     def _made(self, unit: Mapping[str, Any], epoch: int, watch: Watch) -> _Unit:
         """Make a unit, and number its samples."""
@@ -115,11 +151,12 @@ class UnitRecipe:
         places = np.arange(count, dtype=np.int64)
         if unit.done.pairs:
             places = whole_chunks(unit.done.missing_from(count).between(0, count), count).numbers()
+        rows = rows[places] if unit.done.pairs else rows
         table = pa.table(
             {
                 UNIT: np.full(len(places), place, dtype=np.int32),
-                "row": rows[places],
-                SAMPLE_ID: unit.ids[rows[places]],
+                "row": rows,
+                SAMPLE_ID: unit.ids[rows],
                 POSITION: self.ids.positions(unit.number, count, places),
             }
         )
@@ -137,18 +174,26 @@ class _Unit:
 
 
 class _Held:
-    """A reader of samples that exist already. ``changed``: whether a transform may change them in place."""
+    """A reader of samples that exist already, of units with these labels. A transform may change what it reads."""
 
-    def __init__(self, made: Sequence[Made], *, changed: bool) -> None:
-        self._made, self._changed = made, changed
+    def __init__(self, labels: Sequence[str], made: Sequence[Made]) -> None:
+        self._labels, self._made = labels, made
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         units, places = rows.column(UNIT).to_numpy(), rows.column("row").to_numpy()
-        return gathered(units, places, self._made.__getitem__, changed=self._changed)
+        return gathered(units, places, self._made.__getitem__)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         unit, place = rows.column(UNIT)[row].as_py(), rows.column("row")[row].as_py()
-        return f"row {place} of {self._made[unit].label}"
+        return f"row {place} of {self._labels[unit]}"
+
+
+def _joined_index(tables: Sequence[pa.Table], given: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """The index rows of all units of a task."""
+    index = pa.concat_tables([table for table in tables if table.num_rows] or tables[:1])
+    if not any(unit[DONE] for unit in given):  # leaving rows out costs a copy of the block
+        index = index.drop_columns([TRAINED])
+    return index.combine_chunks()
 
 
 def _with_ids(made: Made, name: str, ids: NDArray[np.int64]) -> Columns:
