@@ -14,7 +14,9 @@ CHUNK = 16
 images stays in the core's cache."""
 
 LONG_S = 0.05  # of a call
-LARGE_BYTES = 1 << 20  # of what is read and returned: about a core's cache
+LARGE_BYTES = (
+    2 << 20
+)  # of what is read and returned: about twice a core's cache; smaller calls cost light rows more than the cache saves
 MOST_ROWS = 8192
 
 

@@ -24,7 +24,7 @@ class Ranges:
         values = ids.astype(np.int64, copy=False) if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int64)
         if values.size == 0:
             return cls()
-        if values[-1] - values[0] == values.size - 1 and np.all(values[1:] > values[:-1]):
+        if values[-1] - values[0] == values.size - 1 and (values[1:] > values[:-1]).all():
             return cls(((int(values[0]), int(values[-1]) + 1),))  # a run, as most batches are: sorting takes far longer
         values = np.unique(values)
         breaks = np.flatnonzero(np.diff(values) != 1)

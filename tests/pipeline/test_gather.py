@@ -65,6 +65,27 @@ def test_what_does_not_fit_is_left_as_it_is(odd: object) -> None:
     assert np.all(np.asarray(last) == 9)
 
 
+@given(counts=chunks, lists=st.booleans(), data=st.data())
+def test_some_rows_are_placed_in_the_order_asked_for(counts: list[int], lists: bool, data: st.DataObject) -> None:
+    gather, expected = Gather(2 * sum(counts), Scratch()), []
+    for part in parts_of(counts, lists=lists):
+        count = len(part["label"])
+        rows = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2 * count))
+        placed = gather.place(part, np.array(rows))
+        assert list(placed["label"]) == rows
+        expected += [part["image"][row] for row in rows]
+    whole = gather.whole("image", len(expected))
+    assert whole is not None
+    np.testing.assert_array_equal(whole, np.stack(expected))
+
+
+def test_more_rows_than_expected_stay_where_they_are() -> None:
+    gather, late = Gather(3, Scratch()), np.full((2, 4), 5)
+    assert np.all(gather.place({"x": np.zeros((2, 4), int)})["x"] == 0)
+    assert gather.place({"x": late})["x"] is late
+    assert gather.whole("x", 4) is None
+
+
 def test_tensors_are_rows_too() -> None:
     gather = Gather(2, Scratch())
     gather.place({"image": [torch.full((3, 2), 1.5), torch.full((3, 2), 2.5)]})

@@ -432,3 +432,16 @@ def test_the_read_tasks_of_many_files_take_little_memory(tmp_path: Path) -> None
     assert len(plan.units) >= 200
     assert sum(len(unit.given) for unit in plan.units) / len(plan.units) < 1000
     assert len(made(ray.data.read_images(str(tmp_path)))) == 300
+
+
+def test_a_function_gets_batches_of_the_size_that_it_asks_for(folder: Path) -> None:
+    """Each file is cut into seven units of 4 or 5 rows."""
+    sized = rows(folder).map_batches(lambda batch: {"size": np.full(len(batch["id"]), len(batch["id"]))}, batch_size=4)
+    assert Counter(row["size"] for row in made(sized)) == Counter({4: 84, 1: 6})
+
+
+def test_reading_parquet_leaves_arrow_its_threads(folder: Path) -> None:
+    """Ray's reader would decode on 32 threads, and each preprocessing process has one core."""
+    before = pa.cpu_count()
+    assert len(made(rows(folder))) == ROWS
+    assert pa.cpu_count() == before

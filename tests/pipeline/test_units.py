@@ -160,6 +160,38 @@ def test_the_rest_of_a_pass_has_the_bytes_that_it_would_have_had(passing: Passin
         assert all(np.array_equal(value, whole[position][name]) for name, value in row.items())
 
 
+def same(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
+
+
+def in_pieces() -> ray.data.Dataset:
+    """Rows of numbers, arrays and text, of which a unit has several batches, and fewer or more than it has inputs."""
+    ids = ray.data.range(N, override_num_blocks=3)
+
+    def made(batch: dict[str, Any]) -> dict[str, Any]:
+        ids = np.repeat(batch["id"], batch["id"] % 3)
+        return {"id": ids, "noise": np.random.rand(len(ids), 2, 3), "name": [f"n{i}" for i in ids]}
+
+    return ids.map_batches(made, batch_size=7)
+
+
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_samples_are_the_same_with_and_without_a_transform_that_changes_nothing(
+    on_error: str, data: st.DataObject
+) -> None:
+    plain, transformed = (Passing(in_pieces(), transform=each, on_error=on_error) for each in (None, same))
+    positions = list(plain.rows())
+    trained = data.draw(st.sets(st.sampled_from(positions)))
+    done = Ranges.of(np.array(sorted(trained), dtype=np.int64))
+    mine, theirs = (each.rows(done=done) for each in (plain, transformed))
+    assert list(mine) == list(theirs) == [position for position in positions if position not in trained]
+    for position, row in mine.items():
+        assert row.keys() == theirs[position].keys()
+        assert all(np.array_equal(value, theirs[position][name]) for name, value in row.items())
+
+
 def test_units_that_were_trained_are_not_made_again(passing: Passing) -> None:
     tasks = passing.tasks(epoch=1)
     begun = by_position(passing.blocks(tasks, most=3))

@@ -127,8 +127,7 @@ class Cutter:
             return None
         elif 0 < rest < self._least <= head - (self._least - rest):
             size = head - (self._least - rest)
-        made = self._rows.take(size, tuple(self._skipped))
-        made = dataclasses.replace(made, partial=over and not complete)
+        made = self._rows.take(size, tuple(self._skipped), partial=over and not complete)
         self._skipped.clear()
         return made
 
@@ -144,7 +143,7 @@ class _Rows(Protocol):
     def head(self, size: int) -> tuple[int, bool, int]:
         """(the samples of the next batch, whether no later row can join it, the samples after it)."""
 
-    def take(self, size: int, skipped: tuple[Skipped, ...]) -> Cut:
+    def take(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
         """Remove the next batch."""
 
 
@@ -163,11 +162,12 @@ class _ColumnRows:
         total = sum(self._counts)
         return min(size, total), total >= size, max(total - size, 0)
 
-    def take(self, size: int, skipped: tuple[Skipped, ...]) -> Cut:
+    def take(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
         size = min(size, sum(self._counts))
         head, self._pieces, self._counts = _split(self._pieces, self._counts, size)
-        positions = Ranges.of_all(Ranges.of(np.asarray(piece[POSITION])) for piece in head)
-        return Cut(pieces=tuple(head), rows=size, weight=size, positions=positions, skipped=skipped)
+        each = [Ranges.of(np.asarray(piece[POSITION])) for piece in head]
+        positions = each[0] if len(each) == 1 else Ranges.of_all(each)
+        return Cut(pieces=tuple(head), rows=size, weight=size, positions=positions, partial=partial, skipped=skipped)
 
     def as_entries(self) -> list[_Entry]:
         """The rows as whole samples."""
@@ -223,7 +223,7 @@ class _WholeRows:
         entries, samples, complete = self._prefix(size)
         return samples, complete, sum(len(entry.samples) for entry in self._entries[entries:])
 
-    def take(self, size: int, skipped: tuple[Skipped, ...]) -> Cut:
+    def take(self, size: int, skipped: tuple[Skipped, ...], *, partial: bool) -> Cut:
         count, _, _ = self._prefix(size)
         head, tokens = self._entries[:count], sum(self._tokens[:count])
         del self._entries[:count], self._tokens[:count]
@@ -234,6 +234,7 @@ class _WholeRows:
             rows=len(samples),
             weight=len(samples) if self._budget is None else tokens,
             positions=Ranges.of(entry.position for entry in head),
+            partial=partial,
             skipped=skipped,
         )
 

@@ -119,8 +119,8 @@ class Delivery:
                 joined[name] = [row for part in parts for row in part]
                 continue
             arrays = [p for p in parts if isinstance(p, np.ndarray)]
-            if len(arrays) == 1 and self._stream is None and _worth_a_view(arrays[0]):
-                joined[name] = writable(arrays[0])
+            if len(arrays) == 1 and self._stream is None:
+                joined[name] = writable(arrays[0]) if _worth_a_view(arrays[0]) else arrays[0].copy()
                 continue
             odd = next((i for i, a in enumerate(arrays) if a.shape[1:] != arrays[0].shape[1:]), None)
             if odd is not None:
@@ -147,6 +147,8 @@ class Delivery:
         return finished, event
 
     def _finished(self, batch: Any) -> Any:
+        if not self._on_device:
+            return batch
         with torch.no_grad():
             for step in self._on_device:
                 batch = step(batch)
@@ -209,9 +211,11 @@ def as_tensor(column: Any) -> Any:
     """The array as a tensor, if torch has its type; anything else unchanged."""
     if not isinstance(column, np.ndarray):
         return column
+    if column.dtype in _TENSORS:
+        return torch.from_numpy(column)
     if (name := torch_only(column.dtype)) is not None:
         return torch.from_numpy(column.view(f"i{column.dtype.itemsize}")).view(getattr(torch, name))
-    return torch.from_numpy(column) if _is_numeric(column) else column
+    return column
 
 
 def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
