@@ -51,7 +51,7 @@ class Drawn:
 
 def _numpy_state(*, whole: bool) -> bytes:
     """The state of np.random's generator. ``whole``: with a normal number that waits."""
-    generator = np.random.get_bit_generator()
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if whole or type(generator) is not np.random.MT19937:
         return pickle.dumps(np.random.get_state(legacy=False))
     # NumPy's own way to this state takes 30 µs.

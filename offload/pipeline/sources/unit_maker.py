@@ -150,7 +150,7 @@ class _Pieces:
 
     @staticmethod
     def _placed(gather: Gather, piece: Columns) -> Columns:
-        arrays = {name: column for name, column in piece.items() if isinstance(column, np.ndarray)}
+        arrays: Columns = {name: column for name, column in piece.items() if isinstance(column, np.ndarray)}
         return {**piece, **gather.place(arrays)}
 
 

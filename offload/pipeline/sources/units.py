@@ -94,8 +94,8 @@ class UnitRecipe:
         self, given: Sequence[Mapping[str, Any]], made: Iterable[_Unit], held: _Held, epoch: int, scratch: Scratch
     ) -> pa.Table:
         """The block of samples that no transform takes. Those of a unit go to their places in the block before the next unit is made."""
-        counts = [expected_rows(unit) for unit in given]
-        if None in counts:
+        counts = [count for unit in given if (count := expected_rows(unit)) is not None]
+        if len(counts) < len(given):
             made = list(made)
             counts = [each.made.count for each in made]
         gather, start = Gather(sum(counts), scratch), 0
