@@ -14,7 +14,7 @@ CHUNK = 16
 images stays in the core's cache."""
 
 LONG_S = 0.05  # of a call
-LARGE_BYTES = 2 << 20  # of what is read and returned: about twice a core's cache. The cost of a call matters more for light rows
+LARGE_BYTES = 2 << 20  # of what is read and returned: about two cores' caches, since each call has a cost of its own
 MOST_ROWS = 8192
 
 
