@@ -25,7 +25,7 @@ import pyarrow as pa
 import ray
 import ray.data
 from ray import cloudpickle
-from ray.data import DataContext
+from ray.data import DataContext, RandomSeedConfig
 from ray.data._internal.compute import TaskPoolStrategy
 from ray.data._internal.datasource_v2.formats.parquet import parquet_file_reader
 from ray.data._internal.datasource_v2.formats.parquet.footer_file_indexer import (
@@ -299,7 +299,25 @@ def _prepared(op: Any) -> Any:
         return dataclasses.replace(op, parallelism=max(op.parallelism, tasks))
     if isinstance(op, RandomizeBlocks):  # the order of a pass is ours
         return op.input_dependencies[0]
+    if isinstance(op, MapBatches) and any(map(_samples_anew, op.fn_args or ())):  # random_sample
+        return dataclasses.replace(op, fn_args=[_UnitSeed() if _samples_anew(each) else each for each in op.fn_args])
     return op
+
+
+def _samples_anew(seed: Any) -> bool:
+    return isinstance(seed, RandomSeedConfig) and (seed.seed is None or seed.reseed_after_execution)
+
+
+class _UnitSeed:
+    """Stands for the seed that ``random_sample`` did not get: a number of the generators, which are seeded for each unit."""
+
+    def get_seed_tuple(self, *, data_context: DataContext) -> _UnitSeed:
+        """Return itself: the number is drawn once a unit asks for it."""
+        return self
+
+    def to_rng_args(self, task_idx: int) -> list[int]:
+        """The arguments of a unit's own generator."""
+        return np.random.randint(1 << 31, size=4).tolist()
 
 
 def _without_repartitions(dag: Any) -> Any:

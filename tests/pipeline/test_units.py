@@ -13,6 +13,7 @@ import ray.data
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from ray.data import RandomSeedConfig
 
 import offload
 from offload.errors import ConfigError, RunError
@@ -231,6 +232,16 @@ def test_rows_of_changing_number_are_refused(passing: Passing) -> None:
     done = Ranges.of(ids.positions(unit, 7, np.arange(3, dtype=np.int64)))
     with pytest.raises(RunError, match=r"made \d+ rows of read task 5 of the ray.data.Dataset, and it made before 7"):
         passing.rows(done=done)
+
+
+@pytest.mark.parametrize("seed", [None, RandomSeedConfig(seed=4), 4])
+def test_a_random_sample_is_the_same_one_when_an_epoch_is_made_again(seed: Any) -> None:
+    """As a resumed run and a lost block make it. Without a fixed seed, each epoch has a sample of its own."""
+    passing = Passing(ray.data.range(N, override_num_blocks=9).random_sample(0.5, seed=seed), transform=None)
+    first, again, other = ([int(row["id"]) for row in passing.rows(epoch=epoch).values()] for epoch in (0, 0, 1))
+    assert first == again
+    assert (set(first) == set(other)) == (seed == 4)
+    assert 0 < len(first) < N
 
 
 def test_a_step_that_breaks_its_promise_is_refused() -> None:
