@@ -27,6 +27,7 @@ import ray.data
 from ray import cloudpickle
 from ray.data import DataContext, RandomSeedConfig
 from ray.data._internal.compute import TaskPoolStrategy
+from ray.data._internal.datasource.torch_datasource import TorchDatasource
 from ray.data._internal.datasource_v2.formats.parquet import parquet_file_reader
 from ray.data._internal.datasource_v2.formats.parquet.footer_file_indexer import (
     FooterFileIndexer,
@@ -293,6 +294,10 @@ def _draws(expression: Any) -> bool:
 def _prepared(op: Any) -> Any:
     """The operator, with as many read tasks on every cluster: a resumed run must find the same ones."""
     if isinstance(op, Read):
+        if isinstance(op.datasource_or_legacy_reader, TorchDatasource):
+            raise NotTakenOverError(
+                "its source reads a torch data set in one task (offload.from_torch reads one on every core)"
+            )
         size = op.datasource_or_legacy_reader.estimate_inmemory_data_size() or 0
         rows = op.infer_metadata().num_rows or 0
         tasks = min(max(math.ceil(size / UNIT_BYTES), math.ceil(rows / UNIT_ROWS), LEAST_UNITS), MOST_UNITS)

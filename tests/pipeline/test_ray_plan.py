@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray.data
+import torch
 from PIL import Image
 from ray import cloudpickle
 from ray.data.block import BlockMetadata
 from ray.data.expressions import col, random
+from torch.utils.data import TensorDataset
 
 from offload.pipeline import ray_plan
 from offload.pipeline.ray_plan import NotTakenOverError, Runner, take_over
@@ -381,6 +383,14 @@ def test_a_small_file_gives_every_core_work(folder: Path) -> None:
     assert len(plan.units) >= ROWS
     batched = take_over(rows(folder).map_batches(lambda b: b, batch_size=10))
     assert all((unit.inputs or 0) >= 10 for unit in batched.units)
+
+
+def test_a_torch_data_set_is_left_to_ray_data_with_a_better_way() -> None:
+    """Ray's source asserts that it gets one read task."""
+    with pytest.raises(
+        NotTakenOverError, match=r"reads a torch data set in one task \(offload.from_torch reads one on"
+    ):
+        take_over(ray.data.from_torch(TensorDataset(torch.arange(3))))
 
 
 def test_what_a_process_could_not_hold_is_left_to_ray_data(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
