@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 Image = NDArray[np.uint8]
 
@@ -17,10 +21,10 @@ class DecodeError(ValueError):
 
 
 def decode_image(data: bytes) -> Image:
-    """HWC uint8 RGB pixels of an encoded image.
+    """HWC uint8 RGB pixels of an encoded image. Of pixels of 16 bits, the upper 8 remain.
 
     simplejpeg decodes JPEG (at 1.6 times Pillow's rate on one core), Pillow everything else. Raises DecodeError for
-    corrupt, truncated or unknown data.
+    corrupt, truncated or unknown data, and for pixels of 32 bits that 8 bits cannot hold.
     """
     if data[:2] == b"\xff\xd8":
         import simplejpeg
@@ -39,6 +43,24 @@ def _decode_with_pillow(data: bytes, reason: str) -> Image:
 
     try:
         with PIL.Image.open(io.BytesIO(data)) as image:
-            return np.asarray(image.convert("RGB"))
+            return _rgb(image)
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise DecodeError(f"{error}{f' ({reason})' if reason else ''}" if data else "the file is empty") from None
+
+
+def _rgb(image: PIL.Image.Image) -> Image:
+    """The pixels as HWC uint8. Pillow itself clips grey pixels of more than 8 bits at 255."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return _of_grey((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        grey = np.asarray(image.convert("L"))
+        if not np.array_equal(grey, np.asarray(image)):
+            raise DecodeError(
+                "8 bits cannot hold its pixels of 32 bits. Convert it, or read it in a data set of your own (offload.from_torch)"
+            )
+        return _of_grey(grey)
+    return np.asarray(image.convert("RGB"))
+
+
+def _of_grey(pixels: Image) -> Image:
+    return np.repeat(pixels[..., None], 3, axis=2)

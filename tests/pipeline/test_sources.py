@@ -102,6 +102,36 @@ def test_every_kind_of_image_becomes_hwc_uint8_rgb(data: bytes, want: tuple[int,
     assert np.abs(pixels.astype(int) - want).max() <= 12  # JPEG and WebP are lossy
 
 
+def grey(values: list[float], dtype: str, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    PIL.Image.fromarray(np.array([values], dtype)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+DEEP = [0, 255, 256, 20_000, 65_535]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        grey(DEEP, "uint16", "PNG"),
+        grey(DEEP, "uint16", "TIFF"),
+        b"P5\n5 1\n65535\n" + np.array(DEEP, ">u2").tobytes(),
+    ],
+    ids=["png", "tiff", "pgm"],
+)
+def test_grey_pixels_of_16_bits_keep_their_upper_8_as_those_of_colours_do(data: bytes) -> None:
+    assert decode_image(data).tolist() == [[[value >> 8] * 3 for value in DEEP]]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_pixels_of_32_bits_are_refused_where_8_bits_would_lose_them(dtype: str) -> None:
+    assert decode_image(grey([0, 7, 255], dtype, "TIFF")).tolist() == [[[0] * 3, [7] * 3, [255] * 3]]
+    for values in ([0, 256], [-1, 0], [0.5, 1] if dtype == "float32" else [70_000]):
+        with pytest.raises(DecodeError, match=r"8 bits cannot hold its pixels of 32 bits\. Convert it"):
+            decode_image(grey(values, dtype, "TIFF"))
+
+
 def test_decoding_agrees_with_pillow() -> None:
     data = noise("JPEG", 64)
     want = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
