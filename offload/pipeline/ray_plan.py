@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
+from numpy.typing import NDArray
 from ray import cloudpickle
 from ray.data import DataContext, RandomSeedConfig
 from ray.data._internal.compute import TaskPoolStrategy
@@ -305,7 +306,9 @@ def _prepared(op: Any) -> Any:
     if isinstance(op, RandomizeBlocks):  # the order of a pass is ours
         return op.input_dependencies[0]
     if isinstance(op, MapBatches) and any(map(_samples_anew, op.fn_args or ())):  # random_sample
-        return dataclasses.replace(op, fn_args=[_UnitSeed() if _samples_anew(each) else each for each in op.fn_args])
+        return dataclasses.replace(
+            op, fn_args=[_UnitSeed() if _samples_anew(each) else each for each in op.fn_args or ()]
+        )
     return op
 
 
@@ -320,9 +323,9 @@ class _UnitSeed:
         """Return itself: the number is drawn once a unit asks for it."""
         return self
 
-    def to_rng_args(self, task_idx: int) -> list[int]:
+    def to_rng_args(self, task_idx: int) -> NDArray[np.int64]:
         """The arguments of a unit's own generator."""
-        return np.random.randint(1 << 31, size=4).tolist()
+        return np.random.randint(1 << 31, size=4)
 
 
 def _without_repartitions(dag: Any) -> Any:
