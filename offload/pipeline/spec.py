@@ -225,7 +225,8 @@ def parquet(
 ) -> Pipeline:
     """Parquet files: one file, or all files below a folder.
 
-    A sample is a row: a dict with a value for each column. Shuffling reorders row groups, and rows within each.
+    A sample is a row: a dict with a value for each column. Folders named ``KEY=VALUE`` below the given one are columns too (Hive
+    partitions): int64 if all their values are whole numbers, text otherwise. Shuffling reorders row groups, and rows within each.
 
     Args:
         path: a local file or folder, ``s3://...``, or any path that pyarrow or fsspec opens.

@@ -764,6 +764,37 @@ def test_files_whose_columns_differ_in_type(tmp_path: Path, case: str) -> None:
         assert all(np.all((got == value) | (got != got)) for got, value in zip(column, want, strict=True))
 
 
+@pytest.fixture
+def hive(tmp_path: Path) -> Path:
+    """Folders as Spark writes them: a number, a name with an escaped slash, and a missing value."""
+    for inner, rows in (("y=2020/c=a%2Fb", [1, 2]), ("y=2021/c=__HIVE_DEFAULT_PARTITION__", [3])):
+        (tmp_path / "t" / inner).mkdir(parents=True)
+        pq.write_table(pa.table({"x": rows, "own": ["f"] * len(rows)}), tmp_path / "t" / inner / "0.parquet")
+    return tmp_path / "t"
+
+
+def test_folders_named_after_values_are_columns(hive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = {"x": [1, 2, 3], "own": ["f"] * 3, "y": [2020, 2020, 2021], "c": ["a/b", "a/b", None]}
+    monkeypatch.chdir(hive.parent)
+    for path in (hive, "t", "./t/", f"file://{hive}"):
+        found = read(list_parquet(path)).columns
+        assert {name: list(column) for name, column in found.items()} == want
+    assert isinstance(found["y"], np.ndarray)
+    assert found["y"].dtype == np.int64
+    for columns in (["c", "x"], ["y"]):
+        found = read(list_parquet(hive, columns=columns)).columns
+        assert {name: list(column) for name, column in found.items()} == {name: want[name] for name in columns}
+    assert "its columns are x, own, y, c." in refusal(list_parquet, hive, columns=["year"])
+
+
+def test_a_folder_named_after_a_value_yields_to_the_files_own_column_and_to_the_path(hive: Path) -> None:
+    assert [*read(list_parquet(hive / "y=2020")).columns] == ["x", "own", "c"], "only folders below the given one"
+    (hive / "y=2021").rename(hive / "own=g")
+    found = read(list_parquet(hive)).columns
+    assert list(found["own"]) == ["f"] * 3
+    assert sorted(map(str, found["y"])) == ["2020", "2020", "None"]
+
+
 def test_files_whose_columns_have_no_common_type(tmp_path: Path) -> None:
     for number, values in enumerate(([1], [2], ["three"])):
         pq.write_table(pa.table({"id": [number], "x": values}), tmp_path / f"{number}.parquet")

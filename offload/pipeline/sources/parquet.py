@@ -25,6 +25,7 @@ from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, sil
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
 from offload.pipeline.sources.column_types import Types, cast, common_types, types_of
 from offload.pipeline.sources.files import Path, check_text, list_files, open_filesystem, requests_at_once
+from offload.pipeline.sources.partitions import Partitions, partitions_of
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.stretches import Stretches, columns_of
 from offload.pipeline.sources.versions import Seen, seen_files
@@ -47,8 +48,8 @@ def list_parquet(
     cache: CacheSpec | None = None,
     tell: Tell = silent,
 ) -> Index:
-    """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers. ``encoded``: the transform decodes
-    JPEGs of the column ``image`` itself."""
+    """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers. Folders named ``KEY=VALUE`` there are
+    columns. ``encoded``: the transform decodes JPEGs of the column ``image`` itself."""
     fs, inner = open_filesystem(path, filesystem)
     check_text([inner])
     files = [inner]
@@ -60,7 +61,8 @@ def list_parquet(
     check_text(files)
     seen = _seen(fs, files) if cache is not None else {}  # before their footers: these may be newer
     wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
-    sizes, types = _footers(fs, files, [*(columns or ()), *images], wanted, tell)
+    partitions = partitions_of(inner, files)
+    sizes, types = _footers(fs, files, [*(columns or ()), *images], wanted, partitions, tell)
     counts = np.array([rows for file in files for rows in sizes[file]], dtype=np.int64)
     if counts.sum() == 0:
         raise ConfigError(f"the {len(files)} Parquet file(s) under {inner!r} hold no rows.")
@@ -72,7 +74,16 @@ def list_parquet(
     )
     rows = Runs(row_groups, counts)
     cached = None if cache is None else CachedFiles(fs, inner, cache)
-    reader = ParquetReader(fs, wanted, tuple(images), encoded=encoded, cached=cached, seen=seen, types=types)
+    reader = ParquetReader(
+        fs,
+        wanted,
+        tuple(images),
+        encoded=encoded,
+        cached=cached,
+        seen=seen,
+        types=types,
+        partitions=partitions.only(wanted),
+    )
     return Index(name=f"parquet({inner})", rows=rows, reader=reader, groups=rows.groups)
 
 
@@ -84,7 +95,12 @@ def _seen(fs: Any, files: list[str]) -> dict[str, Seen]:
 
 
 def _footers(
-    fs: Any, files: Sequence[str], asked: Sequence[str], wanted: Sequence[str] | None, tell: Tell
+    fs: Any,
+    files: Sequence[str],
+    asked: Sequence[str],
+    wanted: Sequence[str] | None,
+    partitions: Partitions,
+    tell: Tell,
 ) -> tuple[dict[str, list[int]], Types]:
     """The rows of each file's row groups, and the common types of ``wanted`` columns (None: of all), from several footers at once."""
     sizes: dict[str, list[int]] = {}
@@ -94,7 +110,7 @@ def _footers(
         try:
             with fs.open_input_file(file) as stream:
                 footer = pq.ParquetFile(stream)
-                _check_columns(file, footer.schema_arrow.names, asked)
+                _check_columns(file, [*footer.schema_arrow.names, *partitions.types], asked)
                 rows = [footer.metadata.row_group(g).num_rows for g in range(footer.metadata.num_row_groups)]
                 return file, rows, types_of(footer.schema_arrow, wanted)
         except (pa.ArrowInvalid, OSError) as error:
@@ -163,7 +179,7 @@ class _Footers:
 class ParquetReader:
     """A reader of rows. It keeps the last row group, since a task's rows come from few of them, and reads remote and cached ones ahead.
     ``images`` are columns of encoded images (bytes, or a struct with ``bytes`` as Hugging Face writes them), which it decodes to HWC
-    uint8. ``types`` are those of columns whose files differ."""
+    uint8. ``types`` are those of columns whose files differ, ``partitions`` the columns of folders."""
 
     def __init__(
         self,
@@ -175,16 +191,18 @@ class ParquetReader:
         cached: CachedFiles | None = None,
         seen: Mapping[str, Seen] | None = None,
         types: Types | None = None,
+        partitions: Partitions | None = None,
     ) -> None:
         self.fs, self.columns, self.images, self.encoded = fs, columns, images, encoded
         self.cached, self.seen, self.types = cached, seen or {}, types or {}
+        self.partitions = partitions or Partitions()
         self._held: tuple[_Group, pa.Table] | None = None
         self._ahead: ReadAhead[_Group, pa.Table] | None = None
         self._footers = _Footers()
         self._stretches = Stretches()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("fs", "columns", "images", "encoded", "cached", "seen", "types")
+        names = ("fs", "columns", "images", "encoded", "cached", "seen", "types", "partitions")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -238,7 +256,8 @@ class ParquetReader:
             # Remote columns come in a few requests at once; local ones are read as they are decoded.
             footer = self._footers.of(file, lambda: pq.ParquetFile(stream).metadata) if remote else None
             opened = pq.ParquetFile(stream, pre_buffer=remote, metadata=footer)
-            return cast(opened.read_row_group(number, columns=self.columns), self.types, file)
+            rows = cast(opened.read_row_group(number, columns=self.columns), self.types, file)
+            return self.partitions.add(rows, file)
 
     def _open(self, file: str) -> Any:
         if self.cached is not None and (seen := self.cached.seen(file, self.seen)) is not None:
