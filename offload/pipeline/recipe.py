@@ -20,6 +20,7 @@ import pyarrow as pa
 from ray import cloudpickle
 
 from offload.errors import RunError
+from offload.pipeline.annotations import annotation
 from offload.pipeline.assemble import Processed, assemble
 from offload.pipeline.calls import CHUNK, Calls
 from offload.pipeline.gather import Gather, Scratch
@@ -364,6 +365,11 @@ def transform(
             f"{', '.join(map(str, columns))}. Name the images' column 'image' in the source, or pass a function of a batch that transforms "
             "them."
         )
+    if recipe.kind == "image" and (found := _annotated(columns)) is not None:
+        raise RunError(
+            f"the transform {recipe.words.transform} gets the image alone, and column {found[0]!r} holds {found[1]}, which would stay as "
+            "they are. Call it on both in the data set's own __getitem__."
+        )
     watch = watch or Watch(Nobody())
     numbers = ids if chunk is None else chunk.column(recipe.seeded_by).to_numpy()
     at: list[int | None] = [None]
@@ -407,6 +413,14 @@ def transform(
                 f"{name!r}. It must return one row per input row: filter samples before the source instead."
             )
     return out
+
+
+def _annotated(columns: Columns) -> tuple[str, str] | None:
+    """(a column other than the image, the type of its annotations), judged by the first sample."""
+    for name, column in columns.items():
+        if name != "image" and len(column) and (kind := annotation(column[0])) is not None:
+            return name, kind
+    return None
 
 
 def _call(

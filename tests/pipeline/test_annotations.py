@@ -1,0 +1,45 @@
+"""Boxes and masks are never left behind by a transform of their image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import offload
+from offload.errors import RunError
+from tests.pipeline.index_pass import a_pass, stream_of
+
+
+class Detection(Dataset[Any]):
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, i: int) -> Any:
+        return tv_tensors.Image(torch.zeros(3, 8, 8, dtype=torch.uint8)), self.target
+
+
+BOXES = tv_tensors.BoundingBoxes(torch.tensor([[1.0, 1, 5, 6]]), format="XYXY", canvas_size=(8, 8))  # type: ignore[call-overload]
+MASK = tv_tensors.Mask(torch.ones(8, 8, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("target", [{"boxes": BOXES, "id": 1}, [0, {"masks": (MASK,)}]])
+def test_a_transform_of_the_image_alone_is_refused(target: Any) -> None:
+    with pytest.raises(
+        RunError, match=r"gets the image alone, and column 'label' holds (BoundingBoxes|Mask), which"
+    ) as caught:
+        a_pass(stream_of(offload.from_torch(Detection(target), v2.RandomHorizontalFlip(1.0))))
+    assert "in the data set's own __getitem__." in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_labels_and_second_images_are_none_of_it() -> None:
+    for target in (1, {"view": tv_tensors.Image(torch.zeros(3, 8, 8)), "names": ["a"]}):
+        assert len(a_pass(stream_of(offload.from_torch(Detection(target), v2.RandomHorizontalFlip(1.0))))) == 3
