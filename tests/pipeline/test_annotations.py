@@ -26,7 +26,7 @@ class Detection(Dataset[Any]):
         return tv_tensors.Image(torch.zeros(3, 8, 8, dtype=torch.uint8)), self.target
 
 
-BOXES = tv_tensors.BoundingBoxes(torch.tensor([[1.0, 1, 5, 6]]), format="XYXY", canvas_size=(8, 8))  # type: ignore[call-overload]
+BOXES = tv_tensors.BoundingBoxes(torch.tensor([[1.0, 1, 5, 6]]), format="XYXY", canvas_size=(8, 8))
 MASK = tv_tensors.Mask(torch.ones(8, 8, dtype=torch.uint8))
 
 

@@ -13,7 +13,7 @@ import sys
 import tarfile
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def test_every_kind_of_image_becomes_hwc_uint8_rgb(data: bytes, want: tuple[int,
     assert np.abs(pixels.astype(int) - want).max() <= 12  # JPEG and WebP are lossy
 
 
-def grey(values: list[float], dtype: str, kind: str) -> bytes:
+def grey(values: Sequence[float], dtype: str, kind: str) -> bytes:
     buffer = io.BytesIO()
     PIL.Image.fromarray(np.array([values], dtype)).save(buffer, kind)
     return buffer.getvalue()
