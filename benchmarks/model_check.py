@@ -239,7 +239,9 @@ def decisions(worlds: int, first_seed: int, parts: Sequence[str], output: Path |
 
 @main.command()
 @click.option("--worlds", default=300, show_default=True, type=click.IntRange(min=20), help="Of each scenario.")
-@click.option("--seed", default=0, show_default=True, help="Of the worlds. The constants of the ranges were chosen on 0.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Of the worlds. The constants of the ranges were chosen on 0."
+)
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
 def coverage(worlds: int, seed: int, output: Path | None) -> None:
     """Ranges of plans: how often they hold the truth, and their half-width beside an oracle's."""
