@@ -258,6 +258,8 @@ def _transform_good(
 def _read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> Samples:
     samples = _attempt_read(recipe, chunk, epoch, watch)
     _check_read(recipe, chunk, samples)
+    for name, kind in samples.annotated.items():
+        _check_annotated(recipe, name, kind)
     return samples
 
 
@@ -366,10 +368,7 @@ def transform(
             "them."
         )
     if recipe.kind == "image" and (found := _annotated(columns)) is not None:
-        raise RunError(
-            f"the transform {recipe.words.transform} gets the image alone, and column {found[0]!r} holds {found[1]}, which would stay as "
-            "they are. Call it on both in the data set's own __getitem__."
-        )
+        _check_annotated(recipe, *found)
     watch = watch or Watch(Nobody())
     numbers = ids if chunk is None else chunk.column(recipe.seeded_by).to_numpy()
     at: list[int | None] = [None]
@@ -413,6 +412,15 @@ def transform(
                 f"{name!r}. It must return one row per input row: filter samples before the source instead."
             )
     return out
+
+
+def _check_annotated(recipe: Recipe, column: str, kind: str) -> None:
+    """Raise RunError if the transform gets the image alone and moves its pixels: boxes and masks would no longer fit."""
+    if recipe.kind == "image" and column != "image" and getattr(recipe.transform, "moves_pixels", True):
+        raise RunError(
+            f"the transform {recipe.words.transform} gets the image alone, and column {column!r} holds {kind}, which would stay as they "
+            "are. Call it on both in the data set's own __getitem__."
+        )
 
 
 def _annotated(columns: Columns) -> tuple[str, str] | None:

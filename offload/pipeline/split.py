@@ -72,6 +72,18 @@ def unsplit_transform(transform: object) -> Callable[[np.ndarray[Any, Any]], Any
     return CpuPart(steps, tensors=_takes_tensors(steps), as_returned=True, preset=preset, plain=False)
 
 
+_IN_PLACE = frozenset(
+    {
+        "AutoContrast", "ClampBoundingBoxes", "ColorJitter", "Compose", "ConvertImageDtype", "GaussianBlur", "GaussianNoise",
+        "Grayscale", "Identity", "JPEG", "Lambda", "MaybeToTensor", "Normalize", "PILToTensor", "RGB", "RandomAdjustSharpness",
+        "RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomEqualize", "RandomErasing",
+        "RandomGrayscale", "RandomInvert", "RandomOrder", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize",
+        "SanitizeBoundingBoxes", "Sequential", "ToDtype", "ToImage", "ToNumpy", "ToPILImage", "ToPureTensor", "ToTensor",
+    }
+)  # fmt: skip
+"""Transforms that leave each pixel at its place."""
+
+
 class CpuPart:
     """The steps that run in a preprocessing task on one image.
 
@@ -91,6 +103,8 @@ class CpuPart:
         plain: bool = True,
     ) -> None:
         self._says = _names(steps)
+        self.moves_pixels = any(_name(inner) not in _IN_PLACE for step in steps for inner in _walk(step))
+        """Whether pixels may change their places, so that boxes and masks of the image no longer fit."""
         as_input = _as_tensor_image if tensors else _as_pil_image
         self.steps, self.tail = tuple(region_first(steps, as_input, tensors=tensors)), tuple(tail)
         self.preset, self.plain = preset, plain

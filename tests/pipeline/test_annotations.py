@@ -30,8 +30,8 @@ BOXES = tv_tensors.BoundingBoxes(torch.tensor([[1.0, 1, 5, 6]]), format="XYXY", 
 MASK = tv_tensors.Mask(torch.ones(8, 8, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("target", [{"boxes": BOXES, "id": 1}, [0, {"masks": (MASK,)}]])
-def test_a_transform_of_the_image_alone_is_refused(target: Any) -> None:
+@pytest.mark.parametrize("target", [{"boxes": BOXES, "id": 1}, [0, {"masks": (MASK,)}], BOXES, MASK])
+def test_a_transform_that_moves_pixels_of_the_image_alone_is_refused(target: Any) -> None:
     with pytest.raises(
         RunError, match=r"gets the image alone, and column 'label' holds (BoundingBoxes|Mask), which"
     ) as caught:
@@ -43,3 +43,11 @@ def test_a_transform_of_the_image_alone_is_refused(target: Any) -> None:
 def test_other_labels_and_second_images_are_none_of_it() -> None:
     for target in (1, {"view": tv_tensors.Image(torch.zeros(3, 8, 8)), "names": ["a"]}):
         assert len(a_pass(stream_of(offload.from_torch(Detection(target), v2.RandomHorizontalFlip(1.0))))) == 3
+
+
+@pytest.mark.parametrize("target", [{"boxes": BOXES, "id": 1}, MASK])
+def test_a_transform_that_leaves_pixels_at_their_places_may_take_the_image_alone(target: Any) -> None:
+    transform = v2.Compose(
+        [v2.RandomApply([v2.ColorJitter(0.3)]), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])]
+    )
+    assert len(a_pass(stream_of(offload.from_torch(Detection(target), transform)))) == 3

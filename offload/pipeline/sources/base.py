@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,10 +17,12 @@ from offload.pipeline.wire import Columns
 @dataclass
 class Samples:
     """A reader's result for some index rows. ``columns`` holds one entry per row. ``errors`` maps the number of an unreadable row to
-    its error; such a row holds None in list columns."""
+    its error; such a row holds None in list columns. ``annotated``: the type of the boxes, masks or key points of torchvision that a column
+    held before they became arrays, by its name."""
 
     columns: Columns
     errors: dict[int, str] = field(default_factory=dict)
+    annotated: Mapping[str, str] = field(default_factory=dict)
 
 
 At = Callable[[int], None]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from offload.errors import ConfigError, RunError
+from offload.pipeline.annotations import annotation
 from offload.pipeline.index_rows import Runs
 from offload.pipeline.ordinal import here
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
@@ -115,9 +116,11 @@ class TorchReader:
                     f"{_listed(sample)}. Return the same columns for every item; a value may be None."
                 )
         columns: dict[str, Column] = {name: [plain(s[name]) for s in samples] for name in names}
-        if self._changed:
-            columns = {name: list(map(_own, column)) for name, column in columns.items()}
-        return Samples(columns)
+        if not self._changed:
+            return Samples(columns)
+        kinds = {name: annotation(value) for name, value in samples[0].items()}
+        columns = {name: list(map(_own, column)) for name, column in columns.items()}
+        return Samples(columns, annotated={name: kind for name, kind in kinds.items() if kind is not None})
 
     def describe(self, rows: pa.Table, row: int) -> str:
         return f"item {rows.column('item')[row].as_py()} of {type(self.dataset).__name__}"
