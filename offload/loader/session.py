@@ -20,7 +20,7 @@ from typing import Any
 import ray
 
 from offload import preload
-from offload.errors import RunError
+from offload.errors import ConfigError, RunError
 from offload.loader.feed import LoaderFeed
 from offload.loader.job import Job
 from offload.loader.node_choice import NodeChoice
@@ -238,19 +238,31 @@ def _check_not_forked() -> None:
 
 
 def _feed_of(job: Job, cluster: Cluster, placement: str) -> Any:
+    """The job's feed, made by whichever rank comes first."""
+    name = f"loader-{job.name}-{placement}" if job.world_size > 1 else None
+    if name is not None and (made := _made(name)) is not None:
+        return made
     job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
     choice = NodeChoice(choice=placement, home=ray.get_runtime_context().get_node_id())
-    cores = choice.cores(cluster.nodes, preload.runtime_env(job_env, also=MODULES))
+    try:
+        cores = choice.cores(cluster.nodes, preload.runtime_env(job_env, also=MODULES))
+    except ConfigError:
+        if name is not None and (made := _made(name)) is not None:  # it has just taken the CPUs
+            return made
+        raise
     options: dict[str, Any] = {
         "max_concurrency": THREADS + THREADS_PER_RANK * job.world_size,
         "runtime_env": dict(cores.runtime_env) or None,
     }
-    if job.world_size > 1:
-        # Whichever rank comes first makes it. It must not end with that rank.
-        options |= {
-            "name": f"loader-{job.name}-{placement}",
-            "namespace": NAMESPACE,
-            "get_if_exists": True,
-            "lifetime": "detached",
-        }
+    if name is not None:
+        # It must not end with the rank that makes it.
+        options |= {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
     return on_this_node(ray.remote(LoaderFeed), **options).remote(cores, choice)
+
+
+def _made(name: str) -> Any:
+    """The feed that another rank has made; None if there is none."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None

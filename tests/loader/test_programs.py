@@ -73,10 +73,15 @@ def main():
     rank = torch.distributed.get_rank()
     sampler = DistributedSampler(Numbers(), shuffle=True, seed=2)
     loader = offload.DataLoader(Numbers(), batch_size=4, sampler=sampler)
-    seen = []
+    seen, waits = [], len(sys.argv) > 2
+    if waits and rank == 1:
+        torch.distributed.barrier()
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for batch in loader:
+            if waits and rank == 0:
+                torch.distributed.barrier()
+                waits = False
             total = batch.sum()
             torch.distributed.all_reduce(total)
             seen += batch.tolist()
@@ -181,7 +186,9 @@ def test_nothing_is_left_of_a_program_however_it_ends(tmp_path: Path, how: str, 
     eventually(lambda: not marked(mark))
 
 
-def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Path, late: bool) -> None:
+    """``late``: rank 1 comes when the feed that rank 0 made has taken all CPUs."""
     mark = uuid.uuid4().hex
     command = [
         sys.executable,
@@ -191,7 +198,8 @@ def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Pa
         "--master-port=0",
         "--rdzv-backend=c10d",
     ]
-    done = run([*command, "--rdzv-endpoint=localhost:0", script(tmp_path, RANKS), str(tmp_path)], tmp_path, mark)
+    arguments = [str(tmp_path), *(["late"] if late else [])]
+    done = run([*command, "--rdzv-endpoint=localhost:0", script(tmp_path, RANKS), *arguments], tmp_path, mark)
     assert done.returncode == 0, done.stderr
     told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert told[0]["cluster"] == told[1]["cluster"]
