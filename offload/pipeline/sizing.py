@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 TASK_S = 1.0
-BLOCK_HUB_S = 0.005  # twice the CPU time that the run's hub spends on a block
+BLOCK_HUB_S = 0.01  # twice the CPU time that the run's hub spends on a block (benchmarks/scale.py)
 LONGEST_TASK_S = 3.0  # longest task that may grow to hold a whole local batch
 BLOCK_BYTES = 128 << 20
 SAME_SPEED = 0.25  # relative difference up to which cores count as equally fast
