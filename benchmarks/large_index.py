@@ -37,6 +37,7 @@ from benchmarks import side_by_side
 ROWS_PER_FILE, ROWS_PER_GROUP = 1_000_000, 50_000
 PER_SHARD, PER_CLASS = 10_000, 10_000
 IMAGE_BYTES = 100_000
+IMAGES_CHANGED_NS = 10**18
 TASK_ROWS = 1024
 PARQUET, SHARDS, IMAGES = "Parquet files", "tar shards", "image folders"
 IMPORTS, LISTING, ORDER, TASKS, AGAIN = "imports", "listing", "order", "tasks", "second start"
@@ -136,7 +137,9 @@ def _measured(kind: str, folder: str, samples: int) -> Found:
     listers: dict[str, Callable[[], Any]] = {
         PARQUET: lambda: list_parquet(folder),
         SHARDS: lambda: list_webdataset(folder),
-        IMAGES: lambda: list_image_folder(folder, filesystem=pafs.PyFileSystem(_MadeUp(samples // PER_CLASS))),
+        IMAGES: lambda: list_image_folder(
+            folder, filesystem=pafs.PyFileSystem(MadeUp(samples // PER_CLASS, PER_CLASS))
+        ),
     }
     index = step(LISTING, listers[kind])
     order = step(ORDER, lambda: epoch_permutation(len(index), seed=0, epoch=0, groups=index.groups))
@@ -187,11 +190,11 @@ def _write_shards(folder: Path, samples: int) -> None:
             os.link(first.with_suffix(suffix), folder / f"{number:05d}{suffix}")
 
 
-class _MadeUp(pafs.FileSystemHandler):  # type: ignore[misc]
-    """A file system with folders of images that nobody wrote."""
+class MadeUp(pafs.FileSystemHandler):  # type: ignore[misc]
+    """A file system whose folder ``data`` has folders of so many images each, which nobody wrote."""
 
-    def __init__(self, classes: int) -> None:
-        self._classes = classes
+    def __init__(self, classes: int, images: int) -> None:
+        self._classes, self._images = classes, images
 
     def get_type_name(self) -> str:
         return "made up"
@@ -204,8 +207,10 @@ class _MadeUp(pafs.FileSystemHandler):  # type: ignore[misc]
         if folder == "data":
             names = [f"data/class-{number:05d}" for number in range(self._classes)]
             return [pafs.FileInfo(name, type=pafs.FileType.Directory) for name in names]
-        names = [f"{folder}/image-{number:08d}.jpg" for number in range(PER_CLASS)]
-        return [pafs.FileInfo(name, type=pafs.FileType.File, size=IMAGE_BYTES) for name in names]
+        names = [f"{folder}/image-{number:08d}.jpg" for number in range(self._images)]
+        return [
+            pafs.FileInfo(name, type=pafs.FileType.File, size=IMAGE_BYTES, mtime_ns=IMAGES_CHANGED_NS) for name in names
+        ]
 
     def _refuse(self, *unused: Any) -> Any:
         raise NotImplementedError

@@ -12,7 +12,6 @@ import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.large_index import MadeUp
 from offload.errors import ConfigError, RunError
 from offload.pipeline import stored_rows
 from offload.pipeline.cache.spec import parse_cache
@@ -125,33 +125,6 @@ def test_versions_of_remote_files_are_stored_too(tmp_path: Path, monkeypatch: py
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-
-
-class MadeUp(pafs.FileSystemHandler):  # type: ignore[misc]
-    """A file system whose folders hold files that nobody wrote."""
-
-    def __init__(self, classes: int, images: int) -> None:
-        self.classes, self.images = classes, images
-
-    def get_type_name(self) -> str:
-        return "made up"
-
-    def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
-        return [pafs.FileInfo(path, type=pafs.FileType.Directory) for path in paths]
-
-    def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
-        folder = selector.base_dir
-        if folder == "data":
-            names = [f"data/class-{number:05d}" for number in range(self.classes)]
-            return [pafs.FileInfo(name, type=pafs.FileType.Directory) for name in names]
-        names = [f"{folder}/an-image-with-a-name-{number:08d}.jpg" for number in range(self.images)]
-        return [pafs.FileInfo(name, type=pafs.FileType.File, size=9, mtime_ns=10**18) for name in names]
-
-    def _refuse(self, *unused: Any) -> Any:
-        raise NotImplementedError
-
-    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = move = copy_file = _refuse
-    open_input_stream = open_input_file = open_output_stream = open_append_stream = normalize_path = _refuse
 
 
 def most_held(listing: Callable[[Callable[[str], None]], Index]) -> tuple[Index, int]:
