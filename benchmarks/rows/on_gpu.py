@@ -47,6 +47,7 @@ def figures(row: str, place: Place, case: feeding.Case, *, cores: int, cpu_host_
         "samples_per_s_with_cpu_host": feeding.predicted(
             profile, case.batch_size, cores=cores, cpu_host_cores=cpu_host_cores
         ),
+        "core_seconds_per_sample": profile.input.core_seconds_per_sample,
     }
 
 
