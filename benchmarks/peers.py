@@ -177,6 +177,13 @@ PEERS = (
     ),
     Peer(name="ray", about="the script of the reference article, on today's Ray Train", module="ray_script", ray=True),
     *(Peer(name=name, about=about, module=module, ray=True) for name, (module, about) in ON_OFFLOAD.items()),
+    Peer(
+        name="images",
+        about="offload.Trainer on offload.image_folder, which decodes only the crop's region, to the plain loop's pixels",
+        module="images_row",
+        ray=True,
+        cannot=dict.fromkeys(("blur", *tables.NAMES), "as offload: there are no image files"),
+    ),
 )
 
 
