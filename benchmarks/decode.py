@@ -2,9 +2,10 @@
 
     python benchmarks/decode.py [--json] [-o benchmarks/results/decode.json]
 
-The rows run in turn for --repeats rounds on one core: a plain loop (Pillow and torchvision), the workload jpeg's loop (simplejpeg), and a
-preprocessing task of offload with decode="exact" and decode="auto". Each round's rates are divided by those of that round's other rows;
-the result holds medians. Rates are samples per CPU second, so that other programs on the core disturb less.
+The rows run in turn for --repeats rounds on one core: a plain loop (Pillow and torchvision), the workload jpeg's loop (simplejpeg), and
+preprocessing tasks of offload with decode="exact" and decode="auto", with torchvision's transforms of tensors (v2) and of Pillow images
+(v1). Each round's rates are divided by those of that round's other rows; the result holds medians. Rates are samples per CPU second, so
+that other programs on the core disturb less.
 
 The files are photographs of 500×375, and the same ones enlarged to 2000×1500. These have noise added, since enlarged photographs alone
 compress too well. The PSNR compares the crops of "auto" with those of "exact", which draw the same random numbers.
@@ -43,6 +44,9 @@ from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 BATCH = 64
 PLAIN, SIMPLEJPEG, EXACT, AUTO = "plain loop", "simplejpeg loop", 'offload, decode="exact"', 'offload, decode="auto"'
+OF_PILLOW = ", of Pillow images"
+TENSORS = v2.Compose([v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32)])
+PILLOW = v1.Compose([v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor()])
 ENLARGED = 4
 NOISE = 4.0  # the standard deviation, of 255: about a camera's
 QUALITY = 90
@@ -107,7 +111,8 @@ def _compare(folder: Path, repeats: int) -> dict[str, Any]:
     paths = sorted(folder.rglob("*.jpg"))
     loop = v1.Compose([v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()])
     workload = workloads.get("jpeg", folder)
-    exact, auto = _tasks(folder, "exact"), _tasks(folder, "auto")
+    exact, auto = _tasks(folder, TENSORS, "exact"), _tasks(folder, TENSORS, "auto")
+    exact_of_pillow, auto_of_pillow = _tasks(folder, PILLOW, "exact"), _tasks(folder, PILLOW, "auto")
 
     def plain(i: int) -> np.ndarray[Any, Any]:
         with PIL.Image.open(io.BytesIO(paths[i].read_bytes())) as image:
@@ -118,8 +123,9 @@ def _compare(folder: Path, repeats: int) -> dict[str, Any]:
         SIMPLEJPEG: lambda epoch: _loop(len(paths), lambda i: workload.make(i)["image"]),
         EXACT: exact,
         AUTO: auto,
+        EXACT + OF_PILLOW: exact_of_pillow,
+        AUTO + OF_PILLOW: auto_of_pillow,
     }
-    distances = [_psnr(a, b) for a, b in zip(exact(0), auto(0), strict=True)]
     rates: dict[str, list[float]] = {name: [] for name in rows}
     for epoch in range(repeats + 1):
         for name, row in rows.items():
@@ -128,18 +134,26 @@ def _compare(folder: Path, repeats: int) -> dict[str, Any]:
             row(epoch)
             if epoch:  # the first round warms up
                 rates[name].append(len(paths) / (time.process_time() - began))
-    changed = [each for each in distances if np.isfinite(each)]
     return {
         "images": len(paths),
         "bytes_per_image": statistics.mean(path.stat().st_size for path in paths),
         "samples_per_cpu_s": {name: statistics.median(each) for name, each in rates.items()},
         "over_plain": {name: _ratio(rates, name, PLAIN) for name in rows},
         "over_simplejpeg": {name: _ratio(rates, name, SIMPLEJPEG) for name in rows},
-        "auto_over_exact": _ratio(rates, AUTO, EXACT),
-        "equal_images": len(distances) - len(changed),
+        "auto_over_exact": {kind: _ratio(rates, AUTO + kind, EXACT + kind) for kind in ("", OF_PILLOW)},
+        "distances": {"": _distances(exact, auto), OF_PILLOW: _distances(exact_of_pillow, auto_of_pillow)},
+        "rounds": rates,
+    }
+
+
+def _distances(exact: Callable[[int], list[Any]], auto: Callable[[int], list[Any]]) -> dict[str, Any]:
+    """How far the images of one are from those of the other."""
+    found = [_psnr(a, b) for a, b in zip(exact(0), auto(0), strict=True)]
+    changed = [each for each in found if np.isfinite(each)]
+    return {
+        "equal_images": len(found) - len(changed),
         "median_psnr_db_of_others": statistics.median(changed) if changed else None,
         "least_psnr_db_of_others": min(changed) if changed else None,
-        "rounds": rates,
     }
 
 
@@ -152,11 +166,8 @@ def _loop(samples: int, make: Callable[[int], np.ndarray[Any, Any]]) -> None:
         np.stack([make(i) for i in range(start, min(start + BATCH, samples))])
 
 
-def _tasks(folder: Path, decode: Any) -> Callable[[int], list[np.ndarray[Any, Any]]]:
+def _tasks(folder: Path, transform: Any, decode: Any) -> Callable[[int], list[np.ndarray[Any, Any]]]:
     """A function of the epoch that runs a data set's tasks in this process and returns the images."""
-    transform = v2.Compose(
-        [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32)]
-    )
     pipeline = offload.image_folder(folder, transform, decode=decode)
     assert pipeline.list is not None
     index = pipeline.list()
@@ -187,13 +198,14 @@ def _table(sets: dict[str, Any]) -> str:
         lines.append(f"{name}: {made['images']} files of {made['bytes_per_image'] / 1e3:,.0f} kB")
         for row, rate in made["samples_per_cpu_s"].items():
             lines.append(
-                f"  {row:24} {rate:8,.0f} samples/CPU s  {made['over_plain'][row]:5.2f} × plain  "
+                f"  {row:40} {rate:8,.0f} samples/CPU s  {made['over_plain'][row]:5.2f} × plain  "
                 f"{made['over_simplejpeg'][row]:5.2f} × simplejpeg"
             )
-        lines.append(f"  auto ÷ exact: {made['auto_over_exact']:.2f}")
-        psnr = made["median_psnr_db_of_others"]
-        others = "" if psnr is None else f", the others at a median of {psnr:.1f} dB"
-        lines.append(f"  equal images: {made['equal_images']} of {made['images']}{others}")
+        for kind, distance in made["distances"].items():
+            psnr = distance["median_psnr_db_of_others"]
+            others = "" if psnr is None else f", the others at a median of {psnr:.1f} dB"
+            equal = f"equal images: {distance['equal_images']} of {made['images']}{others}"
+            lines.append(f"  auto ÷ exact{kind}: {made['auto_over_exact'][kind]:.2f}; {equal}")
     return "\n".join(lines)
 
 

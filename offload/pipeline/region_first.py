@@ -1,7 +1,10 @@
 """Plan the decoding of an image for the first step of its transform: a crop needs no pixels outside it.
 
-The plan draws its crop with the step's own method, so it draws the same random numbers. The step itself then resizes the decoded region.
-At full scale, the result is bit for bit that of the step on the decoded image.
+The plan draws its crop with the step's own method, so it draws the same random numbers. The step itself then resizes the region, which
+lies in memory row by row: torch resizes that 1.5 times as fast as a part of a larger image. At full scale, the result of a tensor's step
+is bit for bit that of the step on the decoded image.
+
+A step on Pillow images gets its result from torch's kernel, which takes a quarter of Pillow's time. The two round differently.
 
 Where it stops: it knows exact classes of torchvision and timm, by module and name. All other transforms get the whole image.
 """
@@ -15,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from offload.pipeline.images import Image
 from offload.pipeline.region_decode import EncodedImage
 
 AsInput = Callable[[np.ndarray[Any, Any]], Any]
@@ -23,6 +27,8 @@ LEAST = 2
 """A scaled crop keeps at least this many times the rows and columns of its result: a median PSNR of 39 dB on photographs, not 34."""
 _SCALES = (8, 4, 2)
 _SMOOTH = {"bilinear", "bicubic", "lanczos", "box", "hamming"}
+_LIKE_PILLOW = {"bilinear", "bicubic"}
+"""Interpolations that torch computes with antialiasing as Pillow does."""
 _V1, _V2, _TIMM = "torchvision.transforms.transforms", "torchvision.transforms.v2._geometry", "timm.data.transforms"
 _BEFORE = {"ToImage", "PILToTensor"}
 """Conversions that treat every pixel by itself, so they may follow the crop."""
@@ -38,6 +44,11 @@ class _Plan:
     width: int
     finish: Callable[[Any], Any]
     target: tuple[int, int] | None = None
+
+    def crop(self, image: Any) -> Any:
+        """The region of a decoded CHW tensor whose memory is HWC, as one piece of such memory."""
+        rows, columns = slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
+        return image[:, rows, columns].permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
     def scale(self) -> int:
         if self.target is None:
@@ -63,7 +74,8 @@ def takes_encoded(steps: Sequence[Any]) -> bool:
 
 
 class RegionFirst:
-    """The first step of a transform. An encoded image is decoded as far as the step needs it; other images are as before."""
+    """The first step of a transform. An encoded image is decoded as far as the step needs it; of a decoded tensor, the region is cut
+    out."""
 
     def __init__(self, before: Sequence[Any], step: Any, planner: _Planner, as_input: AsInput) -> None:
         self.before, self.step, self.planner, self.as_input = tuple(before), step, planner, as_input
@@ -77,18 +89,28 @@ class RegionFirst:
                 image = self.as_input(image.pixels())
             else:
                 finish = plan.finish
-                image = self.as_input(image.region(plan.top, plan.left, plan.height, plan.width, plan.scale()))
+                region = image.region(plan.top, plan.left, plan.height, plan.width, plan.scale())
+                if self.planner.kernel is not None and plan.target is not None:
+                    return self.as_input(_resized(region, plan.target, self.planner.kernel))
+                image = self.as_input(region)
+        elif _is_hwc(image) and (plan := self.planner(*image.shape[1:])) is not None:
+            finish, image = plan.finish, plan.crop(image)
         for step in self.before:
             image = step(image)
         return finish(image)
 
 
 class _Planner:
-    """A function from an image's height and width to a plan; None: decode the whole image."""
+    """A function from an image's height and width to a plan; None: decode the whole image.
+
+    ``kernel``: the name of torch's interpolation that stands in for the step's, which is Pillow's; None: the step itself resizes.
+    """
 
     def __init__(self, step: Any, *, tensors: bool) -> None:
         self.step = step
         self.scales = _is_smooth(step, tensors=tensors)
+        mode = _value(getattr(step, "interpolation", None))
+        self.kernel: str | None = mode if not tensors and isinstance(mode, str) and mode in _LIKE_PILLOW else None
 
     def __call__(self, height: int, width: int) -> _Plan | None:
         raise NotImplementedError
@@ -142,7 +164,7 @@ class _Resize(_Planner):
         rest = copy.copy(self.step)
         rest.size, rest.max_size = list(target), None
         plan = _Plan(0, 0, height, width, rest, target)
-        return plan if plan.scale() > 1 else None
+        return plan if plan.scale() > 1 or self.kernel is not None else None
 
     def _target(self, height: int, width: int) -> tuple[int, int] | None:
         size = self.step.size
@@ -180,7 +202,30 @@ def _is_smooth(step: Any, *, tensors: bool) -> bool:
     modes = getattr(step, "interpolation", None)
     modes = modes if isinstance(modes, tuple | list) else (modes,)
     averages = not tensors or getattr(step, "antialias", True) is True
-    return averages and all(getattr(mode, "value", mode) in _SMOOTH for mode in modes)
+    return averages and all(_value(mode) in _SMOOTH for mode in modes)
+
+
+def _value(mode: Any) -> Any:
+    """The name of an interpolation, which torchvision has as a member of an enumeration."""
+    return getattr(mode, "value", mode)
+
+
+def _resized(pixels: Image, size: tuple[int, int], mode: str) -> Image:
+    """HWC uint8 pixels, resized as Pillow does: within two levels of 255 for ``bilinear``, and six for ``bicubic`` on photographs."""
+    import torch
+    from torchvision.transforms.v2 import InterpolationMode
+    from torchvision.transforms.v2.functional import resize
+
+    image = torch.from_numpy(pixels).permute(2, 0, 1)
+    made: Image = resize(image, list(size), InterpolationMode(mode), antialias=True).permute(1, 2, 0).numpy()
+    return made
+
+
+def _is_hwc(image: Any) -> bool:
+    """Whether this is a decoded image of colours as a CHW view of HWC memory. Of one channel, there is no such difference."""
+    if not hasattr(image, "stride") or image.ndim != 3 or image.shape[0] == 1:
+        return False
+    return str(image.dtype) == "torch.uint8" and image.stride()[::2] == (1, image.shape[0])
 
 
 def _shaped(height: int, width: int) -> Any:

@@ -63,6 +63,15 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "timm's evaluation": create_transform(40),
     "a bare step": v1.RandomResizedCrop(40),
 }
+RESIZED_AS_PILLOW = {
+    "v1", "v1, bicubic", "v1, resize", "v2, of PIL images", "v2, no antialias, of PIL images", "v2, resize, of PIL images", "timm",
+    "a crop of extreme shape", "timm's training", "timm's evaluation", "a bare step",
+}  # fmt: skip
+"""Their images are Pillow's, which torch resizes within two levels."""
+
+
+def psnr(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    return float(10 * np.log10(255**2 / max(np.mean((a.astype(float) - b.astype(float)) ** 2), 1e-9)))
 
 
 def seeded(seed: int, call: Callable[[], Any]) -> tuple[Any, Any]:
@@ -90,7 +99,48 @@ def test_the_result_and_the_random_numbers_are_the_same(name: str) -> None:
         want, after_want = seeded(seed, lambda data=data: cpu(decode_image(data)))
         assert after == after_want
         assert got.dtype == want.dtype
-        np.testing.assert_array_equal(got, want)
+        if name in RESIZED_AS_PILLOW:
+            assert got.shape == want.shape
+            assert psnr(got, want) > 50
+        else:
+            np.testing.assert_array_equal(got, want)
+
+
+def test_pillow_images_are_resized_within_two_levels() -> None:
+    from sklearn.datasets import load_sample_images
+
+    cpu: Any = split_transform(v1.Compose([v1.RandomResizedCrop(200), v1.ToTensor()])).cpu
+    for photo in load_sample_images().images:
+        data = jpeg(PIL.Image.fromarray(photo), quality=90)
+        for seed in range(15):
+            got, want = (
+                seeded(seed, lambda image=image: cpu(image))[0] for image in (encoded(data), decode_image(data))
+            )
+            assert psnr(got, want) > 50
+            assert np.abs(got.astype(int) - want.astype(int)).max() <= 2
+
+
+@pytest.mark.parametrize("step", [v2.RandomResizedCrop(40, antialias=True), v2.CenterCrop(40)], ids=repr)
+@pytest.mark.parametrize("as_decoded", [True, False])
+def test_a_tensors_crop_stays_in_the_fast_layout(step: Any, as_decoded: bool) -> None:
+    """torch resizes a part of a larger image more slowly, and the result would have to be turned from CHW to HWC."""
+    cpu: Any = split_transform(v2.Compose([step, v2.ToDtype(torch.float32, scale=True)])).cpu
+    data = jpeg(picture(95, 120))
+    made = cpu(decode_image(data) if as_decoded else encoded(data))
+    assert made.shape == (40, 40, 3)
+    assert made.flags.c_contiguous
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_crops_of_other_channels_are_those_of_torchvision(channels: int) -> None:
+    step = v2.RandomResizedCrop(12, antialias=True)
+    cpu: Any = split_transform(v2.Compose([step])).cpu
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 41, channels), dtype=np.uint8)
+    got, want = (
+        seeded(3, lambda call=call: np.asarray(call()))[0]
+        for call in (lambda: cpu(pixels), lambda: step(torch.from_numpy(pixels).permute(2, 0, 1)).permute(1, 2, 0))
+    )
+    np.testing.assert_array_equal(got, want)
 
 
 def test_only_the_region_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +176,6 @@ def test_a_crop_that_pads_gets_the_whole_image() -> None:
 
 
 # --- scaled decoding ---------------------------------------------------------------------------------------------------
-
-
-def psnr(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
-    return float(10 * np.log10(255**2 / max(np.mean((a.astype(float) - b.astype(float)) ** 2), 1e-9)))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +231,9 @@ def test_steps_that_pick_pixels_get_all_of_them(step: Any) -> None:
 
 # --- sources -----------------------------------------------------------------------------------------------------------
 
-CROP = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
+CROP = v2.Compose(
+    [v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
+)
 
 
 def files(broken: bool = False) -> list[bytes]:
