@@ -93,8 +93,8 @@ class Trainer:
 
     Args:
         train: the function of each worker; it gets a :class:`offload.Context`.
-        datasets: data sets by name: results of :func:`offload.image_folder` and its siblings, a ``ray.data.Dataset``, or a map-style
-            torch data set. ``"train"`` is required; the others are for validation.
+        datasets: data sets by name: results of :func:`offload.image_folder` and its siblings, a ``ray.data.Dataset``, a map-style torch
+            data set, or a list of samples. ``"train"`` is required; the others are for validation.
         workers: the number of workers, or (least, most): then as many as fit while preprocessing keeps a core. None: one per GPU,
             or one without GPUs.
         batch_size: the global batch, a number or a :class:`offload.BatchSize`.
@@ -220,8 +220,8 @@ class Trainer:
         Args:
             run_dir: the folder of the run's files; ``runs/<name of the script>`` by default.
             overwrite: whether to replace a run that the directory holds, and its checkpoints in ``storage_path``.
-            address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine. A wrong
-                address is refused before the run lists or starts anything.
+            address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine. A process that
+                is already connected to a Ray uses that one. The run refuses a wrong address before it lists or starts anything.
             storage_path: the folder of checkpoints, instead of the Trainer's.
             quiet: whether to hide the live line.
             watch: whether to show a full-screen view instead of the live line, if standard error is a terminal. The view holds
