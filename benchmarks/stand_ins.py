@@ -203,11 +203,11 @@ class ScaleHub(Hub):
         rank: int,
         want: int = 1,
         reach: Reach = "any",
-        under_way: int = 0,
+        arrived: int | None = None,
         timeout_s: float | None = None,
     ) -> tuple[list[Slice], bool]:
         """See :class:`Feed`."""
-        return super().take(key, rank, want, reach, under_way, timeout_s or TAKE_TIMEOUT_S * self._slower)
+        return super().take(key, rank, want, reach, arrived, timeout_s or TAKE_TIMEOUT_S * self._slower)
 
     def usage(self) -> dict[str, float]:
         """CPU seconds and blocks of this process so far, and its memory now. ``python_cpu_s``: those of the threads that may hold Python's

@@ -103,11 +103,11 @@ class Feed:
         rank: int,
         want: int = 1,
         reach: Reach = "any",
-        under_way: int = 0,
+        arrived: int | None = None,
         timeout_s: float | None = None,
     ) -> tuple[list[Slice], bool]:
-        """Return up to ``want`` slices for this rank, and whether the pass is over for it. ``reach``: which slices. ``under_way``: how many
-        of those that the rank took before have not arrived.
+        """Return up to ``want`` slices for this rank, and whether the pass is over for it. ``reach``: which slices. ``arrived``: see
+        :meth:`arrived`.
 
         Waits ``timeout_s``, by default a few seconds, for the first slice. After an empty answer before the end, the rank asks again.
         Raises the error of preprocessing, if it failed.
@@ -115,14 +115,27 @@ class Feed:
         current = self._passes.get(key)
         if current is None:
             return [], True
-        arrived, homes = current.arrived(rank, reach, under_way), self.homes()
-        self.pace.carried(
-            {node: size for node, size in arrived.items() if node not in homes},
-            more=any(size > 0 for node, size in self.travelling().items() if node not in homes),
-        )
+        self._note_arrived(current, rank, reach, arrived)
         slices, over = current.take(rank, want, reach, timeout_s)
         self._look()
         return slices, over
+
+    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int | None) -> None:
+        """Note that a rank has got its first ``arrived`` slices of this reach, those included that were lost; None: all that it took.
+
+        A rank whose request for more still waits tells it so. Otherwise, tasks that wait for the link's pace would wait for the request's
+        timeout.
+        """
+        if (current := self._passes.get(key)) is not None:
+            self._note_arrived(current, rank, reach, arrived)
+            self._look()
+
+    def _note_arrived(self, current: Pass, rank: int, reach: Reach, arrived: int | None) -> None:
+        sizes, homes = current.arrived(rank, reach, arrived), self.homes()
+        self.pace.carried(
+            {node: size for node, size in sizes.items() if node not in homes},
+            more=any(size > 0 for node, size in self.travelling().items() if node not in homes),
+        )
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
         """Make a slice again that this rank cannot fetch because its node is gone."""

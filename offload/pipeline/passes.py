@@ -133,6 +133,7 @@ class Pass:
         self._under_way: defaultdict[tuple[int, Reach], deque[_Held]] = defaultdict(
             deque
         )  # taken, and perhaps not arrived
+        self._arrived: Counter[tuple[int, Reach]] = Counter()  # slices, lost ones included
         self._owed = [0] * request.world_size  # lost slices that tasks are making again
         self._joined: set[int] = set()
         self._left: set[int] = set()
@@ -234,13 +235,15 @@ class Pass:
             self._room_changed.notify_all()
             return taken, not mine.holds(reach) and self._over(rank)
 
-    def arrived(self, rank: int, reach: Reach, under_way: int) -> Counter[str]:
-        """The bytes of each node that have arrived at a rank since its last request: all but the last ``under_way`` slices."""
+    def arrived(self, rank: int, reach: Reach, count: int | None) -> Counter[str]:
+        """The bytes of each node that have arrived at a rank since it last told: the first ``count`` slices of this reach have, or all
+        (None)."""
         sizes: Counter[str] = Counter()
         with self._lock:
             line = self._under_way[rank, reach]
-            while len(line) > under_way:
+            while line and (count is None or self._arrived[rank, reach] < count):
                 each = line.popleft()
+                self._arrived[rank, reach] += 1
                 sizes[each.node] += each.size_bytes
             self.travelling.subtract(sizes)
         return sizes

@@ -227,9 +227,16 @@ class _Recording(HubFeed):
         self.kept: list[Slice] = []
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
+        self,
+        key: PassKey,
+        rank: int,
+        want: int,
+        reach: Reach = "any",
+        *,
+        arrived: int | None = None,
+        wait: bool = True,
     ) -> tuple[list[Slice], bool]:
-        slices, over = super().take(key, rank, want, reach, under_way=under_way, wait=wait)
+        slices, over = super().take(key, rank, want, reach, arrived=arrived, wait=wait)
         self.kept += slices[: KEPT_BLOCKS - len(self.kept)]
         return slices, over
 
@@ -241,10 +248,19 @@ class _Replaying(BlockReader):
         self._kept, self._next = kept, 0
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
+        self,
+        key: PassKey,
+        rank: int,
+        want: int,
+        reach: Reach = "any",
+        *,
+        arrived: int | None = None,
+        wait: bool = True,
     ) -> tuple[list[Slice], bool]:
         self._next += 1
         return [self._kept[self._next % len(self._kept)]], False
+
+    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None: ...
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None: ...
 

@@ -157,9 +157,9 @@ class LocalClient(HubClient):
         self._killed = killed
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach, under_way: int, timeout_s: float | None = None
+        self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int | None, timeout_s: float | None = None
     ) -> Pending[tuple[list[Slice], bool]]:
-        return _Later(lambda: self._call(Feed.take, key, rank, want, reach, under_way, timeout_s))
+        return _Later(lambda: self._call(Feed.take, key, rank, want, reach, arrived, timeout_s))
 
     def leave(self, key: PassKey, rank: int) -> None:
         if not self._killed():
@@ -196,11 +196,18 @@ class LocalFeed(HubFeed):
         self._nodes: Nodes = hub.actor.nodes
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
+        self,
+        key: PassKey,
+        rank: int,
+        want: int,
+        reach: Reach = "any",
+        *,
+        arrived: int | None = None,
+        wait: bool = True,
     ) -> tuple[list[Slice], bool]:
         if not wait:  # answers here are never under way
-            return self._hub.take(key, rank, want, reach, under_way, timeout_s=0.0).result()
-        return super().take(key, rank, want, reach, under_way=under_way)
+            return self._hub.take(key, rank, want, reach, arrived, timeout_s=0.0).result()
+        return super().take(key, rank, want, reach, arrived=arrived)
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:
         def columns() -> Columns:

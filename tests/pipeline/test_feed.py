@@ -270,9 +270,10 @@ def test_blocks_that_travel_count_until_they_have_arrived(make: Callable[..., Fe
     assert len(feed.take(key(), 0, 9, "far")[0]) == 1
     assert feed.pool.next_task("b") is None, "nobody knows the link yet"  # type: ignore[union-attr]
     now[0] += 1.0
-    feed.take(key(), 0, 9, "far", under_way=1)
+    feed.take(key(), 0, 9, "far", arrived=0, timeout_s=0.0)
     assert feed.pool.next_task("b") is None  # type: ignore[union-attr]
-    feed.take(key(), 0, 9, "far", under_way=0)
+    feed.arrived(key(), 0, "far", 1)
+    feed.take(key(), 0, 9, "far", arrived=0, timeout_s=0.0)  # a request from before
     assert feed.pool.next_task("b") is not None  # type: ignore[union-attr]
 
 

@@ -100,10 +100,14 @@ class HubClient:
         return self._ask(Feed.open, key, request, rank, node)
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach, under_way: int, timeout_s: float | None = None
+        self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int | None, timeout_s: float | None = None
     ) -> Pending[tuple[list[Slice], bool]]:
         """See :meth:`Feed.take`."""
-        return self._start(Feed.take, key, rank, want, reach, under_way, timeout_s)
+        return self._start(Feed.take, key, rank, want, reach, arrived, timeout_s)
+
+    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
+        """See :meth:`Feed.arrived`. Does not wait."""
+        self._start(Feed.arrived, key, rank, reach, arrived)
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
         """See :meth:`Feed.again`."""

@@ -23,9 +23,19 @@ class FeedClient(Protocol):
     """The feed, for one pass of one rank."""
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
+        self,
+        key: PassKey,
+        rank: int,
+        want: int,
+        reach: Reach = "any",
+        *,
+        arrived: int | None = None,
+        wait: bool = True,
     ) -> tuple[list[Slice], bool]:
         """See :meth:`offload.pipeline.feed.Feed.take`. Without ``wait``, the answer is empty if none is there yet."""
+
+    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
+        """See :meth:`offload.pipeline.feed.Feed.arrived`."""
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:
         """Start the transfer of a slice's block to this host. The result waits for it, and returns the slice's content, with its samples'
@@ -73,16 +83,28 @@ class HubFeed(BlockReader):
         self._asked: dict[Reach, Pending[tuple[list[Slice], bool]]] = {}
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
+        self,
+        key: PassKey,
+        rank: int,
+        want: int,
+        reach: Reach = "any",
+        *,
+        arrived: int | None = None,
+        wait: bool = True,
     ) -> tuple[list[Slice], bool]:
-        answer = self._asked.pop(reach, None) or self._hub.take(key, rank, want, reach, under_way)
+        answer = self._asked.pop(reach, None) or self._hub.take(key, rank, want, reach, arrived)
         if not wait and not answer.done():
             self._asked[reach] = answer
             return [], False
         slices, over = answer.result()
         if not over:
-            self._asked[reach] = self._hub.take(key, rank, want, reach, under_way + len(slices))
+            self._asked[reach] = self._hub.take(key, rank, want, reach, arrived)
         return slices, over
+
+    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
+        asked = self._asked.get(reach)
+        if asked is not None and not asked.done():  # otherwise, the next request tells it
+            self._hub.arrived(key, rank, reach, arrived)
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
         self._hub.again(key, rank, piece)

@@ -87,20 +87,21 @@ class Fetcher:
         coming: deque[tuple[Slice, Callable[[], Columns], float]] = (
             deque()
         )  # with the seconds waited before it was asked for
-        waited_s, most = 0.0, 1
+        waited_s, most, came = 0.0, 1, 0
         over = False
         while not self._closed.is_set():
             if len(coming) < most and not (over and not self._arrivals.lost):
                 want = most - len(coming)
-                slices, over = self._feed.take(
-                    self._key, self._rank, want, reach, under_way=len(coming), wait=not coming
-                )
+                slices, over = self._feed.take(self._key, self._rank, want, reach, arrived=came, wait=not coming)
                 coming.extend((each, self._feed.fetch(each), waited_s) for each in slices)
             if coming:
                 piece, columns, before_s = coming.popleft()
                 began = time.monotonic()
                 arrived = self._fetched(piece, columns)
                 del columns  # it holds the block
+                came += 1
+                if reach != "near":  # of near blocks, the hub need not know
+                    self._feed.arrived(self._key, self._rank, reach, came)
                 waited_s += time.monotonic() - began
                 most = allowed(most, at_once, waited_s - before_s)
                 for fetched in arrived:

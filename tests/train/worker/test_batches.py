@@ -34,12 +34,21 @@ class Blocks:
         self.left: set[int] = set()
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
+        self,
+        key: PassKey,
+        rank: int,
+        want: int,
+        reach: Reach = "any",
+        *,
+        arrived: int | None = None,
+        wait: bool = True,
     ) -> tuple[list[Slice], bool]:
         if reach == "far":
             return [], True
         mine = self.waiting[rank]
         return [mine.pop(0)] if mine else [], not mine
+
+    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None: ...
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:
         ids = np.arange(piece.start, piece.stop)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import pytest
 
+from offload.pipeline.passes import PassKey, Slice
 from offload.testing import Hosts, HostSpec
+from offload.train.worker.feed_client import HubFeed
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
 
 SCRIPT = """
@@ -59,3 +62,43 @@ def test_blocks_of_this_node_do_not_wait_while_another_comes_over_a_slow_link() 
         ran = hosts["gpu-1"].run([sys.executable, "-c", SCRIPT], env={"PYTHONPATH": str(ROOT)}, timeout=400)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert json.loads(ran.stdout.strip().splitlines()[-1]) == {"near_came_first": True}
+
+
+class Answer:
+    """The hub's answer to a request."""
+
+    def __init__(self, slices: list[Slice], *, done: bool) -> None:
+        self._answer, self._done = (slices, False), done
+
+    def done(self) -> bool:
+        return self._done
+
+    def result(self) -> tuple[list[Slice], bool]:
+        return self._answer
+
+
+class WaitingHub:
+    """A hub with one slice: it answers the first request at once, and later ones never."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self._requests = 0
+
+    def take(self, *request: Any) -> Answer:
+        self._requests += 1
+        first = self._requests == 1
+        return Answer([Slice(None, 0, 1, 0)] if first else [], done=first)  # type: ignore[arg-type]
+
+    def arrived(self, key: PassKey, rank: int, reach: str, arrived: int) -> None:
+        self.told.append(arrived)
+
+
+def test_an_arrival_is_told_at_once_only_while_the_next_request_waits() -> None:
+    key, hub = PassKey(attempt=1, name="train", number=0), WaitingHub()
+    feed = HubFeed(hub)  # type: ignore[arg-type]
+    feed.arrived(key, 0, "far", 0)
+    assert hub.told == [], "there was no request yet: the next one tells it"
+    assert len(feed.take(key, 0, 1, "far", arrived=0)[0]) == 1
+    feed.arrived(key, 0, "far", 1)
+    feed.arrived(key, 0, "near", 1)
+    assert hub.told == [1]

@@ -32,11 +32,19 @@ class Links:
         self.far = {number for number, letter in enumerate(order) if letter == "f"}
         self.open, self.changed = threading.Event(), threading.Condition()
         self.started: list[int] = []
+        self.told: list[tuple[str, int]] = []
         self.lost: set[int] = set()
         self.error: Exception | None = None
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, under_way: int = 0, wait: bool = True
+        self,
+        key: PassKey,
+        rank: int,
+        want: int,
+        reach: Reach = "any",
+        *,
+        arrived: int | None = None,
+        wait: bool = True,
     ) -> tuple[list[Slice], bool]:
         with self.changed:
             line = self.lines[reach]
@@ -44,6 +52,9 @@ class Links:
             if not taken and self.error is not None:
                 raise self.error
             return taken, not line
+
+    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
+        self.told.append((reach, arrived))
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:
         with self.changed:
@@ -94,6 +105,15 @@ def test_near_slices_overtake_far_ones() -> None:
         fetcher.get(0.0)
     feed.open.set()
     assert numbers(fetcher) == [0, 1, 3, 5, 6]
+
+
+def test_the_hub_hears_of_each_far_slice_that_comes() -> None:
+    """Its next request may already wait there, and tasks of that node wait for the pace of its link."""
+    feed = Links("nfnf")
+    feed.lost = {3}  # it came, too: it travels no more
+    feed.open.set()
+    assert sorted(numbers(made(feed))) == [0, 1, 2, 3]
+    assert feed.told == [("far", 1), ("far", 2)]
 
 
 def test_an_ordered_pass_waits_for_the_link_and_keeps_it_busy() -> None:
