@@ -110,7 +110,6 @@ def test_near_slices_overtake_far_ones() -> None:
 def test_the_hub_hears_of_each_far_slice_that_comes() -> None:
     """Its next request may already wait there, and tasks of that node wait for the pace of its link."""
     feed = Links("nfnf")
-    feed.lost = {3}  # it came, too: it travels no more
     feed.open.set()
     assert sorted(numbers(made(feed))) == [0, 1, 2, 3]
     assert feed.told == [("far", 1), ("far", 2)]
