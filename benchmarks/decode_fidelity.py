@@ -27,6 +27,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
@@ -51,6 +52,11 @@ TRANSFORMS: dict[str, list[Any]] = {
     "RandomResizedCrop(96)": [v2.RandomResizedCrop(96, antialias=True)],
     "Resize(256), CenterCrop(224)": [v2.Resize(256, antialias=True), v2.CenterCrop(224)],
     "Resize((64, 64))": [v2.Resize((64, 64), antialias=True)],
+    "RandomResizedCrop(224) of Pillow images": [v1.RandomResizedCrop(224)],
+    "RandomResizedCrop(224, bicubic) of Pillow images": [
+        v1.RandomResizedCrop(224, interpolation=v1.InterpolationMode.BICUBIC)
+    ],
+    "Resize(256), CenterCrop(224) of Pillow images": [v1.Resize(256), v1.CenterCrop(224)],
 }
 
 

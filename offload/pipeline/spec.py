@@ -128,8 +128,8 @@ def image_folder(
             sample and treats it as ``on_error`` says. None: training waits for it, and the run names it after a minute.
         decode: ``"auto"`` decodes only the region that a transform's first step needs (torchvision's RandomResizedCrop, CenterCrop and
             Resize, timm's RandomResizedCropAndInterpolation), with equal results. It decodes regions of at least four times the size
-            of the result at 1/2, 1/4 or 1/8, with close results. ``"exact"`` always decodes
-            whole images.
+            of the result at 1/2, 1/4 or 1/8, and resizes Pillow images with torch, with close results. ``"exact"`` always decodes
+            whole images, and Pillow resizes its own.
         cache: ``"ssd:/mnt/nvme/cache:200GB"``: a folder that each node has, and the most bytes there. What a node has read from
             ``path`` comes from that folder in later epochs and runs, unless the file has changed. It pays for ``s3://`` and other
             remote or mounted file systems.
