@@ -25,7 +25,7 @@ from offload.loader.feed import LoaderFeed
 from offload.loader.job import Job
 from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
-from offload.train.cluster.connection import Cluster, describe, on_this_node
+from offload.train.cluster.connection import Cluster, describe, import_ahead, on_this_node
 from offload.train.cluster.idle import on_need
 from offload.train.cluster.ray_processes import no_new_ray
 
@@ -250,6 +250,7 @@ def _feed_of(job: Job, cluster: Cluster, placement: str) -> Any:
         if name is not None and (made := _made(name)) is not None:  # it has just taken the CPUs
             return made
         raise
+    import_ahead(set(cores.nodes), cores.runtime_env)
     options: dict[str, Any] = {
         "max_concurrency": THREADS + THREADS_PER_RANK * job.world_size,
         "runtime_env": dict(cores.runtime_env) or None,

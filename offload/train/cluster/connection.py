@@ -13,8 +13,8 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -461,6 +461,19 @@ def nodes_to_end_with() -> set[str]:
     """The ids of the nodes whose end ends the run: the driver's node and the head."""
     heads = {str(n["NodeID"]) for n in ray.nodes() if n["Alive"] and HEAD in n["Resources"]}  # type: ignore[no-untyped-call]
     return {ray.get_runtime_context().get_node_id(), *heads}
+
+
+def import_ahead(nodes: Collection[str], runtime_env: Mapping[str, Any]) -> None:
+    """Let other nodes begin the imports of their preprocessing processes now, while the actor that starts these processes starts itself.
+
+    Without preloading there is nothing to begin: each process imports for itself.
+    """
+    if not runtime_env:
+        return
+    for node in set(nodes) - {ray.get_runtime_context().get_node_id()}:
+        place = NodeAffinitySchedulingStrategy(node, soft=False)
+        begun = _answer.options(num_cpus=0, runtime_env=dict(runtime_env), scheduling_strategy=place).remote()
+        begun.future().add_done_callback(Future.exception)  # Ray prints what nobody asks for, and the node may be gone
 
 
 def on_this_node(actor_class: Any, **options: Any) -> Any:

@@ -32,6 +32,7 @@ from offload.train.cluster.connection import (
     Cluster,
     ControlLostError,
     alive_nodes,
+    import_ahead,
     nodes_to_end_with,
     on_this_node,
     ping,
@@ -128,6 +129,7 @@ class Run:
         self._announce()
         if held := self.cluster.held_of_all():
             self.log.tell("others_hold", held=held)
+        import_ahead(set(cores.nodes), cores.runtime_env)
         threads = FEED_THREADS + 6 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
 
         def start_hub(**named: str) -> Any:
@@ -295,7 +297,7 @@ class Run:
             self.worker_main(self.trainer.train, self._setup(hub, marker)),
             hub=hub,
             run=run,
-            controller_env=preload.runtime_env(self.job_env),
+            controller_env=preload.runtime_env(self.job_env, also=preload.CONTROLLER),
             beside_ray_data=not all(each.pooled for each in self.listed.values()),
             scaling_config=scaling,
             run_config=run_config,

@@ -107,6 +107,38 @@ def test_a_worker_that_takes_a_core_of_its_host_finds_it_free(tmp_path: Path) ->
     assert metrics["elsewhere"] > 0
 
 
+AHEAD = """
+import time, psutil, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from offload import preload
+from offload.train.cluster.connection import import_ahead
+
+@ray.remote(num_cpus=0)
+def serves():
+    return any(part.endswith("preload/server.py") for each in psutil.process_iter(["cmdline"]) for part in each.info["cmdline"] or ())
+
+ray.init(log_to_driver=False)
+home = ray.get_runtime_context().get_node_id()
+(away,) = [node["NodeID"] for node in ray.nodes() if node["NodeID"] != home]
+there = serves.options(scheduling_strategy=NodeAffinitySchedulingStrategy(away, soft=False))
+assert not ray.get(there.remote())
+import_ahead([home, away], preload.runtime_env({}))
+deadline = time.monotonic() + 120
+while not ray.get(there.remote()):
+    assert time.monotonic() < deadline, "no server of imports"
+    time.sleep(0.1)
+"""
+
+
+def test_other_nodes_import_while_the_hub_starts() -> None:
+    """Otherwise CPU nodes would import only once the hub has started their processes, and training would begin without them."""
+    with Hosts({"gpu-1": HostSpec(), "cpu-1": HostSpec()}) as hosts:
+        env = {"PYTHONPATH": str(ROOT), **RAY_STARTS_NOTHING_AHEAD}
+        hosts.start_ray(head="gpu-1", num_cpus={"gpu-1": 1, "cpu-1": 1}, env=env)
+        ran = hosts["gpu-1"].run([sys.executable, "-c", AHEAD], env={"PYTHONPATH": str(ROOT)}, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
 KILLED = """
 import json, sys, time
 from pathlib import Path
