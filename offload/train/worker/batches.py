@@ -267,6 +267,7 @@ class Batches:
         if not all_rows and not broken_off:
             # End training with the epoch: after a resume from here, the user's loop would see a pass without batches.
             self.last_heard = heard
+            self.leftover += () if cut is None else cut.skipped  # those of a batch that drop_last leaves out
             return None
         if moved is None and name in self._template:
             moved = self._delivery.deliver(self._template[name].again())

@@ -13,7 +13,7 @@ import torch
 
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.passes import PassKey, Reach, Slice
-from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
+from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Columns
 from offload.testing.in_threads import Peer, Ranks
 from offload.train.worker import batches as batches_module
 from offload.train.worker.agreement import Agreement, Heard, NoAgreement
@@ -61,6 +61,19 @@ class Blocks:
         self.left.add(rank)
 
 
+class Broken(Blocks):
+    """Every third sample is skipped."""
+
+    def fetch(self, piece: Slice) -> Callable[[], Columns]:
+        read = super().fetch(piece)
+
+        def with_errors() -> Columns:
+            columns = read()
+            return {**columns, ERROR: ["broken" if i % 3 == 2 else None for i in columns[SAMPLE_ID]]}
+
+        return with_errors
+
+
 class Stopping(NoAgreement):
     """Says to stop once ``stop`` is set."""
 
@@ -87,6 +100,7 @@ def make(
     *,
     agreement: Agreement | None = None,
     split: BatchSplit = TWO,
+    cutting: Cutting | None = None,
 ) -> Batches:
     return Batches(
         feed,
@@ -94,7 +108,7 @@ def make(
         peers=peer,
         split=split,
         delivery=Delivery(torch.device("cpu")),
-        cutting=Cutting(padded=True),
+        cutting=cutting or Cutting(padded=True),
         agreement=agreement or Stopping(stop or threading.Event()),
         template={},
     )
@@ -123,6 +137,22 @@ def test_every_rank_makes_the_same_number_of_steps_and_each_sample_comes_once(sa
     assert steps_0 == steps_1
     assert sum(steps_0) == sum(samples)
     assert feed.left == {0, 1}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("samples", [(40, 40), (4, 4), (3, 10)])
+def test_a_skipped_sample_is_told_though_its_batch_is_left_out(samples: tuple[int, int], drop_last: bool) -> None:
+    peers, feed = Ranks(2), Broken(samples)
+
+    def work(rank: int) -> list[int]:
+        batches = make(feed, Peer(peers, rank), cutting=Cutting(padded=True, drop_last=drop_last))
+        skipped = []
+        while (batch := batches.get()) is not None:
+            skipped += batch.skipped
+        batches.close()
+        return [each.sample_id for each in [*skipped, *batches.leftover]]
+
+    assert both(work) == [[*range(2, count, 3)] for count in samples]
 
 
 @pytest.mark.parametrize("steps", [(1, 1), (3, 3), (1, 4), (5, 0)])
