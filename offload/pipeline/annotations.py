@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def annotated_parts(sample: Mapping[str, Any]) -> dict[str, str]:
+    """The type of the first annotation in each part of a sample that holds one."""
+    return {name: kind for name, value in sample.items() if (kind := annotation(value)) is not None}
+
+
 def annotation(value: Any) -> str | None:
     """The type of the first annotation in a part of a sample: None without any. Imports nothing."""
     tv_tensors = sys.modules.get("torchvision.tv_tensors")

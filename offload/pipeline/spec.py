@@ -194,7 +194,12 @@ def from_torch(
     pipeline = build_pipeline(
         f"from_torch({factory_name(dataset) if made_there else type(dataset).__name__})",
         lambda tell=silent: (list_torch_factory if made_there else list_torch_dataset)(
-            dataset, names, whole=collate_fn is not None and transform is None, changed=transform is not None
+            dataset,
+            names,
+            whole=collate_fn is not None and transform is None,
+            changed=transform is not None,
+            # The user's functions get arrays.
+            typed=collate_fn is None and (transform is None or is_image_transform(transform)),
         ),
         transform,
         per_sample=per_sample,

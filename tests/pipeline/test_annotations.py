@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -38,6 +40,42 @@ def test_a_transform_that_moves_pixels_of_the_image_alone_is_refused(target: Any
         a_pass(stream_of(offload.from_torch(Detection(target), v2.RandomHorizontalFlip(1.0))))
     assert "in the data set's own __getitem__." in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class AsDict(Detection):
+    def __getitem__(self, i: int) -> Any:
+        image, target = super().__getitem__(i)
+        return {"image": image, "label": target}
+
+
+@pytest.mark.parametrize("inner", [None, v2.ColorJitter(0.3)], ids=["as it is", "colours"])
+@pytest.mark.parametrize("source", [Detection, AsDict])
+@pytest.mark.parametrize("target", [{"boxes": BOXES, "id": 1}, BOXES, MASK])
+def test_a_cache_does_not_hide_boxes_and_masks(target: Any, source: Any, inner: Any, tmp_path: Path) -> None:
+    given = {"cache": f"ssd:{tmp_path}:50MB", "name": "a"}
+    for data in (source(target), lambda: source(target)):
+        kept = offload.from_torch(data, inner)
+        assert len(a_pass(stream_of(offload.cached(kept, v2.ColorJitter(0.3), **given)))) == 3
+        for _ in range(2):  # samples come from the cache
+            with pytest.raises(
+                RunError, match=r"gets the image alone, and column 'label' holds (BoundingBoxes|Mask), "
+            ):
+                a_pass(stream_of(offload.cached(kept, v2.RandomHorizontalFlip(1.0), **given)))
+
+
+def arrays(sample: dict[str, Any]) -> dict[str, Any]:
+    assert type(sample["label"]) is np.ndarray
+    return sample
+
+
+def test_a_function_of_a_cached_sample_gets_its_boxes_and_masks_as_an_array(tmp_path: Path) -> None:
+    for number, target in enumerate((BOXES, MASK)):
+        kept = offload.from_torch(Detection(target))
+        plain = a_pass(stream_of(kept))
+        given = {"cache": f"ssd:{tmp_path}:50MB", "name": f"{number}", "per_sample": True}
+        for _ in range(2):
+            rows = a_pass(stream_of(offload.cached(kept, arrays, **given)))
+            assert all(np.array_equal(rows[i]["label"], plain[i]["label"]) for i in range(3))
 
 
 def test_other_labels_and_second_images_are_none_of_it() -> None:

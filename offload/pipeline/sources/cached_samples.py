@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from offload.errors import RunError
 from offload.pipeline import whole_samples, wire
+from offload.pipeline.annotations import annotated_parts
 from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.cache.store import Source, opened
@@ -25,7 +26,7 @@ from offload.pipeline.sources.base import At, Samples, nowhere
 from offload.pipeline.sources.from_torch import plain
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Column
 
-FORMAT = 1
+FORMAT = 2
 """The version of all contents: what else they depend on is in their key."""
 _OF_A_PASS = (SAMPLE_ID, POSITION, TRAINED)
 """Columns of index rows that do not say what a sample is."""
@@ -79,12 +80,12 @@ class CachedSamplesReader:
                     errors[row] = error.removeprefix(f"{self.describe(rows, row)}: ")
                 else:
                     samples[row] = self._store(keys[row], block)
-        names = dict.fromkeys(name for sample in samples if sample is not None for name in sample)
+        good = [sample for sample in samples if sample is not None]
         columns: dict[str, Column] = {
-            name: _column([None if sample is None else sample.get(name) for sample in samples], errors)
-            for name in names
+            name: _column([None if sample is None else plain(sample.get(name)) for sample in samples], errors)
+            for name in dict.fromkeys(name for sample in good for name in sample)
         }
-        return Samples(columns, errors)
+        return Samples(columns, errors, annotated=annotated_parts(good[0]) if good else {})
 
     def describe(self, rows: pa.Table, row: int) -> str:
         reader = self._recipe.reader
@@ -126,10 +127,10 @@ class CachedSamplesReader:
 
 
 def _sample(content: bytes) -> dict[str, Any]:
-    """The columns of a cached sample. Arrays are the caller's own, since transforms may write to them."""
+    """The columns of a cached sample, as they were cached. Arrays are the caller's own, since transforms may write to them."""
     with pa.ipc.open_stream(content) as stream:
         ((sample,),) = whole_samples.decode(wire.decode(stream.read_all()))
-    return {name: value.copy() if isinstance(value, np.ndarray) else plain(value) for name, value in sample.items()}
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
 
 
 def _column(values: list[Any], errors: Mapping[int, str]) -> Column:

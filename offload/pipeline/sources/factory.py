@@ -34,10 +34,16 @@ def factory_name(factory: Any) -> str:
 
 
 def list_torch_factory(
-    factory: Callable[[], Any], columns: Sequence[str], *, whole: bool = False, changed: bool = False
+    factory: Callable[[], Any],
+    columns: Sequence[str],
+    *,
+    whole: bool = False,
+    changed: bool = False,
+    typed: bool = False,
 ) -> Index:
     """The index of the data set that ``factory`` returns. It is constructed here once, for its length and classes, and dropped.
-    ``whole``: samples stay as the data set returns them. ``changed``: whether a transform may change them in place.
+    ``whole``: samples stay as the data set returns them. ``changed``: whether a transform may change them in place. ``typed``: boxes and
+    masks keep their type.
 
     Raises ConfigError if the factory raises or returns no map-style data set.
     """
@@ -55,24 +61,22 @@ def list_torch_factory(
             "the data set that you construct."
         )
     index = list_torch_dataset(dataset, columns)
-    return replace(
-        index, reader=FactoryReader(factory, tuple(columns), type(dataset).__name__, whole=whole, changed=changed)
-    )
+    options = {"whole": whole, "changed": changed, "typed": typed}
+    return replace(index, reader=FactoryReader(factory, tuple(columns), type(dataset).__name__, **options))
 
 
 class FactoryReader:
-    """A reader that constructs its data set once in each process, with :meth:`prepare` or at the first read."""
+    """A reader that constructs its data set once in each process, with :meth:`prepare` or at the first read. ``options``: those of its
+    :class:`TorchReader`."""
 
     def __init__(
         self,
         factory: Callable[[], Any],
         columns: tuple[str, ...],
         name: str,
-        *,
-        whole: bool = False,
-        changed: bool = False,
+        **options: bool,
     ) -> None:
-        self.factory, self.columns, self.name, self._whole, self._changed = factory, columns, name, whole, changed
+        self.factory, self.columns, self.name, self._options = factory, columns, name, options
         self._reader: TorchReader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,7 +100,7 @@ class FactoryReader:
     def _opened(self) -> TorchReader:
         if self._reader is None:
             try:
-                self._reader = TorchReader(self.factory(), self.columns, whole=self._whole, changed=self._changed)
+                self._reader = TorchReader(self.factory(), self.columns, **self._options)
             except FAILURES as error:
                 raise RunError(
                     f"from_torch({factory_name(self.factory)}) raised {type(error).__name__}: {error} on a preprocessing process. "

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline.annotations import annotation
+from offload.pipeline.annotations import annotated_parts
 from offload.pipeline.index_rows import Runs
 from offload.pipeline.ordinal import here
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
@@ -23,10 +23,15 @@ MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a te
 
 
 def list_torch_dataset(
-    dataset: Any, columns: Sequence[str] = DEFAULT_COLUMNS, *, whole: bool = False, changed: bool = False
+    dataset: Any,
+    columns: Sequence[str] = DEFAULT_COLUMNS,
+    *,
+    whole: bool = False,
+    changed: bool = False,
+    typed: bool = False,
 ) -> Index:
     """The index of a map-style data set: the numbers from 0 to its length. ``whole``: samples stay as the data set returns them.
-    ``changed``: whether a transform may change them in place."""
+    ``changed``: whether a transform may change them in place. ``typed``: boxes and masks keep their type."""
     if not is_map_style(dataset):
         raise ConfigError(
             f"from_torch takes a map-style data set (__getitem__ and __len__), found {type(dataset).__name__}. For an "
@@ -34,7 +39,7 @@ def list_torch_dataset(
         )
     name = f"from_torch({type(dataset).__name__})"
     rows = Runs(pa.table({"data set": [0]}), np.array([_length(name, dataset)]), number="item")
-    reader = TorchReader(dataset, tuple(columns), whole=whole, changed=changed)
+    reader = TorchReader(dataset, tuple(columns), whole=whole, changed=changed, typed=typed)
     return Index(name=name, rows=rows, reader=reader, classes=_classes(dataset))
 
 
@@ -77,15 +82,25 @@ def _classes(dataset: Any) -> tuple[str, ...]:
 
 class TorchReader:
     """A reader that calls the data set and names the parts of a tuple by ``columns``. ``whole``: samples stay as they are. ``changed``:
-    a transform may change them in place, so it gets copies of what the data set may keep.
+    a transform may change them in place, so it gets copies of what the data set may keep. ``typed``: columns of boxes, masks and key points
+    of torchvision keep their type, which tells a cache what they are, instead of becoming arrays.
 
     While it reads, ``torch.utils.data.get_worker_info()`` answers as in a worker of torch: ``id`` and ``num_workers`` are the
     number of this process and of the run's processes (:class:`offload.pipeline.ordinal.Ordinal`), and ``seed`` is that of the rows'
     random numbers.
     """
 
-    def __init__(self, dataset: Any, columns: tuple[str, ...], *, whole: bool = False, changed: bool = False) -> None:
-        self.dataset, self.columns, self._whole, self._changed = dataset, columns, whole, changed
+    def __init__(
+        self,
+        dataset: Any,
+        columns: tuple[str, ...],
+        *,
+        whole: bool = False,
+        changed: bool = False,
+        typed: bool = False,
+    ) -> None:
+        self.dataset, self.columns = dataset, columns
+        self._whole, self._changed, self._typed = whole, changed, typed
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         with _as_worker(self.dataset):
@@ -115,12 +130,14 @@ class TorchReader:
                     f"item {items[0]} of {type(self.dataset).__name__} has the columns {_listed(names)}, and item {item} has "
                     f"{_listed(sample)}. Return the same columns for every item; a value may be None."
                 )
-        columns: dict[str, Column] = {name: [plain(s[name]) for s in samples] for name in names}
-        if not self._changed:
-            return Samples(columns)
-        kinds = {name: annotation(value) for name, value in samples[0].items()}
-        columns = {name: list(map(_own, column)) for name, column in columns.items()}
-        return Samples(columns, annotated={name: kind for name, kind in kinds.items() if kind is not None})
+        annotated = annotated_parts(samples[0])
+        stay = annotated if self._typed else ()
+        columns: dict[str, Column] = {
+            name: [s[name] if name in stay else plain(s[name]) for s in samples] for name in names
+        }
+        if self._changed:
+            columns = {name: list(map(_own, column)) for name, column in columns.items()}
+        return Samples(columns, annotated=annotated)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         return f"item {rows.column('item')[row].as_py()} of {type(self.dataset).__name__}"
