@@ -192,7 +192,12 @@ def indexed(what: str, value: Any) -> Pipeline:
             f"{what} numbers the samples itself, found a ray.data.Dataset with id_column={pipeline.id_column!r}. Drop id_column."
         )
     shuffle = pipeline.shuffle is not False
-    return replace(pipeline, list=lambda tell=silent: list_dataset_rows(what, dataset, shuffle=shuffle), dataset=None)
+    changed = pipeline.kind != "none"
+    return replace(
+        pipeline,
+        list=lambda tell=silent: list_dataset_rows(what, dataset, shuffle=shuffle, changed=changed),
+        dataset=None,
+    )
 
 
 def _weights(name: str, given: Any) -> NDArray[np.float64]:

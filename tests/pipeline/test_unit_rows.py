@@ -84,6 +84,23 @@ def test_draws_by_weight_of_what_ray_data_sorted() -> None:
     assert all(row[SAMPLE_ID] == row["x"] for row in rows.values())
 
 
+def with_objects(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"x": batch["id"], "boxes": [{"at": np.full(2, float(i))} for i in batch["id"]]}
+
+
+def change(sample: dict[str, Any]) -> dict[str, Any]:
+    sample["boxes"]["at"] += 1
+    return {"x": sample["x"], "at": sample["boxes"]["at"]}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_transform_that_writes_to_a_row_leaves_it_alone_for_later_draws(shuffle: bool) -> None:
+    source = from_ray(dataset(with_objects), change, per_sample=True)
+    rows = a_pass(stream_of(weighted(source, np.ones(N), samples=6 * N), shuffle=shuffle))
+    assert len({int(row["x"]) for row in rows.values()}) < len(rows)
+    assert all(row["at"].tolist() == [row["x"] + 1] * 2 for row in rows.values())
+
+
 def test_a_row_whose_step_fails_is_named_and_skipped_if_asked() -> None:
     source = ray.data.range(20, override_num_blocks=2).map(noisy_row)
     rows = a_pass(stream_of(mix({"a": from_ray(source, on_error="skip"), "b": numbers(20, N)})))

@@ -193,6 +193,50 @@ def test_samples_are_the_same_with_and_without_a_transform_that_changes_nothing(
         assert all(np.array_equal(value, theirs[position][name]) for name, value in row.items())
 
 
+def with_objects(batch: dict[str, Any]) -> dict[str, Any]:
+    """Arrays, which become one column, and others, which stay objects."""
+    return {
+        "id": batch["id"],
+        "x": np.stack([np.full(2, float(i)) for i in batch["id"]]),
+        "tokens": [np.full(i % 3, float(i)) for i in batch["id"]],
+        "target": [{"boxes": np.full(2, float(i)), "names": ["a"]} for i in batch["id"]],
+    }
+
+
+def row_with_objects(row: dict[str, Any]) -> dict[str, Any]:
+    made = with_objects({"id": np.array([row["id"]])})
+    return {name: column[0] for name, column in made.items()}
+
+
+def change(batch: dict[str, Any]) -> dict[str, Any]:
+    """Write to everything that a batch holds. The random numbers, which few calls draw, let offload repeat such a call."""
+    for row in (*batch["x"], *batch["tokens"], *(target["boxes"] for target in batch["target"])):
+        row += 1
+    for target in batch["target"]:
+        target["names"].append("b")
+    drawn = np.random.rand() * 0 if any(i % 40 == 39 for i in batch["id"]) else 0.0
+    return {
+        "id": batch["id"],
+        "x": np.stack(batch["x"]) + drawn,
+        "tokens": [row.sum() - len(row) for row in batch["tokens"]],
+        "boxes": [target["boxes"] for target in batch["target"]],
+        "names": [len(target["names"]) for target in batch["target"]],
+    }
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_a_transform_that_writes_to_its_samples_changes_each_once(by_row: bool, shuffle: bool) -> None:
+    ids = ray.data.range(N, override_num_blocks=2)
+    source = ids.map(row_with_objects) if by_row else ids.map_batches(with_objects)
+    found = {int(row["id"]): row for row in Passing(source, shuffle=shuffle, transform=change).rows().values()}
+    assert sorted(found) == list(range(N))
+    for i, row in found.items():
+        assert [*row["x"], *row["boxes"]] == [i + 1] * 4
+        assert row["tokens"] == i * (i % 3)
+        assert row["names"] == 2
+
+
 def test_units_that_were_trained_are_not_made_again(passing: Passing) -> None:
     tasks = passing.tasks(epoch=1)
     begun = by_position(passing.blocks(tasks, most=3))

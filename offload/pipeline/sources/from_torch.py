@@ -14,6 +14,7 @@ from offload.errors import ConfigError, RunError
 from offload.pipeline.annotations import annotated_parts
 from offload.pipeline.index_rows import Runs
 from offload.pipeline.ordinal import here
+from offload.pipeline.own_copies import own_column
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.whole_samples import SAMPLES
 from offload.pipeline.wire import Column, UnsendableError, as_array, torch_only
@@ -136,7 +137,7 @@ class TorchReader:
             name: [s[name] if name in stay else plain(s[name]) for s in samples] for name in names
         }
         if self._changed:
-            columns = {name: list(map(_own, column)) for name, column in columns.items()}
+            columns = {name: own_column(column) for name, column in columns.items()}
         return Samples(columns, annotated=annotated)
 
     def describe(self, rows: pa.Table, row: int) -> str:
@@ -181,16 +182,3 @@ def plain(value: Any) -> Any:
             return value
         return value if torch_only(array.dtype) else array
     return value
-
-
-def _own(value: Any) -> Any:
-    """A copy of an array, a tensor or an image, and of lists, tuples and dicts of these. Objects of other types stay."""
-    if isinstance(value, np.ndarray):
-        return value.copy() if value.flags.writeable else value
-    if type(value) in (list, tuple):
-        return type(value)(map(_own, value))
-    if type(value) is dict:
-        return {key: _own(each) for key, each in value.items()}
-    if type(value).__module__.startswith("torch") and hasattr(value, "clone"):
-        return value.clone()
-    return value.copy() if type(value).__module__.startswith("PIL.") and hasattr(value, "copy") else value

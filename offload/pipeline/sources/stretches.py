@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offload.pipeline.wire import Columns, decode, stack_lists
+from offload.pipeline.wire import Column, Columns, decode, stack_lists
 
 MOST_BYTES = 16 << 20
 """The largest row group whose rows are taken at once. The copy of a larger one would fit in no cache, and take much memory."""
@@ -89,12 +89,13 @@ class Rows:
         return self._table.slice(self._start, self._count)
 
     def columns(self) -> Columns:
-        """The columns of the rows: arrays that cannot be written to, or lists."""
+        """The columns of the rows: lists, and arrays that cannot be written to or are the caller's own."""
         rest = [name for name in self._table.column_names if name not in self._arrays]
         found = _listed(self._table.select(rest).slice(self._start, self._count)) if rest else {}
         rows = slice(self._start, self._start + self._count)
         return {
-            name: self._arrays[name][rows] if name in self._arrays else found[name] for name in self._table.column_names
+            name: _unshared(self._arrays[name][rows]) if name in self._arrays else found[name]
+            for name in self._table.column_names
         }
 
 
@@ -104,6 +105,11 @@ def columns_of(pieces: Sequence[Rows]) -> Columns:
         return pieces[0].columns()
     # Files may hold their columns in different orders.
     return _listed(pa.concat_tables([piece.table() for piece in pieces], promote_options="default").combine_chunks())
+
+
+def _unshared(column: Column) -> Column:
+    """A copy of what can be written to, since later calls need it as it is: Arrow unpacks booleans and dates to such arrays."""
+    return column.copy() if isinstance(column, np.ndarray) and column.flags.writeable else column
 
 
 def _is_plain(column: pa.ChunkedArray) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from offload.errors import RunError
 from offload.pipeline.gather import Gather, Scratch
+from offload.pipeline.own_copies import own_column
 from offload.pipeline.randomness import seed_generators
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Samples
@@ -107,15 +108,16 @@ def unit_name(label: str) -> str:
     return f"{label} of the ray.data.Dataset"
 
 
-def gathered(units: NDArray[Any], rows: NDArray[Any], made: Callable[[int], Made]) -> Samples:
-    """The samples at these rows of these units, in memory that a transform may change."""
+def gathered(units: NDArray[Any], rows: NDArray[Any], made: Callable[[int], Made], *, changed: bool) -> Samples:
+    """The samples at these rows of these units. ``changed``: a transform may change them in place, so it gets copies: a call may be
+    repeated, and a row drawn again."""
     cuts = (np.flatnonzero(np.diff(units)) + 1).tolist()
     runs = list(itertools.pairwise([0, *cuts, len(units)]))
     pieces: list[Columns] = []
     errors: dict[int, str] = {}
     for start, stop in runs:
         unit = made(int(units[start]))
-        pieces.append(_picked(unit.columns, rows[start:stop]))
+        pieces.append(_picked(unit.columns, rows[start:stop], changed=changed))
         for row in range(start, stop) if unit.errors else ():
             if (reason := unit.errors.get(int(rows[row]))) is not None:
                 errors[row] = reason
@@ -183,15 +185,14 @@ def _row_by_row(
     return joined(pieces, lengths), sum(lengths), errors
 
 
-def _own(column: Column) -> Column:
-    return column.copy() if isinstance(column, np.ndarray) and not column.flags.writeable else column
-
-
-def _picked(columns: Columns, rows: NDArray[np.int64]) -> Columns:
-    """These rows: views if they follow one another, but not of memory that others share, such as a stored block's."""
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.all(np.diff(rows) == 1):
-        return {name: _own(column[rows[0] : rows[-1] + 1]) for name, column in columns.items()}
-    return take(columns, rows)
+def _picked(columns: Columns, rows: NDArray[np.int64], *, changed: bool) -> Columns:
+    """These rows: views if they follow one another, unless they may be ``changed``."""
+    views = bool(len(rows)) and rows[-1] - rows[0] == len(rows) - 1 and bool(np.all(np.diff(rows) == 1))
+    if views:
+        columns = {name: column[rows[0] : rows[-1] + 1] for name, column in columns.items()}
+    else:
+        columns = take(columns, rows)
+    return {name: own_column(column, shared=views) for name, column in columns.items()} if changed else columns
 
 
 def _length(columns: Columns) -> int:

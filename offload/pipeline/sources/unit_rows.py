@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from offload.pipeline.ray_plan import Chain
 
 
-def list_dataset_rows(what: str, dataset: ray.data.Dataset, *, shuffle: bool) -> Index:
-    """The index of a Dataset's rows. ``what``: its name in messages; ``shuffle``: whether each epoch has an order of its own.
+def list_dataset_rows(what: str, dataset: ray.data.Dataset, *, shuffle: bool, changed: bool) -> Index:
+    """The index of a Dataset's rows. ``what``: its name in messages; ``shuffle``: whether each epoch has an order of its own; ``changed``:
+    whether a transform may change samples in place.
 
     Raises ConfigError if the pool cannot run the Dataset, or if only running it tells the number of its rows.
     """
@@ -47,17 +48,18 @@ def list_dataset_rows(what: str, dataset: ray.data.Dataset, *, shuffle: bool) ->
     return Index(
         name="ray.data.Dataset",
         rows=rows,
-        reader=UnitReader(units.table, units.chains),
+        reader=UnitReader(units.table, units.chains, changed=changed),
         groups=rows.groups,
         identity=units.identity,
     )
 
 
 class UnitReader:
-    """A reader of a Dataset's rows. It keeps the last unit that it made, since a task's rows come from few of them."""
+    """A reader of a Dataset's rows. It keeps the last unit that it made, since a task's rows come from few of them. ``changed``: a
+    transform may change samples in place."""
 
-    def __init__(self, units: pa.Table, chains: Sequence[Chain]) -> None:
-        self.units, self.chains = units, chains
+    def __init__(self, units: pa.Table, chains: Sequence[Chain], *, changed: bool) -> None:
+        self.units, self.chains, self.changed = units, chains, changed
         self._maker: UnitMaker | None = None
         self._held: tuple[tuple[int, int, int], Made] | None = None
         self._seed = self._epoch = 0
@@ -75,7 +77,7 @@ class UnitReader:
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         units = rows.column("unit").to_numpy()
-        return gathered(units, rows.column("row").to_numpy(), self._made)
+        return gathered(units, rows.column("row").to_numpy(), self._made, changed=self.changed)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         label = self.units.column("label")[rows.column("unit")[row].as_py()].as_py()

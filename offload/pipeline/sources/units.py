@@ -181,7 +181,7 @@ class _Held:
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         units, places = rows.column(UNIT).to_numpy(), rows.column("row").to_numpy()
-        return gathered(units, places, self._made.__getitem__)
+        return gathered(units, places, self._made.__getitem__, changed=True)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         unit, place = rows.column(UNIT)[row].as_py(), rows.column("row")[row].as_py()

@@ -1,0 +1,38 @@
+"""Copies of samples that a source keeps, for transforms, which may write to what they get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from offload.pipeline.wire import Column
+
+_FIXED = frozenset({str, bytes, int, float, bool, complex, type(None)})
+
+
+def own(value: Any) -> Any:
+    """A copy of an array, a tensor or an image, and of lists, tuples and dicts of these. Objects of other types stay."""
+    if type(value) in _FIXED:
+        return value
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.flags.writeable else value
+    if type(value) in (list, tuple):
+        return type(value)(map(own, value))
+    if type(value) is dict:
+        return {key: own(each) for key, each in value.items()}
+    if type(value).__module__.startswith("torch") and hasattr(value, "clone"):
+        return value.clone()
+    return value.copy() if type(value).__module__.startswith("PIL.") and hasattr(value, "copy") else value
+
+
+def own_column(column: Column, *, shared: bool = True) -> Column:
+    """The column with copies of its values. ``shared``: whether its array is the source's, too, and not only the objects in it."""
+    if not isinstance(column, np.ndarray):
+        return list(map(own, column))
+    column = column.copy() if shared else column
+    if column.dtype.hasobject:
+        values = column.reshape(-1)
+        for number, value in enumerate(values):
+            values[number] = own(value)
+    return column
