@@ -43,15 +43,12 @@ def assemble(made: Processed, gather: Gather, words: Words, *, whole: bool, skip
     if whole or any(whole_samples.is_nested(column) for part in made.parts for column in part.values()):
         return _assemble_whole(made, words, skip=skip)
     rows, parts, kept, skipped = made.rows, made.parts, made.kept, made.skipped
-    names = list(dict.fromkeys(name for part in parts for name in part))
     order = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
     columns: Columns = {}
-    for name in names:
+    for name, values in wire.parts_of_columns(parts, list(map(len, kept))).items():
         if (gathered := gather.whole(name, len(order))) is not None:
             columns[name] = gathered
             continue
-        # A whole chunk may lack a column, such as an optional member of a tar shard.
-        values = [part.get(name, [None] * len(rows_)) for part, rows_ in zip(parts, kept, strict=True)]
         columns[name] = _stacked(name, values, rows, order, words)
     if skipped:
         missing = np.array(sorted(skipped), dtype=np.int64)

@@ -230,13 +230,14 @@ def parquet(
 ) -> Pipeline:
     """Parquet files: one file, or all files below a folder.
 
-    A sample is a row: a dict with a value for each column. Folders named ``KEY=VALUE`` below the given one are columns too (Hive
-    partitions): int64 if all their values are whole numbers, text otherwise. Shuffling reorders row groups, and rows within each.
+    A sample is a row: a dict with a value for each column, None where its file lacks a column of the others. Folders named ``KEY=VALUE``
+    below the given one are columns too (Hive partitions): int64 if all their values are whole numbers, text otherwise. Shuffling reorders
+    row groups, and rows within each.
 
     Args:
         path: a local file or folder, ``s3://...``, or any path that pyarrow or fsspec opens.
         columns: the columns to read. None: all.
-        images: columns of encoded images to decode, to HWC uint8.
+        images: columns of encoded images to decode, to HWC uint8. Each file must have them.
         transform, per_sample, collate_fn, on_device, on_error, shuffle, sample_timeout_s, decode, cache, filesystem: as in
             :func:`image_folder`.
 

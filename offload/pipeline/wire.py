@@ -120,6 +120,16 @@ def join(parts: Sequence[Column]) -> Column:
     return [row for part in parts for row in part]
 
 
+def parts_of_columns(pieces: Sequence[Columns], rows: Sequence[int]) -> dict[str, list[Column]]:
+    """The parts of each column of several pieces, which have so many ``rows``. What a piece lacks is None there, as Arrow and Ray fill
+    it: a member of some tar shards, or a column of some Parquet files."""
+    names = dict.fromkeys(name for piece in pieces for name in piece)
+    return {
+        name: [piece[name] if name in piece else [None] * count for piece, count in zip(pieces, rows, strict=True)]
+        for name in names
+    }
+
+
 def take(columns: Columns, rows: Sequence[int] | np.ndarray[Any, Any]) -> Columns:
     """The selected rows of every column."""
     return {n: _taken(c, rows) if isinstance(c, np.ndarray) else [c[i] for i in rows] for n, c in columns.items()}
@@ -232,6 +242,9 @@ def _decode(name: str, column: pa.ChunkedArray, foreign: bool) -> Column:
     if foreign and isinstance(array.type, ObjectType):
         array = array.storage
     if isinstance(array, pa.FixedShapeTensorArray):
+        if array.null_count:
+            there = iter(_decode(name, pa.chunked_array([array.drop_null()]), foreign))
+            return [next(there) if valid else None for valid in array.is_valid().to_pylist()]
         if pa.types.is_boolean(array.type.value_type):  # Arrow packs them into bits and makes no tensors of them
             return np.reshape(array.storage.flatten().to_numpy(zero_copy_only=False), (-1, *array.type.shape))
         return np.asarray(array.to_numpy_ndarray())

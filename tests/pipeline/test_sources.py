@@ -795,6 +795,54 @@ def test_a_folder_named_after_a_value_yields_to_the_files_own_column_and_to_the_
     assert sorted(map(str, found["y"])) == ["2020", "2020", "None"]
 
 
+def write_without(folder: Path) -> dict[str, list[Any]]:
+    """Three files, of which only the second has all columns. Return what all rows hold."""
+    tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(8, dtype=np.float32).reshape(2, 2, 2))
+    for number, columns in enumerate(
+        (
+            {"id": [0, 1]},
+            {
+                "id": [2, 3],
+                "n": pa.array([5, 6], pa.int32()),
+                "kind": pa.array(["a", "b"]).dictionary_encode(),
+                "t": tensor,
+            },
+            {"n": pa.array([7.5]), "id": [4]},
+        )
+    ):
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet")
+    arrays = list(tensor.to_numpy_ndarray())
+    return {
+        "id": [0, 1, 2, 3, 4],
+        "n": [None, None, 5, 6, 7.5],
+        "kind": [None, None, "a", "b", None],
+        "t": [None, None, *arrays, None],
+    }
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [0, 1], [4], [3, 0], [2]])
+def test_a_column_that_some_files_lack_holds_none_there(tmp_path: Path, rows: list[int]) -> None:
+    want = write_without(tmp_path)
+    for columns in (None, ["id", "t"], ["kind"], ["n"]):
+        found = read(list_parquet(tmp_path, columns=columns), rows).columns
+        assert sorted(found) == sorted(columns or want), "whichever file's rows these are"
+        for name, column in found.items():
+            assert all(np.array_equal(got, want[name][row]) for got, row in zip(column, rows, strict=True))
+    assert "0.parquet' has no column 'm'; its columns are id." in refusal(list_parquet, tmp_path, columns=["n", "m"])
+    assert "0.parquet' has no column 'n'" in refusal(list_parquet, tmp_path, images=["n"])
+
+
+def test_a_column_of_folders_is_none_of_those_that_files_lack(hive: Path) -> None:
+    pq.write_table(pa.table({"x": [4], "y": [1999]}), hive / "0.parquet")
+    found = read(list_parquet(hive)).columns
+    assert {x: (y, own) for x, y, own in zip(found["x"], found["y"], found["own"], strict=True)} == {
+        1: (2020, "f"),
+        2: (2020, "f"),
+        3: (2021, "f"),
+        4: (1999, None),
+    }
+
+
 def test_files_whose_columns_have_no_common_type(tmp_path: Path) -> None:
     for number, values in enumerate(([1], [2], ["three"])):
         pq.write_table(pa.table({"id": [number], "x": values}), tmp_path / f"{number}.parquet")

@@ -1,8 +1,8 @@
-"""One type for each column of Parquet files: pandas writes integers as floats where some are missing, for example."""
+"""The same columns, of one type each, for all Parquet files: pandas writes integers as floats where some are missing, for example."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -18,8 +18,8 @@ def types_of(schema: pa.Schema, columns: Iterable[str] | None) -> Types:
     return {name: _plain(schema.field(name).type) for name in names if schema.get_field_index(name) >= 0}
 
 
-def common_types(files: Iterable[tuple[str, Types]]) -> Types:
-    """The types that hold the values of all files, for the columns whose types differ between files.
+def common_types(files: Sequence[tuple[str, Types]]) -> Types:
+    """The types that hold the values of all files, for the columns whose types differ between files or that some files lack.
 
     Raises ConfigError if a column has no such type.
     """
@@ -37,7 +37,8 @@ def common_types(files: Iterable[tuple[str, Types]]) -> Types:
                     f"column {name!r} is {known} in {earlier!r} and {kind} in {file!r}. Write both files with one type, or name "
                     "the columns to read without it: parquet(columns=[...])."
                 ) from None
-    return common
+    lacked = {name: kind for name, (_, kind) in first.items() if any(name not in types for _, types in files)}
+    return {**lacked, **common}
 
 
 def cast(table: pa.Table, types: Types, file: str) -> pa.Table:
@@ -55,6 +56,14 @@ def cast(table: pa.Table, types: Types, file: str) -> pa.Table:
                 "with one type."
             ) from None
         table = table.set_column(number, field.name, column)
+    return table
+
+
+def completed(table: pa.Table, types: Types) -> pa.Table:
+    """The table with the columns of other files, which hold nothing here."""
+    for name, kind in types.items():
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows, kind))
     return table
 
 

@@ -23,7 +23,7 @@ from offload.pipeline.index_rows import Runs
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
-from offload.pipeline.sources.column_types import Types, cast, common_types, types_of
+from offload.pipeline.sources.column_types import Types, cast, common_types, completed, types_of
 from offload.pipeline.sources.files import Path, check_text, list_files, open_filesystem, requests_at_once
 from offload.pipeline.sources.partitions import Partitions, partitions_of
 from offload.pipeline.sources.read_ahead import ReadAhead
@@ -62,7 +62,7 @@ def list_parquet(
     seen = _seen(fs, files) if cache is not None else {}  # before their footers: these may be newer
     wanted = list(dict.fromkeys([*columns, *images])) if columns is not None else None
     partitions = partitions_of(inner, files)
-    sizes, types = _footers(fs, files, [*(columns or ()), *images], wanted, partitions, tell)
+    sizes, types = _footers(fs, files, images, wanted, partitions, tell)
     counts = np.array([rows for file in files for rows in sizes[file]], dtype=np.int64)
     if counts.sum() == 0:
         raise ConfigError(f"the {len(files)} Parquet file(s) under {inner!r} hold no rows.")
@@ -97,32 +97,41 @@ def _seen(fs: Any, files: list[str]) -> dict[str, Seen]:
 def _footers(
     fs: Any,
     files: Sequence[str],
-    asked: Sequence[str],
+    images: Sequence[str],
     wanted: Sequence[str] | None,
     partitions: Partitions,
     tell: Tell,
 ) -> tuple[dict[str, list[int]], Types]:
-    """The rows of each file's row groups, and the common types of ``wanted`` columns (None: of all), from several footers at once."""
+    """The rows of each file's row groups, and the common types of ``wanted`` columns (None: of all), from several footers at once.
+
+    Raises ConfigError for a file without one of the ``images``, and for a wanted column that no file has.
+    """
     sizes: dict[str, list[int]] = {}
     schemas: dict[tuple[tuple[str, str], ...], tuple[str, Types]] = {}  # the first file with each: most files share one
+    names: list[str] = []  # of the first file
 
-    def read(file: str) -> tuple[str, list[int], Types]:
+    def read(file: str) -> tuple[str, list[str], list[int], Types]:
         try:
             with fs.open_input_file(file) as stream:
                 footer = pq.ParquetFile(stream)
-                _check_columns(file, [*footer.schema_arrow.names, *partitions.types], asked)
+                have = [*footer.schema_arrow.names, *partitions.types]
+                _check_columns(file, have, images)
                 rows = [footer.metadata.row_group(g).num_rows for g in range(footer.metadata.num_row_groups)]
-                return file, rows, types_of(footer.schema_arrow, wanted)
+                return file, have, rows, types_of(footer.schema_arrow, wanted)
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"cannot read {file!r} as Parquet: {error}.") from None
 
-    def done(found: tuple[str, list[int], Types]) -> None:
-        file, sizes[file], types = found
+    def done(found: tuple[str, list[str], list[int], Types]) -> None:
+        file, have, sizes[file], types = found
+        if file == files[0]:
+            names.extend(have)
         key = tuple(sorted((name, str(kind)) for name, kind in types.items()))
         schemas[key] = min(schemas.get(key, (file, types)), (file, types), key=lambda each: each[0])
         tell(f"{len(sizes):,} of {len(files):,} files")
 
     each_aside(read, list(files), threads=requests_at_once(fs), done=done)
+    known = {*partitions.types, *(name for _, types in schemas.values() for name in types)}
+    _check_columns(files[0], names, [name for name in wanted or () if name not in known])
     return sizes, common_types(sorted(schemas.values(), key=lambda each: each[0]))
 
 
@@ -257,7 +266,7 @@ class ParquetReader:
             footer = self._footers.of(file, lambda: pq.ParquetFile(stream).metadata) if remote else None
             opened = pq.ParquetFile(stream, pre_buffer=remote, metadata=footer)
             rows = cast(opened.read_row_group(number, columns=self.columns), self.types, file)
-            return self.partitions.add(rows, file)
+            return completed(self.partitions.add(rows, file), self.types)
 
     def _open(self, file: str) -> Any:
         if self.cached is not None and (seen := self.cached.seen(file, self.seen)) is not None:

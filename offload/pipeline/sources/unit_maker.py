@@ -20,7 +20,7 @@ from offload.pipeline.own_copies import own_column
 from offload.pipeline.randomness import seed_generators
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Samples
-from offload.pipeline.wire import Column, Columns, as_array, common_dtype, take
+from offload.pipeline.wire import Column, Columns, as_array, common_dtype, parts_of_columns, take
 from offload.pipeline.wording import FAILURES, say
 
 if TYPE_CHECKING:
@@ -204,12 +204,8 @@ def joined(pieces: Sequence[Columns], lengths: Sequence[int] | None = None) -> C
     columns."""
     if len(pieces) == 1:
         return pieces[0]
-    names = dict.fromkeys(name for piece in pieces for name in piece)
     lengths = list(map(_length, pieces)) if lengths is None else lengths
-    return {
-        name: _column([piece.get(name, [None] * rows) for piece, rows in zip(pieces, lengths, strict=True)])
-        for name in names
-    }
+    return {name: _column(parts) for name, parts in parts_of_columns(pieces, lengths).items()}
 
 
 def _column(parts: Sequence[Column]) -> Column:

@@ -16,7 +16,7 @@ import numpy as np
 from offload.pipeline import whole_samples
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.whole_samples import SAMPLES
-from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, join
+from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, join, parts_of_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +79,12 @@ class Cut:
 
 def _joined(pieces: Sequence[Columns], rows: int) -> Columns:
     """The first ``rows`` rows of pieces, as far as they have them."""
-    joined: Columns = {n: c[:rows] for n, c in pieces[0].items()}
-    for piece in pieces[1:]:
-        if rows > len(joined[POSITION]):
-            more = rows - len(joined[POSITION])
-            joined = {n: join([c, piece[n][:more]]) for n, c in joined.items()}
-    return joined
+    first, counts = list[Columns](), list[int]()
+    for piece in pieces:
+        if (more := rows - sum(counts)) > 0:
+            first.append({n: c[:more] for n, c in piece.items()})
+            counts.append(len(first[-1][POSITION]))
+    return {name: join(parts) for name, parts in parts_of_columns(first, counts).items()}
 
 
 class Cutter:

@@ -19,6 +19,7 @@ from offload.pipeline.wire import (
     Columns,
     RaggedError,
     common_dtype,
+    parts_of_columns,
     stack,
     torch_only,
 )
@@ -113,8 +114,7 @@ class Delivery:
         """Join views of blocks to one batch. This is the only copy of the data path, to pinned memory for a GPU. On a CPU, a batch
         that lies within a block is a view of it."""
         joined: Columns = {}
-        for name in pieces[0]:
-            parts = [p[name] for p in pieces]
+        for name, parts in parts_of_columns(pieces, [len(piece[SAMPLE_ID]) for piece in pieces]).items():
             if not all(isinstance(p, np.ndarray) for p in parts):
                 joined[name] = [row for part in parts for row in part]
                 continue
@@ -157,8 +157,10 @@ class Delivery:
 
 def _columns_of(samples: list[Any], ids: Sequence[int]) -> Any:
     """The batch of samples without a ``collate_fn``: a dict of their columns, if they are dicts."""
-    if isinstance(samples[0], Mapping) and _alike(samples):
-        return {name: _column(str(name), [sample[name] for sample in samples], ids) for name in samples[0]}
+    if all(isinstance(sample, Mapping) for sample in samples):
+        # As in columns, what a sample lacks is None.
+        names = dict.fromkeys(name for sample in samples for name in sample)
+        return {name: _column(str(name), [sample.get(name) for sample in samples], ids) for name in names}
     return _column("", samples, ids)
 
 

@@ -150,6 +150,42 @@ def test_a_collate_fn_that_raises_is_named_with_its_line() -> None:
         Delivery(torch.device("cpu"), collate_fn=mine).deliver(cut)
 
 
+def unlike(start: int, stop: int, nested: bool) -> Columns:
+    """A piece of a block that has columns of its own: numbers, rows and text, or samples of such parts."""
+    n = stop - start
+    own = {f"own {start}": np.arange(start, stop), f"rows {start}": np.ones((n, 2)), f"text {start}": ["a"] * n}
+    if not nested:
+        return {**columns(start, stop), **own}
+    made = [
+        {"x": float(i), "box": {"at": np.ones(2)}, **{k: v[i - start] for k, v in own.items()}}
+        for i in range(start, stop)
+    ]
+    return whole(start, [[sample] for sample in made])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@given(lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4), size=st.integers(1, 9))
+def test_what_a_block_lacks_is_none(nested: bool, lengths: list[int], size: int) -> None:
+    """Tar shards with optional members, Parquet files, and unions of Datasets give blocks of different columns."""
+    ends = np.cumsum(lengths).tolist()
+    pieces = [(unlike(end - n, end, nested), n) for end, n in zip(ends, lengths, strict=True)]
+    block = {i: int(end - n) for end, n in zip(ends, lengths, strict=True) for i in range(end - n, end)}
+    seen = list[int]()
+    for cut in cut_all(Cutter(), pieces, size):
+        batch, _ = CPU.deliver(cut)
+        ids = batch["sample_id"].tolist()
+        seen += ids
+        assert batch["x"].tolist() == ids
+        for start in {block[i] for i in ids}:
+            assert list(batch[f"own {start}"]) == [i if block[i] == start else None for i in ids]
+            assert list(batch[f"text {start}"]) == ["a" if block[i] == start else None for i in ids]
+            assert [row is not None for row in batch[f"rows {start}"]] == [block[i] == start for i in ids]
+        filler, _ = CPU.deliver(cut.first(4).again())
+        assert len(filler["x"]) == 4
+        assert filler.keys() <= batch.keys() | {"sample_id"}
+    assert seen == list(range(ends[-1]))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_fillers_have_enough_rows_whatever_the_first_batch_had(rows: int) -> None:
     for piece in (columns(0, rows), whole(0, [[{"x": torch.tensor(float(i))}] for i in range(rows)])):
