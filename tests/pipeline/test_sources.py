@@ -13,7 +13,7 @@ import sys
 import tarfile
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from benchmarks.s3_server import BUCKET, Server, slow_s3
 from offload.errors import ConfigError, RunError
 from offload.pipeline.images import DecodeError, decode_image
 from offload.pipeline.sources.base import Index, Samples
-from offload.pipeline.sources.files import open_filesystem, read_part
+from offload.pipeline.sources.files import open_filesystem, open_folder, read_part
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
@@ -370,6 +370,38 @@ def test_fsspec_by_its_scheme_and_as_an_object() -> None:
     table = list_parquet("memory://bucket/table")
     assert list(read(table).columns["x"]) == [0, 1, 2, 3]
     assert "does not exist" in refusal(list_image_folder, "memory://bucket/nowhere")
+
+
+def subtree(folder: Path) -> Any:
+    return pafs.SubTreeFileSystem(str(folder), pafs.LocalFileSystem())
+
+
+def dirfs(folder: Path) -> Any:
+    import fsspec
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    return DirFileSystem(str(folder), fsspec.filesystem("file"))
+
+
+@pytest.mark.parametrize("make", [subtree, dirfs])
+def test_a_folder_may_be_the_root_of_its_file_system(animals: Path, hive: Path, make: Callable[[Path], Any]) -> None:
+    """Classes, hidden folders and Hive's columns have the same names, however the file system writes its paths."""
+    want = read(list_image_folder(animals)).columns["label"]
+    for path, fs in (
+        ("/", make(animals)),
+        ("", make(animals)),
+        ("/animals", make(animals.parent)),
+        ("animals/", make(animals.parent)),
+    ):
+        index = list_image_folder(path, filesystem=fs)
+        assert index.classes == ("ant", "cat", "dog")
+        assert list(read(index).columns["label"]) == list(want)
+    for path, fs in (("/", make(hive)), ("", make(hive)), ("/t", make(hive.parent))):
+        assert [*read(list_parquet(path, filesystem=fs)).columns] == ["x", "own", "y", "c"]
+
+
+def test_the_root_of_this_machine_is_a_folder() -> None:
+    assert open_folder("/")[1] == "/"
 
 
 ODD_NAMES = ["with space", "ünï", "50%", "ha#sh", "q?m", "br[1]", "a, b;c", "col:on", "{x}", "a+b=c&d"]

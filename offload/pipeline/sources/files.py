@@ -104,6 +104,7 @@ def open_folder(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, st
             if fs.get_file_info(root).type == pafs.FileType.NotFound:
                 raise ConfigError(f"{os.fspath(path)!r} does not exist. Check the path and the bucket's name.")
         return fs, root
+    root = root or "/"
     try:
         os.stat(root)
     except FileNotFoundError:

@@ -29,7 +29,7 @@ from offload.pipeline.sources.files import (
 )
 from offload.pipeline.sources.listing_cache import cache, cache_rows, cached, cached_rows, new_folder, remove_unused
 from offload.pipeline.sources.versions import Versions
-from offload.pipeline.sources.walking import walk_remote
+from offload.pipeline.sources.walking import below, walk_remote
 from offload.pipeline.stored_rows import RowsWriter, StoredRows
 
 _AT_ONCE = 1 << 16  # rows that become a table
@@ -104,10 +104,10 @@ class _Rows:
         for number, path in enumerate(paths):
             if not path.lower().endswith(EXTENSIONS):
                 continue
-            name, slash, _ = path[len(self._root) + 1 :].partition("/")
+            name, slash, _ = below(self._root, path).partition("/")
             if not slash:
                 raise ConfigError(
-                    f"'{printable(path)}' is not in a class folder. Expected {self._root}/<class>/<name>: the folder's name is the label."
+                    f"'{printable(path)}' is not in a class folder. Expected {_expected(self._root)}: the folder's name is the label."
                 )
             self._paths.append(path)
             self._labels.append(self._classes.setdefault(name, len(self._classes)))
@@ -121,7 +121,7 @@ class _Rows:
         """The rows, with the classes numbered in sorted order. Raises ConfigError if there are no images."""
         if not self._classes:
             raise ConfigError(
-                f"no images under '{printable(self._root)}' ({self.files} other files). Expected {self._root}/<class>/<name> ending in "
+                f"no images under '{printable(self._root)}' ({self.files} other files). Expected {_expected(self._root)} ending in "
                 f"{', '.join(EXTENSIONS)}."
             )
         self._flush()
@@ -140,3 +140,7 @@ class _Rows:
             columns["version"] = pa.array(self._versions, pa.int64())
         self._writer.add(pa.table(columns))
         self._paths, self._labels, self._versions = [], [], []
+
+
+def _expected(root: str) -> str:
+    return f"{printable(root.rstrip('/'))}/<class>/<name>"

@@ -10,6 +10,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from offload.pipeline.sources.walking import below
+
 _NOTHING = "__HIVE_DEFAULT_PARTITION__"  # Hive's name for a missing value
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
@@ -51,5 +53,5 @@ def partitions_of(folder: str, files: Sequence[str]) -> Partitions:
 
 
 def _values(folder: str, file: str) -> dict[str, str | None]:
-    parts = (part.partition("=") for part in file[len(folder) :].split("/")[:-1])
+    parts = (part.partition("=") for part in below(folder, file).split("/")[:-1])
     return {unquote(name): None if text == _NOTHING else unquote(text) for name, sign, text in parts if name and sign}

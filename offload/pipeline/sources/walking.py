@@ -20,6 +20,12 @@ Take = Callable[[list[str], Sequence[pafs.FileInfo] | None], None]
 """Called with the next paths, and with what remote storage tells of them."""
 
 
+def below(root: str, path: str) -> str:
+    """The path of a file as seen from a folder above it. Some file systems begin paths with a slash, and the root of some has an empty
+    name."""
+    return path.lstrip("/").removeprefix(root.strip("/")).lstrip("/")
+
+
 def walk_local(root: str, take: Take, visited: Callable[[str], None]) -> None:
     """Hand over the files below a folder of this machine, links to folders included. ``visited`` gets each folder. Raises OSError."""
     found: list[str] = []
@@ -79,15 +85,15 @@ def walk_remote(fs: pafs.FileSystem, root: str, take: Take) -> None:
         found = fs.get_file_info(pafs.FileSelector(folders.pop(0)))
         folders += [info.path for info in found if info.type == pafs.FileType.Directory]
         files += [info for info in found if info.type == pafs.FileType.File]
-    folders = [folder for folder in folders if not _is_hidden(folder[len(root) + 1 :])]
+    folders = [folder for folder in folders if not _is_hidden(below(root, folder))]
     # What is to be listed, between the files that are known already.
     parts: list[tuple[str, pafs.FileInfo | None]] = [(info.path, info) for info in files]
     parts = sorted([*parts, *((f"{folder}/", None) for folder in folders)], key=lambda part: part[0])
 
-    def below(part: tuple[str, pafs.FileInfo | None]) -> list[pafs.FileInfo]:
+    def files_of(part: tuple[str, pafs.FileInfo | None]) -> list[pafs.FileInfo]:
         path, info = part
         found = [info] if info is not None else fs.get_file_info(pafs.FileSelector(path[:-1], recursive=True))
-        found = [f for f in found if f.type == pafs.FileType.File and not _is_hidden(f.path[len(root) + 1 :])]
+        found = [f for f in found if f.type == pafs.FileType.File and not _is_hidden(below(root, f.path))]
         return sorted(found, key=lambda info: info.path)
 
     def done(found: list[pafs.FileInfo]) -> None:
@@ -95,7 +101,7 @@ def walk_remote(fs: pafs.FileSystem, root: str, take: Take) -> None:
             take([info.path for info in found], found)
 
     # fsspec's file systems hold locks of their own, and some do not support threads.
-    each_in_order(below, parts, threads=1 if isinstance(fs, pafs.PyFileSystem) else LISTING_THREADS, done=done)
+    each_in_order(files_of, parts, threads=1 if isinstance(fs, pafs.PyFileSystem) else LISTING_THREADS, done=done)
 
 
 def _is_hidden(path: str) -> bool:
