@@ -62,6 +62,16 @@ def test_links_to_folders_count_and_those_to_parents_do_not(tmp_path: Path) -> N
     assert found == [f"{root}/linked/1", f"{root}/nowhere"]
 
 
+def test_folders_that_link_to_each_other_show_each_file_once_on_each_way(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+        (tmp_path / name / "link").symlink_to(f"../{other}")
+    found: list[str] = []
+    walk_local(str(tmp_path), lambda paths, infos: found.extend(paths), lambda folder: None)
+    assert [os.path.relpath(path, tmp_path) for path in found] == ["a/a", "a/link/b", "b/b", "b/link/a"]
+
+
 def test_a_deep_folder(tmp_path: Path) -> None:
     folder = tmp_path
     for _ in range(400):

@@ -29,7 +29,8 @@ def below(root: str, path: str) -> str:
 def walk_local(root: str, take: Take, visited: Callable[[str], None]) -> None:
     """Hand over the files below a folder of this machine, links to folders included. ``visited`` gets each folder. Raises OSError."""
     found: list[str] = []
-    open_folders = [_entries(root)]
+    way = [os.path.realpath(root)]  # where the open folders are: links may lead to any place
+    open_folders = [_entries(root, way)]
     visited(root)
     while open_folders:
         for path in open_folders[-1]:
@@ -37,18 +38,22 @@ def walk_local(root: str, take: Take, visited: Callable[[str], None]) -> None:
                 if found:
                     take(found, None)
                     found = []
-                visited(path[:-1])
-                open_folders.append(_entries(path[:-1]))
+                folder = path[:-1]
+                visited(folder)
+                linked = os.path.islink(folder)
+                way.append(os.path.realpath(folder) if linked else os.path.join(way[-1], os.path.basename(folder)))
+                open_folders.append(_entries(folder, way))
                 break
             found.append(path)
         else:
             open_folders.pop()
+            way.pop()
     if found:
         take(found, None)
 
 
-def _entries(folder: str) -> Iterator[str]:
-    """The files and, with a slash, the folders in a folder, in order."""
+def _entries(folder: str, way: Sequence[str]) -> Iterator[str]:
+    """The files and, with a slash, the folders in a folder, in order. ``way``: the real paths of the folders from the root to this one."""
     names = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -56,7 +61,7 @@ def _entries(folder: str) -> Iterator[str]:
                 continue
             if not _is_folder(entry):
                 names.append(entry.name)
-            elif not _leads_back(entry.path):
+            elif not _leads_back(entry, way):
                 names.append(f"{entry.name}/")
     return (os.path.join(folder, name) for name in sorted(names))
 
@@ -68,12 +73,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _leads_back(folder: str) -> bool:
-    """Whether this folder is a link to one of its parents."""
-    if not os.path.islink(folder):
+def _leads_back(entry: os.DirEntry[str], way: Sequence[str]) -> bool:
+    """Whether this folder is a link to one on the way to it, or to a parent of one. Folders that link to each other would not end."""
+    if not entry.is_symlink():
         return False
-    target, here = os.path.realpath(folder), os.path.realpath(os.path.dirname(folder))
-    return os.path.commonpath((target, here)) == target
+    target = os.path.realpath(entry.path)
+    return any(os.path.commonpath((target, each)) == target for each in way)
 
 
 def walk_remote(fs: pafs.FileSystem, root: str, take: Take) -> None:
