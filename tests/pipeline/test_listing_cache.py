@@ -154,3 +154,40 @@ def test_a_second_listing_of_images_walks_through_no_folder(
         changed = list_image_folder(data).rows
         assert isinstance(changed, stored_rows.StoredRows)
         assert [path for path in cache.iterdir() if path.is_dir()] == [changed.folder]
+
+
+def test_a_folder_of_images_that_grows_or_shrinks_has_one_listing(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large listings are kept in another way than small ones: the one of another size must not hide the present one."""
+    for number, in_memory in enumerate([2, 100, 2, 100]):
+        monkeypatch.setattr(stored_rows, "IN_MEMORY", in_memory)
+        (data / "a" / f"new{number}.jpg").touch()
+        settle(data)
+        os.utime(data / "a", (number, number))
+        first = list_image_folder(data).table
+        assert first.num_rows == 6 + number
+        with monkeypatch.context() as patch:
+            unwalked(patch)
+            assert list_image_folder(data).table.equals(first)
+        (kept,) = cache.iterdir()
+        assert kept.is_dir() == (in_memory == 2)
+
+
+@pytest.mark.parametrize("in_memory", [2, 100], ids=["large", "small"])
+@pytest.mark.parametrize("lister", [list_files, list_image_folder])
+def test_a_listing_that_is_out_of_date_counts_as_unused(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int, lister: Any
+) -> None:
+    monkeypatch.setattr(stored_rows, "IN_MEMORY", in_memory)
+    lister(data)
+    (kept,) = cache.iterdir()
+    os.utime(kept, (1e9, 1e9))
+    for worth in ("files", "image_rows"):  # nothing replaces it
+        monkeypatch.setattr(f"offload.pipeline.sources.{worth}.WORTH_CACHING", 100)
+    lister(data)
+    assert kept.stat().st_mtime > 1e9
+    os.utime(kept, (1e9, 1e9))
+    (data / "a" / "new.jpg").touch()
+    lister(data)
+    assert kept.stat().st_mtime == 1e9

@@ -324,6 +324,7 @@ def test_paths_without_permission(tmp_path: Path) -> None:
     assert "chmod" in text
     root.chmod(0)
     assert f"no permission to read '{root}'" in as_nobody(root)
+    assert f"cannot read '{root / 't.parquet'}'" in as_nobody(root / "t.parquet")
     assert "no permission to read" in as_nobody(root / "b")  # not "does not exist"
 
 
@@ -522,6 +523,25 @@ def test_a_file_system_of_fsspec_reads_a_file_in_one_request(counting_s3: Server
         made = {name: count - before[name] for name, count in counting_s3.requests().items()}
         assert made == {"HEAD": 0, "GET": requests, "LIST": 0}
     assert list(read(shards).columns["txt"]) == ["7", "77"] * 2
+
+
+def test_storage_that_refuses_is_told_with_the_remedy() -> None:
+    import fsspec
+
+    class Refusing(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+        def info(self, path: str, **given: Any) -> Any:
+            raise PermissionError("403 Forbidden")
+
+    for lister, path in (
+        (list_image_folder, "bucket/train"),
+        (list_parquet, "bucket/table"),
+        (list_parquet, "bucket/table.parquet"),
+        (list_webdataset, "bucket/tars"),
+        (list_webdataset, "bucket/0.tar"),
+    ):
+        text = refusal(lister, path, filesystem=Refusing(skip_instance_cache=True))
+        assert path in text
+        assert "403 Forbidden" in text
 
 
 def test_a_server_that_ignores_ranges_sends_no_wrong_bytes() -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -118,6 +118,14 @@ def open_folder(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, st
     return fs, root
 
 
+def is_folder(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
+    """Whether ``path``, which is ``inner`` on its file system, is a folder. Raises ConfigError if remote storage does not tell."""
+    if isinstance(fs, pafs.LocalFileSystem):
+        return os.path.isdir(inner)  # who may not look is told so once the file is opened
+    with telling_errors(path):
+        return bool(fs.get_file_info(inner).type == pafs.FileType.Directory)
+
+
 @contextlib.contextmanager
 def telling_errors(path: Path) -> Iterator[None]:
     """Raise errors of remote storage as ConfigErrors."""
@@ -146,7 +154,7 @@ def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple
             walk_remote(fs, root, take)
         return fs, root, found
     known = ("files below", root)
-    if (earlier := cached(known)) is not None and unchanged(earlier.schema.metadata[b"folders"]):
+    if (earlier := cached(known, unchanged)) is not None:
         found = [os.fsdecode(path) for path in earlier["path"].to_pylist()]
         tell(f"{len(found):,} files")
         return fs, root, found
@@ -177,10 +185,12 @@ def walk_settled(root: str, take: Take) -> str | None:
     return json.dumps({os.fsencode(folder).hex(): at for folder, at in modified.items()})
 
 
-def unchanged(folders: str | bytes) -> bool:
-    """Whether no folder has changed since a listing."""
+def unchanged(facts: Mapping[str, Any]) -> bool:
+    """Whether no folder has changed since a listing with these facts."""
     try:
-        return all(os.stat(bytes.fromhex(folder)).st_mtime_ns == at for folder, at in json.loads(folders).items())
+        return all(
+            os.stat(bytes.fromhex(folder)).st_mtime_ns == at for folder, at in json.loads(facts["folders"]).items()
+        )
     except OSError:
         return False
 

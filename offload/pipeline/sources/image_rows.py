@@ -27,7 +27,15 @@ from offload.pipeline.sources.files import (
     unchanged,
     walk_settled,
 )
-from offload.pipeline.sources.listing_cache import cache, cache_rows, cached, cached_rows, new_folder, remove_unused
+from offload.pipeline.sources.listing_cache import (
+    cache,
+    cache_rows,
+    cached,
+    cached_rows,
+    facts_of,
+    new_folder,
+    remove_unused,
+)
 from offload.pipeline.sources.versions import Versions
 from offload.pipeline.sources.walking import below, walk_remote
 from offload.pipeline.stored_rows import RowsWriter, StoredRows
@@ -76,14 +84,14 @@ def _local(root: str, tell: Tell) -> Listed:
 def _earlier(known: Sequence[str]) -> Listed | None:
     """The rows of an earlier listing, if no folder has changed since then."""
     rows: pa.Table | StoredRows
-    if (stored := cached_rows(known)) is not None:
+    if (stored := cached_rows(known, unchanged)) is not None:
         rows, facts = stored
-    elif (table := cached(known)) is not None:
-        facts = {name.decode(): fact.decode() for name, fact in table.schema.metadata.items()}
+    elif (table := cached(known, unchanged)) is not None:
+        facts = facts_of(table)
         rows = table.replace_schema_metadata(None).combine_chunks()
     else:
         return None
-    return (rows, tuple(json.loads(facts["classes"]))) if unchanged(facts["folders"]) else None
+    return rows, tuple(json.loads(facts["classes"]))
 
 
 class _Rows:

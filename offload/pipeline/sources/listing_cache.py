@@ -15,7 +15,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,32 @@ _ABOUT = "about.json"
 
 Known = Sequence[str | int]
 
+Fits = Callable[[Mapping[str, Any]], bool]
+"""Whether a listing with these facts is still right. One that is not counts as unused."""
+
 
 def folder() -> Path:
     """The folder of all listings."""
     return Path(platformdirs.user_cache_dir("offload")) / "listings"
 
 
-def cached(known: Known) -> pa.Table | None:
+def _always(facts: Mapping[str, Any]) -> bool:
+    return True
+
+
+def facts_of(table: pa.Table) -> dict[str, str]:
+    """The facts that belong to a small listing."""
+    return {name.decode(): fact.decode() for name, fact in (table.schema.metadata or {}).items()}
+
+
+def cached(known: Known, fits: Fits = _always) -> pa.Table | None:
     """The listing of what is known, or None."""
     path = _path(known)
     try:
         with pa.OSFile(str(path)) as file:
             table = pa.ipc.open_file(file).read_all()
+        if not fits(facts_of(table)):
+            return None
         os.utime(path)
     except (OSError, pa.ArrowException):
         return None
@@ -51,7 +65,7 @@ def cached(known: Known) -> pa.Table | None:
 
 
 def cache(known: Known, table: pa.Table) -> None:
-    """Keep a listing, as a whole or not at all."""
+    """Keep a listing, as a whole or not at all. An earlier one of what is known goes."""
     path = _path(known)
     with contextlib.suppress(OSError, pa.ArrowException):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +78,7 @@ def cache(known: Known, table: pa.Table) -> None:
             except BaseException:
                 os.unlink(file.name)
                 raise
+        _remove(_folders(known))
 
 
 def new_folder() -> OwnedFolder:
@@ -79,7 +94,7 @@ def new_folder() -> OwnedFolder:
 
 
 def cached_rows(
-    known: Known, dictionaries: Mapping[str, pa.Array] | None = None
+    known: Known, fits: Fits, dictionaries: Mapping[str, pa.Array] | None = None
 ) -> tuple[StoredRows, dict[str, Any]] | None:
     """The rows of a large listing of what is known, and the facts that belong to them; None if there are none. ``dictionaries``: the
     values of their columns of numbers."""
@@ -93,7 +108,8 @@ def cached_rows(
                 sizes=about["sizes"],
                 dictionaries=dictionaries or {},
             )
-            if all((path / name).stat().st_size == size for name, size in rows.sizes.items()):
+            whole = all((path / name).stat().st_size == size for name, size in rows.sizes.items())
+            if whole and fits(about["facts"]):
                 os.utime(path)
                 return rows, about["facts"]
     return None
@@ -111,8 +127,7 @@ def cache_rows(known: Known, rows: StoredRows, facts: Mapping[str, Any]) -> Stor
         rows.owned.give(path)
     except OSError:
         return rows
-    for folder_before in earlier:
-        shutil.rmtree(folder_before, ignore_errors=True)
+    _remove([*earlier, _path(known)])
     return replace(rows, folder=path, owned=None)
 
 
@@ -122,7 +137,13 @@ def remove_unused() -> None:
         for path in folder().iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > KEPT_S:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    _remove([path])
+
+
+def _remove(listings: Iterable[Path]) -> None:
+    for path in listings:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _folders(known: Known) -> list[Path]:

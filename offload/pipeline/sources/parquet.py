@@ -24,7 +24,7 @@ from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
 from offload.pipeline.sources.column_types import Types, cast, common_types, completed, types_of
-from offload.pipeline.sources.files import Path, check_text, list_files, open_filesystem, requests_at_once
+from offload.pipeline.sources.files import Path, check_text, is_folder, list_files, open_filesystem, requests_at_once
 from offload.pipeline.sources.partitions import Partitions, partitions_of
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.stretches import Stretches, columns_of
@@ -54,7 +54,7 @@ def list_parquet(
     check_text([inner])
     files = [inner]
     # Spark and Ray write folders with names like files.
-    if not inner.endswith(".parquet") or fs.get_file_info(inner).type == pafs.FileType.Directory:
+    if not inner.endswith(".parquet") or is_folder(path, fs, inner):
         files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet")]
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")

@@ -46,7 +46,7 @@ def list_shards(
     tells = all(size and changed for size, changed in seen)
     whole = ("shards", fs.type_name, *paths)
     names = {"shard": pa.array(paths, pa.large_string())}
-    if tells and (earlier := cached_rows(whole, names)) is not None and earlier[1]["seen"] == seen:
+    if tells and (earlier := cached_rows(whole, lambda facts: facts["seen"] == seen, names)) is not None:
         rows, facts = earlier
         tell(f"{len(paths):,} shards, {len(rows):,} samples")
         return rows, np.array(facts["samples"], dtype=np.int64)
