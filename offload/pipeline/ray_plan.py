@@ -78,12 +78,16 @@ from offload.pipeline.wire import Columns
 
 UNIT_BYTES = 32 << 20
 """About as much as a unit reads: some tens of images, so that a pass is well shuffled."""
-UNIT_ROWS = 1 << 16  # at most, where the source may be read in parts: a function of rows makes a dict of each
+UNIT_ROWS = 1 << 16
+"""At most, where the source may be read in parts or tells no size: a function of rows makes a dict of each."""
 LEAST_UNITS, MOST_UNITS = 200, 20_000  # of one source
 MOST_UNIT_BYTES = 256 << 20  # a unit is made at once; Ray Data streams the rows of a larger read task
 SMALL_BYTES = 1 << 20  # of an input that several units may read anew, or that is not worth a unit of its own
 
 WINDOW_BYTES = 1 << zlib.MAX_WBITS  # zlib looks no further back
+
+SAME_ROWS = frozenset(("batch_readahead", "batch_size", "columns", "fragment_readahead", "fragments", "scan_in_order"))
+"""Lance's ``scanner_options`` that leave all rows. Others, such as ``filter`` and ``limit``, need not."""
 
 READ_TASK, BLOCK = "read task", "block"
 STEPS = (MapRows, MapBatches, Filter, FlatMap, Project)
@@ -378,7 +382,8 @@ class _Plan:
         parts = math.ceil(LEAST_UNITS / max(len(drafts), 1))
         for unit, steps in drafts:
             stored = unit.label == BLOCK  # several units read it from the same memory
-            if not unit.inputs or not (stored or (unit.size_bytes or 0) <= SMALL_BYTES):
+            small = unit.size_bytes is not None and unit.size_bytes <= SMALL_BYTES
+            if not unit.inputs or not (stored or small):
                 yield unit, steps
                 continue
             sizes = [getattr(self._logical.get(step), "batch_size", None) for step in steps]
@@ -397,8 +402,9 @@ class _Plan:
         tasks = reader.get_read_tasks(
             read.parallelism, per_task_row_limit=read.per_block_limit, data_context=self._context
         )
+        counted = _counts_rows(reader)
         for task in tasks:
-            rows = task.metadata.num_rows
+            rows = task.metadata.num_rows if counted else None
             if rows is not None and read.per_block_limit is not None:
                 rows = min(rows, read.per_block_limit)
             unit = Unit(
@@ -410,6 +416,12 @@ class _Plan:
                 rows=rows,
             )
             yield unit, (op,)
+
+
+def _counts_rows(reader: Any) -> bool:
+    """Whether the rows that a source's read tasks name are those that they read. Those of Lance are the ones before any filter."""
+    filtered = getattr(reader, "_predicate_expr", None) is not None
+    return not filtered and set(getattr(reader, "scanner_options", ())) <= SAME_ROWS
 
 
 def _file_reads(op: Any) -> Iterator[Draft]:
@@ -573,6 +585,10 @@ def _check_size(unit: Unit) -> None:
     """Raise NotTakenOverError for a unit that may not fit into memory."""
     if unit.size_bytes is None and unit.inputs is None:
         raise NotTakenOverError("its source tells neither the size nor the rows of a read task")
+    if unit.size_bytes is None and (unit.inputs or 0) > UNIT_ROWS:
+        raise NotTakenOverError(
+            f"a read task reads {unit.inputs:,} rows at once (more than {UNIT_ROWS:,}), and its source does not tell their size"
+        )
     if (unit.size_bytes or 0) > MOST_UNIT_BYTES:
         raise NotTakenOverError(
             f"a read task reads {(unit.size_bytes or 0) / 2**20:,.0f} MiB at once (more than {MOST_UNIT_BYTES >> 20})"

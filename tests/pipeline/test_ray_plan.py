@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import ray.data
@@ -409,6 +410,52 @@ def test_what_a_process_could_not_hold_is_left_to_ray_data(monkeypatch: pytest.M
     (folder / "long" / "0.csv").write_text("id\n" + "1\n" * 2_000_000)
     with pytest.raises(NotTakenOverError, match=r"a read task reads \d+ MiB at once \(more than 1\)"):
         take_over(ray.data.read_csv(str(folder / "long")))
+
+
+class Fragments(ray.data.Datasource):
+    """A source like Lance: its read tasks name the rows before any filter, and need not tell their size."""
+
+    def __init__(self, each: int, size_bytes: int | None, **scanner_options: Any) -> None:
+        super().__init__()
+        self.each, self.size_bytes, self.scanner_options = each, size_bytes, scanner_options
+
+    def supports_predicate_pushdown(self) -> bool:
+        return True
+
+    def estimate_inmemory_data_size(self) -> None:
+        return None
+
+    def get_read_tasks(self, parallelism: int, **options: Any) -> list[ray.data.ReadTask]:
+        predicate, least = self.get_current_predicate(), self.scanner_options.get("filter", 0)
+        where = pc.field("id") >= least if predicate is None else predicate.to_pyarrow() & (pc.field("id") >= least)
+        meta = BlockMetadata(num_rows=self.each, size_bytes=self.size_bytes, input_files=None, exec_stats=None)
+        tables = [pa.table({"id": np.arange(self.each) + number * self.each}) for number in range(10)]
+        return [ray.data.ReadTask(lambda table=table: [table.filter(where)], meta) for table in tables]
+
+
+def test_a_read_task_of_unknown_size_is_read_once() -> None:
+    """Each part of it would read from its first row on. One of many rows might not fit into memory."""
+    assert [unit.rows for unit in take_over(ray.data.read_datasource(Fragments(100, None))).units] == [100] * 10
+    assert len(take_over(ray.data.read_datasource(Fragments(100, 800))).units) == 200
+    with pytest.raises(NotTakenOverError, match=r"reads 65,537 rows .* does not tell their size"):
+        take_over(ray.data.read_datasource(Fragments((1 << 16) + 1, None)))
+
+
+@pytest.mark.parametrize("way", ["predicate", "option", "both"])
+def test_a_filter_in_the_source_leaves_the_number_of_rows_unknown(way: str) -> None:
+    def filtered(size_bytes: int | None) -> ray.data.Dataset:
+        options = {} if way == "predicate" else {"filter": 900}
+        dataset = ray.data.read_datasource(Fragments(100, size_bytes, **options))
+        return dataset if way == "option" else dataset.filter(expr=col("id") >= 950)
+
+    assert comparable(made(filtered(800))) == comparable(
+        [{"id": i} for i in range(900 if way == "option" else 950, 1000)]
+    )
+    with pytest.raises(NotTakenOverError, match="tells neither the size nor the rows"):
+        take_over(filtered(None))
+    assert {unit.rows for unit in take_over(ray.data.read_datasource(Fragments(100, None, batch_size=9))).units} == {
+        100
+    }
 
 
 def test_the_user_s_dataset_stays_as_it_was(folder: Path) -> None:
