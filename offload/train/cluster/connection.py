@@ -31,7 +31,7 @@ from offload.model.placement import NodeResources, beside
 from offload.preload import ahead
 from offload.preload.local_agent import LOOPBACK
 from offload.train.cluster import ray_processes
-from offload.train.cluster.ray_nodes import addresses_here, free_resources, is_node_of
+from offload.train.cluster.ray_nodes import addresses_here, free_resources, has_node, is_node_of
 from offload.train.cluster.reaper import MARK, end_marked
 from offload.versions import ray_version_warning
 
@@ -103,7 +103,12 @@ def connected(address: str | None, *, metrics_port: int | None = None) -> Iterat
 
 @contextmanager
 def kept(address: str | None) -> Iterator[Cluster]:
-    """Like :func:`connected`, but for a library inside the user's own program: it handles signals only while Ray starts."""
+    """Like :func:`connected`, but for a library inside the user's own program: it handles signals only while Ray starts.
+
+    Raises ConfigError, too, if the program is connected to another cluster.
+    """
+    if ray.is_initialized():
+        _check_is_ours(address)
     with ExitStack() as stack:
         with handled() as interrupts:
             ours = stack.enter_context(_opened(address, interrupts))
@@ -282,9 +287,10 @@ def check_address(address: str | None) -> str | None:
     """Return the address for :func:`connected`, with ``"auto"`` resolved; RAY_ADDRESS stands in for None.
 
     It starts and writes nothing, and finds a wrong address in seconds. Raises ConfigError if the address is invalid, nothing answers
-    as Ray does, or this machine is not a node of the cluster.
+    as Ray does, this machine is not a node of the cluster, or this process is connected to another one.
     """
     if ray.is_initialized():
+        _check_is_ours(address)
         return address or None
     named = os.environ.get("RAY_ADDRESS") or None
     address = named if address is None or address == "" else address
@@ -300,6 +306,29 @@ def check_address(address: str | None) -> str | None:
     except _REFUSALS as error:
         raise _cannot_join(address, error) from None
     return address
+
+
+def _check_is_ours(address: str | None) -> None:
+    """Raise ConfigError if ``address`` names another cluster than the one to which this process is connected: it uses that one.
+
+    A cluster has several names and addresses, so its nodes tell which it is. It is not refused if it does not tell them.
+    """
+    here = ray.get_runtime_context()
+    if address in (None, "", "auto", "local", here.gcs_address):
+        return
+    check_text("the address of a Ray cluster", address, sane='"auto" or host:port')
+    check_reachable(address)
+    try:
+        if has_node(address, here.get_node_id(), JOIN_S):
+            return
+    except ray.exceptions.AuthenticationError:  # ours takes the token that this process has
+        pass
+    except _REFUSALS:
+        return
+    raise ConfigError(
+        f"this process is connected to the Ray cluster at {here.gcs_address!r}, and the one at {address!r} is another. Pass no address to "
+        "use the former. Call ray.shutdown() first, or start another process, to use the latter."
+    )
 
 
 def _cluster_here() -> str:

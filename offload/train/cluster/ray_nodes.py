@@ -36,6 +36,15 @@ def is_node_of(address: str, within_s: float) -> bool:
         time.sleep(LOOK_S)
 
 
+def has_node(address: str, node_id: str, within_s: float) -> bool:
+    """Whether a node belongs to the cluster at ``host:port``, where something must listen: Ray ends a process that waits for it in vain.
+
+    Raises Ray's error if the cluster refuses to answer, for example without its token.
+    """
+    _use_known_token()
+    return any(node == node_id for node, _ in _sockets_at(address, within_s))
+
+
 def _use_known_token() -> None:
     """Use token authentication if the mode is unset and a token is known, from the environment or its file. ``ray.init`` does so too, but
     only later."""

@@ -221,7 +221,8 @@ class Trainer:
             run_dir: the folder of the run's files; ``runs/<name of the script>`` by default.
             overwrite: whether to replace a run that the directory holds, and its checkpoints in ``storage_path``.
             address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine. A process that
-                is already connected to a Ray uses that one. The run refuses a wrong address before it lists or starts anything.
+                is already connected to a Ray uses that one. The run refuses a wrong address, or one of another Ray, before it lists or
+                starts anything.
             storage_path: the folder of checkpoints, instead of the Trainer's.
             quiet: whether to hide the live line.
             watch: whether to show a full-screen view instead of the live line, if standard error is a terminal. The view holds

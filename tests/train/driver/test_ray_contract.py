@@ -361,6 +361,56 @@ def test_a_local_ray_wants_its_token() -> None:
     assert "RAY_AUTH_MODE" in refused
 
 
+OTHER = """
+import sys
+import ray
+from offload.train.cluster.connection import connected
+with connected("local"):
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("token", ["the same", "another"])
+def test_an_address_of_another_cluster_is_refused_in_a_connected_process(tmp_path: Path, token: str) -> None:
+    """It would be ignored: the run would train on the wrong machines."""
+    if token == "another" and os.environ.get("RAY_AUTH_MODE") == "disabled":
+        pytest.skip("RAY_AUTH_MODE=disabled is set")
+    env = {**os.environ, "RAY_AUTH_TOKEN": "0" * 64} if token == "another" else None
+    here = ray.get_runtime_context().gcs_address
+    trainer = offload.Trainer(print, datasets={"train": [1, 2]}, batch_size=1)
+    command = [sys.executable, "-c", OTHER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as other:
+        assert other.stdout is not None
+        there = other.stdout.readline().strip()
+        for refused in (
+            lambda: trainer.fit(run_dir=tmp_path / "run", address=there),
+            lambda: next(iter(offload.DataLoader([1, 2], address=there))),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                refused()
+            assert f"connected to the Ray cluster at '{here}', and the one at '{there}' is another" in str(caught.value)
+            assert "ray.shutdown()" in str(caught.value)
+        other.communicate()
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_name_of_the_connected_cluster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ray.get_runtime_context().gcs_address
+    port = here.rpartition(":")[2]
+    for address in (None, "", "auto", "local", here, f"localhost:{port}"):
+        assert cluster.check_address(address) == (address or None)
+    with pytest.raises(ConfigError, match=r"no Ray cluster can be reached at '127\.0\.0\.1:1'"):
+        cluster.check_address("127.0.0.1:1")
+
+    def silent(*unused: object) -> bool:
+        raise ray.exceptions.RpcError("deadline exceeded")
+
+    monkeypatch.setattr(cluster, "has_node", silent)
+    assert cluster.check_address(f"localhost:{port}") == f"localhost:{port}"
+
+
 # --- versions ---------------------------------------------------------------------------------------------------------
 
 
