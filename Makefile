@@ -23,7 +23,7 @@ demo: $(INSTALLED) ## train on JPEG files, then compare with a DataLoader; write
 test: $(INSTALLED) ## run all tests, three at a time (ARGS="-k name" for some, JOBS=0 for one by one)
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadscope $(ARGS)
 
-soak: $(INSTALLED) ## what takes too long for every change, before a release: about an hour; writes benchmarks/results/soak.json
+soak: $(INSTALLED) ## what takes too long for every change, before a release: half an hour; writes benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 # No prerequisite: a GPU machine may have no index to install from, but a Python of its own with torch.

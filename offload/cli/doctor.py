@@ -85,7 +85,11 @@ print("\\n" + json.dumps({"ray": ray.get(version.remote()), "nodes": alive,
 
 
 @click.command()
-@click.option("--address", metavar="HOST:PORT", help="A cluster to try as well; 'auto' reads RAY_ADDRESS.")
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help='A Ray cluster to try as well ("auto": RAY_ADDRESS, or else this host\'s). Default: RAY_ADDRESS.',
+)
 @click.option("--cache", metavar="ssd:PATH:SIZE", help="The cache= of a data set, to try on this machine as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context

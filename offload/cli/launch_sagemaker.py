@@ -330,7 +330,7 @@ def _asked_for(
     check_types(choices[0])
     if role is None:
         raise ConfigError(
-            "--role is missing: the ARN of the job's role (or OFFLOAD_ROLE). docs/sagemaker.md has its policy."
+            "--role is missing: the ARN of the job's role (or OFFLOAD_ROLE). offload's page 'On Amazon SageMaker' has its policy."
         )
     if bucket is None:
         raise ConfigError(

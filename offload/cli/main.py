@@ -102,7 +102,7 @@ def _run_options(command: Any) -> Any:
         click.option(
             "--address",
             metavar="HOST:PORT",
-            help='A Ray cluster ("auto": this host\'s). Default: RAY_ADDRESS, or one on this machine.',
+            help='A Ray cluster ("auto": RAY_ADDRESS, or else this host\'s). Default: RAY_ADDRESS, or one on this machine.',
         ),
         click.option(
             "--storage-path",
@@ -197,8 +197,8 @@ def demo(
 
     Makes the data set (once), trains, prints the summary and writes the run directory with a report.
 
-    At the end it shows what offloading brings on this machine. A loop runs for a few seconds with torch's DataLoader, whose workers have
-    the GPU host's share of the cores (a quarter, at least one), and then with offload.DataLoader on all cores. This emulates a GPU host
+    At the end it shows what offloading brings on this machine. A loop runs for 10 s with torch's DataLoader, whose workers have the GPU
+    host's share of the cores (a quarter, at least one), and then for 10 s with offload.DataLoader on all cores. This emulates a GPU host
     and a CPU host on one machine; without a GPU, a paced accelerator stands for it, which takes time and computes nothing. RUN_DIR gets
     comparison.html, .png and .json. With an address, the run may use other machines, and there is no comparison.
     """

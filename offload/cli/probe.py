@@ -31,7 +31,7 @@ from offload.report.run_dir import to_json
 @click.option(
     "--address",
     metavar="HOST:PORT",
-    help='A Ray cluster ("auto": this host\'s). Default: RAY_ADDRESS, or one on this machine.',
+    help='A Ray cluster ("auto": RAY_ADDRESS, or else this host\'s). Default: RAY_ADDRESS, or one on this machine.',
 )
 @click.option(
     "--core-speed",

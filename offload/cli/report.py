@@ -68,7 +68,8 @@ def report(
     """Write a page about a run, or about several side by side.
 
     The page says what the bottleneck was, what to do next and what that would bring, and shows rates, decisions, nodes, metrics, cost
-    and faults. It is one file and opens without a network. See docs/report.md for what high and low mean.
+    and faults. It is one file and opens without a network. offload's page "The report of a run" says what
+    high and low mean.
 
         offload report runs/a runs/b -o comparison.html --png pictures
 

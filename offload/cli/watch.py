@@ -30,7 +30,9 @@ PLAIN_EVERY_S = 10.0
 @click.command()
 @click.argument("run_dir", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--address", metavar="HOST:PORT", help='A Ray cluster ("auto": this host\'s), instead of RUN_DIR: its run is shown.'
+    "--address",
+    metavar="HOST:PORT",
+    help='A Ray cluster ("auto": RAY_ADDRESS, or else this host\'s), instead of RUN_DIR: its run is shown.',
 )
 @click.option("--run", "name", metavar="NAME", help="With --address: which run, if several train there.")
 @click.option(

@@ -52,7 +52,10 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "spot_rebalance":
         return f"AWS may take node {event['node']} back soon: the run does nothing yet"
     if kind == "spot_unwatched":
-        return f"the run would miss a spot notice for node {event['node']} ({event['reason']}), and goes on: see docs/spot.md"
+        return (
+            f"the run would miss a spot notice for node {event['node']} ({event['reason']}), and goes on: see "
+            "offload's page 'On spot nodes'"
+        )
     if kind == "run_leaving":
         return (
             f"node {', '.join(event['nodes'])} is leaving, and this run cannot go on without it: workers commit a checkpoint, and the "

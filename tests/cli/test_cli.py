@@ -441,6 +441,12 @@ def test_help_teaches(command: list[str], teaches: list[str]) -> None:
     assert CliRunner().invoke(main, [*command, "-h"]).stdout == done.stdout
 
 
+@pytest.mark.parametrize("command", ["run", "demo", "probe", "watch", "doctor"])
+def test_every_command_says_which_cluster_auto_means(command: str) -> None:
+    text = " ".join(CliRunner().invoke(main, [command, "--help"]).stdout.split())
+    assert '("auto": RAY_ADDRESS, or else this host\'s)' in text
+
+
 def test_it_runs_as_a_module_too() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "offload", "--version"], capture_output=True, text=True, timeout=DEADLINE_S, check=False

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 from offload.cli import demo_compare
-from offload.cli.demo_compare import Side, compare, host_cores, side_by_side, words, write
+from offload.cli.demo_compare import SECONDS, Side, compare, host_cores, side_by_side, words, write
 from offload.cli.demo_loop import measured
+from offload.cli.main import main
 from offload.errors import RunError
 from tests.report.runs import plain
 
@@ -56,6 +58,11 @@ def test_a_gain_and_its_absence_are_said_and_emulation_is_named() -> None:
         assert "paced accelerator" in text
         assert "on 1 core of 4, the GPU host's share" in text
         assert "Emulation: one machine stands for a GPU host and a CPU host" in text
+
+
+def test_help_says_how_long_the_loops_run() -> None:
+    text = " ".join(CliRunner().invoke(main, ["demo", "--help"]).stdout.split())
+    assert text.count(f"for {SECONDS:.0f} s with") == 2
 
 
 def test_the_page_shows_both_beside_the_run(tmp_path: Path) -> None:

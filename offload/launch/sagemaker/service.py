@@ -136,8 +136,8 @@ def _of_client(error: botocore.exceptions.ClientError, what: str) -> ConfigError
         return ConfigError(f"cannot {what}: AWS does not accept the credentials ({code}: {said}). Renew them.")
     if code in _DENIED:
         return AccessDenied(
-            f"cannot {what}: access is denied to {error.operation_name} ({said or code}). docs/sagemaker.md has the policy that "
-            "launching needs."
+            f"cannot {what}: access is denied to {error.operation_name} ({said or code}). offload's page 'On Amazon SageMaker' has "
+            "the policy that launching needs."
         )
     if code in _THROTTLED:
         return ConfigError(
