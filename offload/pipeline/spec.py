@@ -280,7 +280,7 @@ def webdataset(
     cache: str | None = None,
     filesystem: Any = None,
 ) -> Pipeline:
-    """WebDataset tar shards: a folder, a local glob, ``name-{000..019}.tar``, or a list.
+    """WebDataset tar shards: a folder, ``name-*.tar``, ``name-{000..019}.tar``, or a list.
 
     A sample is the files of one key. Its image becomes ``image``, HWC uint8, and ``.cls`` becomes ``label``, int64. Other files become
     columns named by their extension: ``.json`` parsed, ``.txt`` as text, and the rest as bytes, such as ``.npy`` and ``.left.png``. A

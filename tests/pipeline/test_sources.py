@@ -479,6 +479,8 @@ def test_s3() -> None:
     assert "s3://absent/train" in refusal(list_image_folder, "s3://absent/train")
     assert "cannot read" in refusal(list_parquet, "s3://bucket/absent.parquet")
     assert read(list_image_folder("s3://bucket/my data/#1, ü")).errors == {}
+    for pattern in ("s3://bucket/absent/*.tar", "s3://bucket/t*/*.tar"):
+        assert f"no *.tar shards under '{pattern}'" in refusal(list_webdataset, pattern)
 
 
 @pytest.fixture(scope="module")
@@ -523,6 +525,7 @@ def test_a_file_system_of_fsspec_reads_a_file_in_one_request(counting_s3: Server
         made = {name: count - before[name] for name, count in counting_s3.requests().items()}
         assert made == {"HEAD": 0, "GET": requests, "LIST": 0}
     assert list(read(shards).columns["txt"]) == ["7", "77"] * 2
+    assert list_webdataset(f"{BUCKET}/tars/*.tar", filesystem=fs).table.equals(shards.table)
 
 
 def test_storage_that_refuses_is_told_with_the_remedy() -> None:
@@ -538,6 +541,7 @@ def test_storage_that_refuses_is_told_with_the_remedy() -> None:
         (list_parquet, "bucket/table.parquet"),
         (list_webdataset, "bucket/tars"),
         (list_webdataset, "bucket/0.tar"),
+        (list_webdataset, "bucket/*.tar"),
     ):
         text = refusal(lister, path, filesystem=Refusing(skip_instance_cache=True))
         assert path in text
@@ -979,6 +983,8 @@ def test_ways_to_name_shards(shards: Path) -> None:
         [shards / f"data-{i:03d}.tar" for i in range(3)],
         [str(shards / "data-{000..001}.tar"), str(shards / "data-002.tar")],
         f"file://{shards}/data-{{000..002}}.tar",
+        f"file://{shards}/data-*.tar",
+        f"file://{shards.parent}/{shards.name[:-1]}?/data-00[0-2].tar",
     ):
         assert list_webdataset(paths).table.equals(whole)
     assert len(list_webdataset(shards / "data-001.tar")) == 4
@@ -1021,6 +1027,41 @@ def test_shards_on_another_file_system(shards: Path) -> None:
         index = list_webdataset(paths, filesystem=filesystem)
         assert len(index) == 12
         assert read(index).columns["txt"][11] == "caption 11"
+
+
+def test_globs_mean_the_same_on_every_file_system(shards: Path) -> None:
+    for name in ("more/z.tar", "more[1]/a.tar", "more[1]/data-[0].tar", ".hidden.tar", "no-shard.txt"):
+        (shards / name).parent.mkdir(exist_ok=True)
+        add_members(shards / name, {"a.cls": b"1"})
+    for pattern in (
+        "*.tar",
+        "data-00[12].tar",
+        "more[1]/data-[0].tar",
+        "*",
+        "more*",
+        "m*/*.tar",
+        "more[1]/*",
+        ".h*",
+        "data-00?.tar",
+    ):
+        want = list_webdataset(str(shards / pattern))
+        for path, fs in (
+            (f"file://{shards}/{pattern}", None),
+            (pattern, subtree(shards)),
+            (f"{shards.name}/{pattern}", subtree(shards.parent)),
+            (f"/{shards.name}/{pattern}", dirfs(shards.parent)),
+        ):
+            found = list_webdataset(path, filesystem=fs)
+            assert [key["key"] for key in found.table.to_pylist()] == [key["key"] for key in want.table.to_pylist()]
+            assert list(read(found).columns["label"]) == list(read(want).columns["label"])
+    for path, fs in (
+        (f"file://{shards}/b*.tar", None),
+        (f"file://{shards}/none/*.tar", None),
+        ("b*.tar", subtree(shards)),
+    ):
+        assert f"no *.tar shards under '{path}'" in refusal(list_webdataset, path, filesystem=fs)
+    (shards / "x.tar.gz").write_bytes(gzip.compress(b""))
+    assert "x.tar.gz' is a compressed shard" in refusal(list_webdataset, f"file://{shards}/x*")
 
 
 def test_torch_tensors_and_other_members_arrive_as_bytes(tmp_path: Path) -> None:

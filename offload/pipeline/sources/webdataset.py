@@ -5,6 +5,7 @@ The lister finds the offsets of the shards' members (:mod:`offload.pipeline.sour
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import glob
 import json
@@ -34,6 +35,7 @@ from offload.pipeline.sources.files import (
     printable,
     read_part,
     requests_at_once,
+    telling_errors,
 )
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.shards import list_shards
@@ -53,7 +55,7 @@ def list_webdataset(
     cache: CacheSpec | None = None,
     tell: Tell = silent,
 ) -> Index:
-    """The index of shards: a path, a folder of ``*.tar``, a local glob, a pattern with ``{000..019}``, or a list. ``encoded``: the
+    """The index of shards: a path, a folder of ``*.tar``, a glob, a pattern with ``{000..019}``, or a list. ``encoded``: the
     transform decodes JPEG members itself."""
     found = _expand(shards, filesystem, tell)
     if not found:
@@ -90,19 +92,34 @@ def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[
         folder = os.path.dirname(text)
         if braces := _BRACES.search(text, len(folder) if os.path.isdir(os.path.expanduser(folder)) else 0):
             return [path for part in _filled(text, braces) for path in _expand(part, filesystem, tell)]
-        if "://" not in text and any(c in text for c in "*?["):
-            return [path for part in _matching(text) for path in _matched(part, filesystem, tell)]
+        if _is_pattern(text):
+            if local is not None:
+                return [path for part in _matching(text) for path in _matched(part, filesystem, tell)]
+            if (matching := _matching_elsewhere(text, filesystem, tell)) is not None:
+                return matching
     if text.endswith(_COMPRESSED) and not (local is not None and os.path.isdir(local)):
         raise _compressed(text)
     if text.endswith(".tar"):
         return [(text, *open_filesystem(text, filesystem))]
-    scheme = text.split("://", 1)[0] + "://" if "://" in text and filesystem is None else ""
-    fs, _, files = list_files(shards, filesystem, tell)
+    return _in_folder(shards, filesystem, tell, _scheme(text, filesystem))
+
+
+def _in_folder(folder: Path, filesystem: Any, tell: Tell, scheme: str) -> list[_Shard]:
+    fs, _, files = list_files(folder, filesystem, tell)
     found = [(scheme + f, fs, f) for f in files if f.endswith(".tar")]
     packed = next((f for f in files if f.endswith(_COMPRESSED)), None)
     if packed is not None and not found:
         raise _compressed(scheme + packed)
     return found
+
+
+def _scheme(text: str, filesystem: Any) -> str:
+    """What a path on the file system of ``text`` lacks to be a URI."""
+    return text.split("://", 1)[0] + "://" if "://" in text and filesystem is None else ""
+
+
+def _is_pattern(text: str) -> bool:
+    return any(c in text for c in "*?[")
 
 
 def _filled(text: str, braces: re.Match[str]) -> Iterator[str]:
@@ -123,6 +140,37 @@ def _matched(path: str, filesystem: Any, tell: Tell) -> list[_Shard]:
     if os.path.isdir(path) or path.endswith(_COMPRESSED):
         return _expand(path, filesystem, tell)
     return [(path, *open_filesystem(path, filesystem))]
+
+
+def _matching_elsewhere(text: str, filesystem: Any, tell: Tell) -> list[_Shard] | None:
+    """The shards of a pattern on remote storage, in the order of local ones; None if it is the path of something that exists."""
+    fs, pattern = open_filesystem(text, filesystem)
+    scheme = _scheme(text, filesystem)
+    with telling_errors(text):
+        # Options of a URI (?region=...) are no part of the path.
+        if not _is_pattern(pattern) or fs.get_file_info(pattern).type != pafs.FileType.NotFound:
+            return None
+        matching = _listed(fs, pattern)
+    found: list[_Shard] = []
+    for info in matching:
+        if info.type == pafs.FileType.Directory:
+            found += _in_folder(info.path, fs, tell, scheme)
+        elif info.path.endswith(_COMPRESSED):
+            raise _compressed(scheme + info.path)
+        else:
+            found.append((scheme + info.path, fs, info.path))
+    return found
+
+
+def _listed(fs: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
+    folder, name = os.path.split(pattern)
+    folders = [folder]
+    if _is_pattern(folder) and fs.get_file_info(folder).type == pafs.FileType.NotFound:
+        folders = [info.path for info in _listed(fs, folder) if info.type == pafs.FileType.Directory]
+    found = [info for each in folders for info in fs.get_file_info(pafs.FileSelector(each, allow_not_found=True))]
+    hidden = name.startswith(".")
+    matching = [f for f in found if fnmatch.fnmatchcase(f.base_name, name) and f.base_name.startswith(".") <= hidden]
+    return sorted(matching, key=lambda info: info.path)
 
 
 def _compressed(path: str) -> ConfigError:
