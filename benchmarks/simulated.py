@@ -223,6 +223,7 @@ class Rank:
         self.asked_ahead: dict[Reach, deque[Slice]] = {"near": deque(), "far": deque(), "any": deque()}
         self.line: deque[Slice] = deque()  # of an ordered pass, in order; a slice is ready once it has come
         self.came: set[int] = set()
+        self.arrived: Counter[tuple[PassKey, Reach]] = Counter()
         self.rows = 0
         self.over = False
 
@@ -243,7 +244,8 @@ class Rank:
                 continue
             # A worker asks for the next slices while it fetches the last ones.
             want = max(self.most[reach] - coming, 1)
-            slices, over = self.run.feed.take(self.run.key, self.number, want, reach, coming, timeout_s=0.0)
+            key = self.run.key
+            slices, over = self.run.feed.take(key, self.number, want, reach, self.arrived[key, reach], timeout_s=0.0)
             ahead.extend(slices)
             self.over = self.over and over and not slices
             if slices:
@@ -254,12 +256,13 @@ class Rank:
         source = cast(Any, piece.ref).node
         size = (piece.stop - piece.start) * self.run.world.bytes_per_sample
         self.coming[reach] += 1
-        began = self.run.clock.now
+        began, key = self.run.clock.now, self.run.key
         if reach == "any":
             self.line.append(piece)
 
         def arrived() -> None:
             self.coming[reach] -= 1
+            self.arrived[key, reach] += 1
             self.most[reach] = allowed(self.most[reach], at_once, self.run.clock.now - began)
             if reach == "any":
                 self.came.add(id(piece))
