@@ -198,7 +198,7 @@ def _table(sets: dict[str, Any]) -> str:
         lines.append(f"{name}: {made['images']} files of {made['bytes_per_image'] / 1e3:,.0f} kB")
         for row, rate in made["samples_per_cpu_s"].items():
             lines.append(
-                f"  {row:40} {rate:8,.0f} samples/CPU s  {made['over_plain'][row]:5.2f} × plain  "
+                f"  {row:42} {rate:8,.0f} samples/CPU s  {made['over_plain'][row]:5.2f} × plain  "
                 f"{made['over_simplejpeg'][row]:5.2f} × simplejpeg"
             )
         for kind, distance in made["distances"].items():
