@@ -4,17 +4,11 @@ import os
 import tempfile
 from pathlib import Path
 
-import torch
 from torchvision.transforms import v2
 
 import offload
 from benchmarks.raw_images import IMAGE_SIZE, labelled_files
 from benchmarks.rows import offload_row, protocol
-
-
-def rows_last(image: torch.Tensor) -> torch.Tensor:
-    """CHW to the plain loop's HWC."""
-    return image.permute(1, 2, 0)
 
 
 def folder_of(task: protocol.Task, root: Path) -> Path:
@@ -31,7 +25,7 @@ def folder_of(task: protocol.Task, root: Path) -> Path:
 
 def main() -> None:
     task = protocol.parse()
-    transform = v2.Compose([v2.RandomResizedCrop(IMAGE_SIZE, antialias=True), v2.RandomHorizontalFlip(), rows_last])
+    transform = v2.Compose([v2.RandomResizedCrop(IMAGE_SIZE, antialias=True), v2.RandomHorizontalFlip()])
     with tempfile.TemporaryDirectory() as root:
         offload_row.run(task, offload.image_folder(folder_of(task, Path(root)), transform))
 
