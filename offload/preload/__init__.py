@@ -23,8 +23,10 @@ ALWAYS = ("ray", "torch", "offload.pipeline.pool", "offload.pipeline.spec", "off
 IF_USED = ("torchvision", "torchvision.transforms.v2", "timm", "cv2", "simplejpeg", "PIL.Image", "pandas", "scipy")
 CONTROLLER = ("ray.train.torch", "offload.train.worker.process", "offload.train.driver.ray_train")
 """What Ray Train's controller needs beside that."""
-TRAINING = ("torch._dynamo", *CONTROLLER)
-"""What workers need beside that. An optimizer's first step imports ``torch._dynamo``, which takes as long as importing torch does."""
+FIRST_STEP = ("torch._dynamo",)
+"""What an optimizer's first step imports, which takes as long as importing torch does."""
+TRAINING = (*CONTROLLER, *FIRST_STEP)
+"""What workers need beside that."""
 SWITCH = "OFFLOAD_PRELOAD"
 QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TRAIN_ENABLE_STATE_TRACKING": "0"}
 """Ray's settings in the environment of a run, unless the user has set them."""
@@ -54,12 +56,12 @@ def runtime_env(job: Mapping[str, Any], *, also: Sequence[str] = ()) -> dict[str
     return {"py_executable": shlex.join(["sh", "-c", command, "sh"])}
 
 
-def serving_ahead(mark_name: str, mark: str, *, then: Sequence[str] = TRAINING) -> AbstractContextManager[str]:
+def serving_ahead(mark_name: str, mark: str, *, then: Sequence[str] = FIRST_STEP) -> AbstractContextManager[str]:
     """A context in which a server of this process imports ahead, for a Ray that it is about to start; see
-    :func:`offload.preload.ahead.serving`. Without preloading there is none."""
+    :func:`offload.preload.ahead.serving`. Without preloading there is none. Workers and the controller will run on this node, too."""
     if os.environ.get(SWITCH) == "0":
         return nullcontext(mark)
-    return ahead.serving([*ALWAYS, *_used()], then, mark_name=mark_name, mark=mark, env=QUIET)
+    return ahead.serving([*ALWAYS, *CONTROLLER, *_used()], then, mark_name=mark_name, mark=mark, env=QUIET)
 
 
 def _used() -> list[str]:

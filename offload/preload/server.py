@@ -96,7 +96,7 @@ def _told(owner: int, path: str, modules: list[str], later: list[str]) -> list[s
     """Import ``modules``, and then of ``later`` what there is time for, until the driver has started its raylet: Ray reads its settings
     as it is imported. Return the rest of ``later``."""
     _imported(modules, owner, path, signs=select.POLLRDHUP)
-    while later and not _with_ray(later[0]) and not _readable(owner):
+    while later and not _readable(owner):
         _imported(later[:1], owner, path, signs=select.POLLRDHUP)
         later = later[1:]
     with open(owner, encoding="utf-8", closefd=False) as pipe:
