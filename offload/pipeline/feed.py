@@ -107,7 +107,7 @@ class Feed:
         timeout_s: float | None = None,
     ) -> tuple[list[Slice], bool]:
         """Return up to ``want`` slices for this rank, and whether the pass is over for it. ``reach``: which slices. ``arrived``: see
-        :meth:`arrived`.
+        :meth:`arrived`; None: all that it took.
 
         Waits ``timeout_s``, by default a few seconds, for the first slice. After an empty answer before the end, the rank asks again.
         Raises the error of preprocessing, if it failed.
@@ -120,8 +120,8 @@ class Feed:
         self._look()
         return slices, over
 
-    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int | None) -> None:
-        """Note that a rank has got its first ``arrived`` slices of this reach, those included that were lost; None: all that it took.
+    def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
+        """Note that a rank has got its first ``arrived`` slices of this reach, those included that were lost.
 
         A rank whose request for more still waits tells it so. Otherwise, tasks that wait for the link's pace would wait for the request's
         timeout.

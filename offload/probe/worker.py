@@ -227,14 +227,7 @@ class _Recording(HubFeed):
         self.kept: list[Slice] = []
 
     def take(
-        self,
-        key: PassKey,
-        rank: int,
-        want: int,
-        reach: Reach = "any",
-        *,
-        arrived: int | None = None,
-        wait: bool = True,
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         slices, over = super().take(key, rank, want, reach, arrived=arrived, wait=wait)
         self.kept += slices[: KEPT_BLOCKS - len(self.kept)]
@@ -248,14 +241,7 @@ class _Replaying(BlockReader):
         self._kept, self._next = kept, 0
 
     def take(
-        self,
-        key: PassKey,
-        rank: int,
-        want: int,
-        reach: Reach = "any",
-        *,
-        arrived: int | None = None,
-        wait: bool = True,
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         self._next += 1
         return [self._kept[self._next % len(self._kept)]], False

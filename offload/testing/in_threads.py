@@ -157,7 +157,7 @@ class LocalClient(HubClient):
         self._killed = killed
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int | None, timeout_s: float | None = None
+        self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int, timeout_s: float | None = None
     ) -> Pending[tuple[list[Slice], bool]]:
         return _Later(lambda: self._call(Feed.take, key, rank, want, reach, arrived, timeout_s))
 
@@ -196,14 +196,7 @@ class LocalFeed(HubFeed):
         self._nodes: Nodes = hub.actor.nodes
 
     def take(
-        self,
-        key: PassKey,
-        rank: int,
-        want: int,
-        reach: Reach = "any",
-        *,
-        arrived: int | None = None,
-        wait: bool = True,
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         if not wait:  # answers here are never under way
             return self._hub.take(key, rank, want, reach, arrived, timeout_s=0.0).result()

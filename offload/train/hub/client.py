@@ -100,7 +100,7 @@ class HubClient:
         return self._ask(Feed.open, key, request, rank, node)
 
     def take(
-        self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int | None, timeout_s: float | None = None
+        self, key: PassKey, rank: int, want: int, reach: Reach, arrived: int, timeout_s: float | None = None
     ) -> Pending[tuple[list[Slice], bool]]:
         """See :meth:`Feed.take`."""
         return self._start(Feed.take, key, rank, want, reach, arrived, timeout_s)

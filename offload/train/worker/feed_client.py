@@ -23,14 +23,7 @@ class FeedClient(Protocol):
     """The feed, for one pass of one rank."""
 
     def take(
-        self,
-        key: PassKey,
-        rank: int,
-        want: int,
-        reach: Reach = "any",
-        *,
-        arrived: int | None = None,
-        wait: bool = True,
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         """See :meth:`offload.pipeline.feed.Feed.take`. Without ``wait``, the answer is empty if none is there yet."""
 
@@ -83,14 +76,7 @@ class HubFeed(BlockReader):
         self._asked: dict[Reach, Pending[tuple[list[Slice], bool]]] = {}
 
     def take(
-        self,
-        key: PassKey,
-        rank: int,
-        want: int,
-        reach: Reach = "any",
-        *,
-        arrived: int | None = None,
-        wait: bool = True,
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         answer = self._asked.pop(reach, None) or self._hub.take(key, rank, want, reach, arrived)
         if not wait and not answer.done():

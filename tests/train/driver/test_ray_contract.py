@@ -317,6 +317,11 @@ def test_a_node_can_be_drained_from_within() -> None:
     assert draining.draining_nodes() == set()
 
 
+wants_tokens = pytest.mark.skipif(
+    os.environ.get("RAY_AUTH_MODE") == "disabled",
+    reason="this environment turns Ray's tokens off: RAY_AUTH_MODE=disabled",
+)
+
 JOIN = """
 import sys
 from offload.errors import ConfigError
@@ -329,11 +334,10 @@ except ConfigError as error:
 """
 
 
+@wants_tokens
 @pytest.mark.slow
 def test_a_local_ray_wants_its_token() -> None:
     """The default mode of a new local Ray. Who comes without the token is told so, and not left to hang."""
-    if os.environ.get("RAY_AUTH_MODE") == "disabled":
-        pytest.skip("RAY_AUTH_MODE=disabled is set")
     file = "train/cluster/connection.py"
     address = ray.get_runtime_context().gcs_address
     cluster.check_reachable(address)  # Ray answers as an HTTP/2 server does
@@ -372,11 +376,9 @@ with connected("local"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("token", ["the same", "another"])
+@pytest.mark.parametrize("token", ["the same", pytest.param("another", marks=wants_tokens)])
 def test_an_address_of_another_cluster_is_refused_in_a_connected_process(tmp_path: Path, token: str) -> None:
     """It would be ignored: the run would train on the wrong machines."""
-    if token == "another" and os.environ.get("RAY_AUTH_MODE") == "disabled":
-        pytest.skip("RAY_AUTH_MODE=disabled is set")
     env = {**os.environ, "RAY_AUTH_TOKEN": "0" * 64} if token == "another" else None
     here = ray.get_runtime_context().gcs_address
     trainer = offload.Trainer(print, datasets={"train": [1, 2]}, batch_size=1)

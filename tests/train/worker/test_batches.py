@@ -34,14 +34,7 @@ class Blocks:
         self.left: set[int] = set()
 
     def take(
-        self,
-        key: PassKey,
-        rank: int,
-        want: int,
-        reach: Reach = "any",
-        *,
-        arrived: int | None = None,
-        wait: bool = True,
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         if reach == "far":
             return [], True

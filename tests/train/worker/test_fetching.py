@@ -37,14 +37,7 @@ class Links:
         self.error: Exception | None = None
 
     def take(
-        self,
-        key: PassKey,
-        rank: int,
-        want: int,
-        reach: Reach = "any",
-        *,
-        arrived: int | None = None,
-        wait: bool = True,
+        self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
         with self.changed:
             line = self.lines[reach]
