@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -127,6 +128,17 @@ def eventually(condition: Callable[[], bool], deadline_s: float = 300.0) -> None
     while not condition():
         assert time.monotonic() < until, f"still not so after {deadline_s} s"
         time.sleep(0.02)
+
+
+def end_loaders() -> None:
+    """End this process's DataLoaders, and wait until Ray has freed their cores. Ray may take seconds for it."""
+    import ray
+
+    from offload.loader import session as sessions
+
+    gc.collect()
+    sessions.end_unused()
+    eventually(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
 
 
 def command_of(process: psutil.Process) -> list[str]:

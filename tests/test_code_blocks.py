@@ -29,10 +29,9 @@ import pytest
 import yaml
 
 from offload.cli.main import main
-from offload.loader import session as sessions
 from offload.model.catalog import Catalog
 from offload.model.profile import Profile
-from tests.helpers import ROOT
+from tests.helpers import ROOT, end_loaders
 from tests.programs.markdown import Block, all_blocks
 
 BLOCKS = all_blocks()
@@ -151,7 +150,7 @@ def test_the_concepts_hold(tmp_path: Path) -> None:
 @pytest.mark.ray
 def test_the_quickstart_trains(tmp_path: Path, jpeg_folder: Path, ray_cluster: None) -> None:
     names = run_page("docs/quickstart.md", tmp_path)
-    sessions.end_unused()  # the loader's cores
+    end_loaders()
     summary = names["build"](str(jpeg_folder)).fit(run_dir=tmp_path / "run", quiet=True).document
     assert (summary["status"], summary["epochs"], summary["samples"]) == ("finished", 3, 3 * 103)
 

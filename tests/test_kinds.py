@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import gc
 import importlib.util
 import re
 import sys
@@ -20,11 +19,10 @@ import torch
 from ray import cloudpickle
 
 import offload
-from offload.loader import session as sessions
 from offload.pipeline.draws import Draws
 from offload.pipeline.shuffling import epoch_permutation
 from offload.report.run_dir import read_lines
-from tests.helpers import ROOT
+from tests.helpers import ROOT, end_loaders
 
 KINDS = ROOT / "examples" / "kinds"
 NAMES = sorted(path.stem for path in (KINDS / "torch_loader").glob("*.py"))
@@ -35,8 +33,7 @@ FOLDERS = {"offload_loader": 3, "trainer": 12}  # with the most lines that may c
 @pytest.fixture(scope="module", autouse=True)
 def _free_cores_afterwards() -> Iterator[None]:
     yield
-    gc.collect()
-    sessions.end_unused()
+    end_loaders()
 
 
 def load(path: Path) -> ModuleType:

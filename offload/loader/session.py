@@ -10,9 +10,10 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
@@ -31,6 +32,7 @@ from offload.train.cluster.ray_processes import no_new_ray
 
 LINGER_S = 10.0  # time for another loader to come: a new Ray takes seconds
 BEAT_S = 5.0
+FREED_S = 20.0  # time for Ray to free the CPUs of a feed that ended: it ends a busy process after five seconds
 THREADS = 32
 THREADS_PER_RANK = 4
 NAMESPACE = "offload"
@@ -52,7 +54,7 @@ class Session:
         try:
             cluster = self._stack.enter_context(shared(self._job, address))
             self._cluster_address = ray.get_runtime_context().gcs_address
-            self.feed = _feed_of(self._job, cluster, placement)
+            self.feed, self._cpus = _feed_of(self._job, cluster, placement)
         except BaseException:
             self._stack.close()
             raise
@@ -78,7 +80,7 @@ class Session:
         """Make another feed if this one is gone."""
         with self._renewing:
             if self._lost:
-                self.feed = _feed_of(self._job, describe(), self._placement)
+                self.feed, self._cpus = _feed_of(self._job, _once_free(self._cpus), self._placement)
                 self._lost = False
 
     def begin(self, iteration: str) -> None:
@@ -96,6 +98,7 @@ class Session:
 
     def give_back(self) -> None:
         """End the feed, and with it the cores that it keeps. The connection to Ray stays."""
+        self._cpus = {}  # others may have them from now on
         if not self._lost and not self.is_shared:
             with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
                 ray.kill(self.feed)
@@ -237,18 +240,28 @@ def _check_not_forked() -> None:
         )
 
 
-def _feed_of(job: Job, cluster: Cluster, placement: str) -> Any:
-    """The job's feed, made by whichever rank comes first."""
+def _once_free(cpus: Mapping[str, float]) -> Cluster:
+    """The cluster once Ray has freed a feed's CPUs, by node id, or some time later: others may have taken them."""
+    until = time.monotonic() + FREED_S
+    while True:
+        cluster = describe()
+        free = {node.node_id: node.cpus for node in cluster.nodes}
+        if time.monotonic() > until or all(free.get(node, amount) >= amount for node, amount in cpus.items()):
+            return cluster
+
+
+def _feed_of(job: Job, cluster: Cluster, placement: str) -> tuple[Any, Mapping[str, float]]:
+    """The job's feed, made by whichever rank comes first, and its CPUs by node id if this rank made it."""
     name = f"loader-{job.name}-{placement}" if job.world_size > 1 else None
     if name is not None and (made := _made(name)) is not None:
-        return made
+        return made, {}
     job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
     choice = NodeChoice(choice=placement, home=ray.get_runtime_context().get_node_id())
     try:
         cores = choice.cores(cluster.nodes, preload.runtime_env(job_env, also=MODULES))
     except ConfigError:
         if name is not None and (made := _made(name)) is not None:  # it has just taken the CPUs
-            return made
+            return made, {}
         raise
     import_ahead(set(cores.nodes), cores.runtime_env)
     options: dict[str, Any] = {
@@ -258,7 +271,8 @@ def _feed_of(job: Job, cluster: Cluster, placement: str) -> Any:
     if name is not None:
         # It must not end with the rank that makes it.
         options |= {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
-    return on_this_node(ray.remote(LoaderFeed), **options).remote(cores, choice)
+    feed = on_this_node(ray.remote(LoaderFeed), **options).remote(cores, choice)
+    return feed, {node: count * cores.task_cpus for node, count in cores.by_node.items()}
 
 
 def _made(name: str) -> Any:

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ import torch.utils.data as torch_data
 import offload
 from offload.errors import ConfigError, RunError
 from offload.loader import session as sessions
-from tests.helpers import eventually
+from tests.helpers import end_loaders, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -31,8 +32,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 @pytest.fixture(scope="module", autouse=True)
 def _free_cores_afterwards() -> Iterator[None]:
     yield
-    gc.collect()
-    sessions.end_unused()
+    end_loaders()
 
 
 class Numbers(torch_data.Dataset[Any]):
@@ -187,6 +187,27 @@ def test_an_iteration_whose_feed_ends_says_so_and_the_next_one_is_whole() -> Non
     assert values(loader) == list(range(1000))
 
 
+def test_the_feed_after_a_lost_one_has_all_its_cores_though_ray_frees_them_late() -> None:
+    found = processes(4)
+    for process in found:
+        os.kill(process, signal.SIGSTOP)  # Ray asks it to end, and kills it only seconds later
+    kill_feeds()
+    assert processes(4).isdisjoint(found)
+
+
+def processes(number: int) -> set[int]:
+    """The processes that make samples, once they are so many."""
+    found: set[int] = set()
+
+    def make() -> bool:
+        found.clear()
+        found.update(values(offload.DataLoader(Process(100))))
+        return len(found) == number
+
+    eventually(make)
+    return found
+
+
 def kill_feeds() -> None:
     for session in sessions._sessions.values():
         ray.kill(session.feed)
@@ -228,12 +249,12 @@ class Process(Numbers):
 
 
 def test_a_batch_that_does_not_come_in_time_is_an_error_as_in_torch_and_its_core_works_again() -> None:
-    eventually(lambda: len(set(values(offload.DataLoader(Process(100))))) == 4)
+    processes(4)
     iterator: Any = iter(offload.DataLoader(Stuck(2), timeout=2))
     eventually(lambda: _next_or_why(iterator) == 0)
     assert _next_or_why(iterator) == "DataLoader timed out after 2 seconds"
     iterator.close()
-    eventually(lambda: len(set(values(offload.DataLoader(Process(100))))) == 4)
+    processes(4)
 
 
 def _next_or_why(iterator: Any) -> int | str:
@@ -332,9 +353,7 @@ def test_a_loader_without_users_gives_the_cores_back() -> None:
     loader = offload.DataLoader(Numbers(4))
     list(loader)
     del loader
-    gc.collect()
-    sessions.end_unused()
-    eventually(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+    end_loaders()
 
 
 @pytest.mark.soak  # Ray Train's own helpers, of which test_ray_contract.py looks for none, and a minute
@@ -345,7 +364,7 @@ def test_the_workers_of_ray_train_share_a_feed(tmp_path: Path) -> None:
         loader = offload.DataLoader(Numbers(), batch_size=5, sampler=sampler)
         (tmp_path / f"rank-{rank}").write_text(json.dumps([batch.tolist() for batch in loader]))
 
-    sessions.end_unused()
+    end_loaders()
     scaling = ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1})
     ray.train.torch.TorchTrainer(
         train, scaling_config=scaling, run_config=ray.train.RunConfig(storage_path=str(tmp_path / "storage"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,11 @@ from click.testing import CliRunner
 
 from offload.cli.main import main
 from offload.errors import ConfigError, RunError
-from offload.loader import session as sessions
 from offload.measure.findings import profile_document
 from offload.model.profile import Profile
 from offload.probe.program import probe_program
 from offload.probe.work import Work
+from tests.helpers import end_loaders
 
 PROGRAM = """
 import sys, time
@@ -60,8 +59,7 @@ def probed(script: Path, loader: str, *args: str) -> dict[str, object]:
 @pytest.fixture
 def _free_cores_afterwards() -> Iterator[None]:
     yield
-    gc.collect()
-    sessions.end_unused()
+    end_loaders()
 
 
 @pytest.mark.ray
