@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
@@ -28,11 +27,11 @@ from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
 from offload.train.cluster.connection import Cluster, describe, import_ahead, on_this_node
 from offload.train.cluster.idle import on_need
+from offload.train.cluster.left import leave
 from offload.train.cluster.ray_processes import no_new_ray
 
 LINGER_S = 10.0  # time for another loader to come: a new Ray takes seconds
 BEAT_S = 5.0
-FREED_S = 20.0  # time for Ray to free the CPUs of a feed that ended: it ends a busy process after five seconds
 THREADS = 32
 THREADS_PER_RANK = 4
 NAMESPACE = "offload"
@@ -73,14 +72,15 @@ class Session:
     def lose_feed(self, feed: Any) -> None:
         """Note that this feed is gone. The next iteration makes another."""
         with self._renewing:
-            if feed is self.feed:  # an iteration may learn late of the end of an earlier one
+            if feed is self.feed and not self._lost:  # an iteration may learn late of the end of an earlier one
                 self._lost = True
+                leave(self._cpus)
 
     def renew(self) -> None:
         """Make another feed if this one is gone."""
         with self._renewing:
             if self._lost:
-                self.feed, self._cpus = _feed_of(self._job, _once_free(self._cpus), self._placement)
+                self.feed, self._cpus = _feed_of(self._job, describe(), self._placement)
                 self._lost = False
 
     def begin(self, iteration: str) -> None:
@@ -98,10 +98,10 @@ class Session:
 
     def give_back(self) -> None:
         """End the feed, and with it the cores that it keeps. The connection to Ray stays."""
-        self._cpus = {}  # others may have them from now on
         if not self._lost and not self.is_shared:
             with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
                 ray.kill(self.feed)
+                leave(self._cpus)
             self._lost = True
 
     def _beat(self) -> None:
@@ -238,16 +238,6 @@ def _check_not_forked() -> None:
             "this process was forked from one that already iterates over an offload.DataLoader, and Ray does not survive a fork. Start "
             'processes with multiprocessing.get_context("spawn"), or fork before the first iteration.'
         )
-
-
-def _once_free(cpus: Mapping[str, float]) -> Cluster:
-    """The cluster once Ray has freed a feed's CPUs, by node id, or some time later: others may have taken them."""
-    until = time.monotonic() + FREED_S
-    while True:
-        cluster = describe()
-        free = {node.node_id: node.cpus for node in cluster.nodes}
-        if time.monotonic() > until or all(free.get(node, amount) >= amount for node, amount in cpus.items()):
-            return cluster
 
 
 def _feed_of(job: Job, cluster: Cluster, placement: str) -> tuple[Any, Mapping[str, float]]:

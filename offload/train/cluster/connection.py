@@ -31,6 +31,8 @@ from offload.model.placement import NodeResources, beside
 from offload.preload import ahead
 from offload.preload.local_agent import LOOPBACK
 from offload.train.cluster import ray_processes
+from offload.train.cluster.idle import give_back_idle
+from offload.train.cluster.left import are_free
 from offload.train.cluster.ray_nodes import addresses_here, free_resources, has_node, is_node_of
 from offload.train.cluster.reaper import MARK, end_marked
 from offload.versions import ray_version_warning
@@ -91,13 +93,15 @@ class Cluster:
 
 @contextmanager
 def connected(address: str | None, *, metrics_port: int | None = None) -> Iterator[Cluster]:
-    """A connection for the duration of a run. A cluster that this call started ends with it.
+    """A connection for the duration of a run, to which this process gives the CPUs that it holds and does not use. A cluster that this call
+    started ends with it.
 
     ``metrics_port``: the port at which a cluster that it starts serves Ray's metrics, 0 for a free one; None: it serves none.
 
     Raises ConfigError if nothing listens at ``address``, or the listener does not answer.
     """
     with handled() as interrupts, _opened(address, interrupts, metrics_port) as ours:
+        give_back_idle()
         yield _describe(ours=ours)
 
 
@@ -431,7 +435,10 @@ def _describe(*, ours: bool) -> Cluster:
 
 
 def held_by_others(ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """The resources that others hold, by node id, without ``ours``. Takes a second or two if they hold any."""
+    """The resources that others hold, by node id, without ``ours``. Takes a second or two if they hold any, and longer while Ray frees
+    what this process has just left."""
+    while not are_free(_free_cpus(ours)):
+        time.sleep(LOOK_S)
     held = _held()
     until = time.monotonic() + HELD_S
     while held and time.monotonic() < until:
@@ -447,6 +454,15 @@ def held_by_others(ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[st
         for node, each in held.items()
     }
     return {node: some for node, each in others.items() if (some := {name: a for name, a in each.items() if a > 0})}
+
+
+def _free_cpus(ours: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    free = free_resources()
+    return {
+        node.node_id: free[node.node_id].get("CPU", 0.0) + ours.get(node.node_id, {}).get("CPU", 0.0)
+        for node in alive_nodes()
+        if node.node_id in free
+    }
 
 
 def _held() -> dict[str, dict[str, float]]:

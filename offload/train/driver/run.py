@@ -38,7 +38,7 @@ from offload.train.cluster.connection import (
     ping,
 )
 from offload.train.cluster.draining import draining_nodes
-from offload.train.cluster.idle import give_back_idle
+from offload.train.cluster.left import leave
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.notices import Watchers
 from offload.train.cluster.ray_nodes import free_resources
@@ -96,7 +96,6 @@ class Run:
                 f"the schedule uses shares of the training, and the number of samples of {TRAIN!r} is unknown: pass epochs, "
                 "such as schedule={0: 2, 30: 4}."
             )
-        give_back_idle()
         self.cluster, self.fleet, self._first_actions = wait_for_start(self._terms(), cluster, status=live.status)
         self._check_prices()
         self._check_caches()
@@ -178,7 +177,9 @@ class Run:
             if control.lost() is None:  # otherwise nobody would answer
                 watchers.close()
                 torch_trainer.end()
-                ray.kill(actor)  # and with it the pool: its cores are free again at once
+                ray.kill(actor)  # and with it the pool
+                fleet = conductor.fleet
+                leave({node: cores * fleet.core_cpus for node, cores in fleet.used.items()})
                 conductor.close()
                 fitting.join(timeout=FITTING_END_S)
         if isinstance(result, BaseException):

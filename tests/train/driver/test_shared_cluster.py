@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from offload.report.sentences import sentence
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.ray_nodes import free_resources
 from tests.conftest import LOGICAL_CPUS
-from tests.helpers import eventually
+from tests.helpers import end_loaders, eventually
 
 SAMPLES, BATCH = 32, 8
 
@@ -92,6 +95,32 @@ def test_a_run_takes_the_cores_that_others_leave(ray_cluster: None, tmp_path: Pa
     assert sentence("others_hold", told) == (
         "other programs hold 2 of 4 CPU: this run uses the rest, and will not use resources that they release later"
     )
+
+
+class Process(torch.utils.data.Dataset[int]):
+    """The process that makes each sample, which takes it a moment."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, i: int) -> int:
+        time.sleep(0.02)
+        return os.getpid()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_has_the_cores_of_an_idle_loader_though_ray_frees_them_late(ray_cluster: None, tmp_path: Path) -> None:
+    loader: Any = offload.DataLoader(Process())
+    try:
+        os.kill(int(next(iter(loader))), signal.SIGSTOP)  # Ray asks it to end, and kills it only seconds later
+        summary = fit(tmp_path)
+    finally:
+        del loader
+        end_loaders()
+    assert summary["preprocessing_cores"] == LOGICAL_CPUS - 1  # one is the worker's
+    events = read_lines(tmp_path / "run" / "events.jsonl")
+    assert not [event for event in events if event["event"] == "others_hold"]
 
 
 @pytest.mark.ray
