@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,9 +48,12 @@ class ProgressLines:
         """Yield the lines added since the last call. It reads on from there: over a day, the file grows long."""
         try:
             with self._path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._offset = 0  # the run began anew: this is another file
                 file.seek(self._offset)
                 added = file.read()
         except FileNotFoundError:
+            self._offset = 0
             return
         whole = added[: added.rfind(b"\n") + 1]
         self._offset += len(whole)

@@ -154,6 +154,18 @@ def test_each_interval_is_printed_once_and_those_of_before_a_restart_are_not(
     assert re.findall(r"step=(\d+)", capsys.readouterr().out) == ["60"]
 
 
+def test_a_run_that_begins_anew_prints_its_intervals_from_the_first_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that was interrupted before its first whole checkpoint: its run replaces the files of the first attempt."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({**VALUES, "step": step}) + "\n" for step in (10, 20, 30)))
+    with ProgressLines(tmp_path):
+        path.unlink()
+        path.write_text(json.dumps({**VALUES, "step": 5}) + "\n")
+    assert re.findall(r"step=(\d+)", capsys.readouterr().out) == ["5"]
+
+
 def test_a_progress_line_is_read_as_it_was_written() -> None:
     found = read_progress("[gpu algo-2] " + progress_line({**VALUES, "metrics": {"loss": 1e-7}}))
     assert found == {
