@@ -75,7 +75,8 @@ def _check_is_ours(job: Job, service: Service) -> None:
     """Raise ConfigError if another job has the name. botocore repeats a call that was answered too late, and then finds the name taken
     by this very job."""
     found = service.sagemaker.describe_training_job(TrainingJobName=job.name)
-    if json.loads(found["HyperParameters"].get("sagemaker_submit_directory", "null")) != job.source:
+    # Another tool's job may have no hyperparameters, or plain text in them.
+    if found.get("HyperParameters", {}).get("sagemaker_submit_directory") != json.dumps(job.source):
         raise ConfigError(f"this account already has a job {job.name!r}: choose another {argument('name')}.")
 
 

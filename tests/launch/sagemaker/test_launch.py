@@ -702,6 +702,18 @@ def test_a_name_that_is_taken_is_refused_and_the_other_job_keeps_its_bundle(
     assert there[first["Key"]] == first["ETag"]
 
 
+@pytest.mark.parametrize("hyperparameters", [None, {}, {"sagemaker_submit_directory": "s3://b/not-json"}])
+def test_a_name_that_another_tools_job_has_is_refused(
+    script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], hyperparameters: dict[str, str] | None
+) -> None:
+    environment, service, _ = aws
+    given = {} if hyperparameters is None else {"HyperParameters": hyperparameters}
+    service.requests.append({"TrainingJobName": "mine", **given})
+    done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", "--name", "mine", env=environment)
+    assert done.exit_code == 2, done.output
+    assert "this account already has a job 'mine': choose another --name" in done.output
+
+
 def test_a_call_that_was_answered_too_late_started_the_job_all_the_same(
     script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
