@@ -153,18 +153,21 @@ def check_script(script: Path) -> None:
         raise ConfigError(f"{script} cannot be read: {error.strerror}.") from None
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{script} is not Python: {error}.") from None
-    names = {
-        name
-        for node in tree.body
-        for name in (
-            [node.name]
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-            else [alias.asname or alias.name for alias in node.names]
-            if isinstance(node, ast.ImportFrom)
-            else [target.id for target in node.targets if isinstance(target, ast.Name)]
-            if isinstance(node, ast.Assign)
-            else []
-        )
-    }
-    if not names & {"build", "*"}:
+    if not {"build", "*"} & {*_bound(tree)}:
         raise ConfigError(f"{script} defines no build(). Add one that returns an offload.Trainer.")
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """The names that a module gives to functions and values at its top level, also within ``if``, ``try`` and other blocks."""
+    for inner in ast.iter_child_nodes(node):
+        match inner:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.ImportFrom(names=aliases):
+                yield from (alias.asname or alias.name for alias in aliases)
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Import() | ast.Lambda():
+                pass  # a module cannot be called
+            case _:
+                yield from _bound(inner)

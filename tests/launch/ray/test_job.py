@@ -351,6 +351,31 @@ def test_a_script_may_be_in_any_encoding_that_python_reads(script: Path, source:
     check_script(script)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sys\nif sys.argv[1:]:\n    def build(): ...\nelse:\n    def build(): ...\n",
+        "try:\n    from mine import build\nexcept ImportError:\n    from yours import make as build\n",
+        "try:\n    from mine import *\nfinally:\n    pass\n",
+        "from typing import Any\nbuild: Any = print\n",
+        "build, other = print, 1\n",
+    ],
+    ids=["if", "try", "star", "annotated", "unpacked"],
+)
+def test_build_may_be_defined_in_any_way(script: Path, source: str) -> None:
+    script.write_text(source)
+    check_script(script)
+
+
+@pytest.mark.parametrize(
+    "source", ["import build\n", "print(build)\n", "def f():\n    build = 1\n", "class A:\n    def build(self): ...\n"]
+)
+def test_a_name_elsewhere_is_no_build(script: Path, source: str) -> None:
+    script.write_text(source)
+    with pytest.raises(ConfigError, match="defines no build"):
+        check_script(script)
+
+
 def test_scripts_that_are_none(script: Path) -> None:
     assert "SCRIPT is missing" in refused()
     assert "there is no script" in refused(script.with_name("other.py"))
