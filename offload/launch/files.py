@@ -59,10 +59,15 @@ def left_behind(folder: Path) -> list[str]:
     return notes
 
 
+def uploaded(folder: Path) -> set[Path]:
+    """The files below a folder that are uploaded."""
+    return {path for _, path in _below(folder.resolve(), FOLDERS_LEFT_OUT)}
+
+
 def links_left(folder: Path) -> list[str]:
     """The links below a folder that are not uploaded: those that lead out of it, to a folder, or to nothing."""
     folder = folder.resolve()
-    travel = {path for _, path in _below(folder, FOLDERS_LEFT_OUT)}
+    travel = uploaded(folder)
     return [
         path.relative_to(folder).as_posix()
         for path in _walked(folder, FOLDERS_LEFT_OUT)

@@ -6,6 +6,7 @@ Where it stops: :mod:`offload.launch.sagemaker.resolve` finds out whether both c
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from offload.errors import ConfigError
-from offload.launch.files import bytes_of
+from offload.launch.files import FOLDERS_LEFT_OUT, bytes_of, uploaded
 
 IN_IMAGE = ("torch", "torchvision")
 """Packages that are never installed over an image's own, which fit its CUDA."""
@@ -72,16 +73,21 @@ def names_in(path: Path) -> set[str]:
 
 
 def check_targets(path: Path) -> None:
-    """Raise ConfigError for a line of a requirements.txt that leads out of its folder, which is uploaded."""
+    """Raise ConfigError for a line of a requirements.txt that names what is not uploaded with its folder."""
     folder = path.parent.resolve()
+    files = uploaded(folder)
+    travel = files.union(*(file.parents for file in files))
     for file, line in _lines(path):
         if (target := local_target(line)) is None:
             continue
         there = (file.parent / target).resolve()
+        said = f"{file} has the line {line.strip()!r}, and {there} is not uploaded with {folder}"
         if not there.is_relative_to(folder) or not there.exists():
+            raise ConfigError(f"{said}: copy it there, or name its packages here.")
+        if Path(os.path.normpath(file.parent / target)) not in travel:
             raise ConfigError(
-                f"{file} has the line {line.strip()!r}, and {there} is not uploaded with {folder}: copy it there, "
-                "or name its packages here."
+                f"{said}: hidden files, links to folders, virtual environments, and folders called {', '.join(FOLDERS_LEFT_OUT)} "
+                "are not. Move it elsewhere in the folder."
             )
 
 

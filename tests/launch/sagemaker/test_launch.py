@@ -310,6 +310,36 @@ def test_requirements_that_lead_out_of_the_folder_are_refused(script: Path, line
     assert "is not uploaded" in done.output
 
 
+@pytest.mark.parametrize(
+    "line", ["./dist/mine-1.0-py3-none-any.whl", "-r .base.txt", "-f dist", "--constraint=build/c.txt", "./link"]
+)
+def test_requirements_that_stay_behind_are_refused(script: Path, line: str) -> None:
+    for name in ("dist/mine-1.0-py3-none-any.whl", ".base.txt", "build/c.txt"):
+        path = script.parent / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    (script.parent / "real").mkdir()
+    (script.parent / "real" / "pyproject.toml").write_text("")
+    (script.parent / "link").symlink_to("real")
+    script.with_name("requirements.txt").write_text(f"{line}\n")
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 2, done.output
+    assert f"has the line {line!r}" in done.output
+    assert "Move it elsewhere in the folder" in done.output
+
+
+@pytest.mark.parametrize("line", ["./wheels/mine-1.0-py3-none-any.whl", "-r more/base.txt", "-f wheels", "./build/lib"])
+def test_requirements_within_the_folder_travel(script: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setattr("offload.launch.sagemaker.launch.check_requirements", lambda own, image: "a note on them.")
+    for name in ("wheels/mine-1.0-py3-none-any.whl", "more/base.txt", "build/__init__.py", "build/lib/pyproject.toml"):
+        path = script.parent / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    script.with_name("requirements.txt").write_text(f"{line}\n")
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 0, done.output
+
+
 def test_a_spot_plan_says_where_the_job_pays_more(script: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     rest = ["--plan", str(path), "--role", ROLE, "--bucket", "my-bucket", "--image-uri", IMAGE, "--dry-run"]
