@@ -21,6 +21,7 @@ IN_IMAGE = ("torch", "torchvision")
 """Packages that are never installed over an image's own, which fit its CUDA."""
 _INCLUDES = re.compile(r"\s*(?:-r|--requirement)[= ]?\s*([^\s#]+)")
 _OPTION = re.compile(r"(-[rcef]|--(?:requirement|constraint|editable|find-links)(?=[\s=]|$))[\s=]*(.*)")
+_FIND_LINKS = re.compile(r"\s*(-f|--find-links)")
 _ADDRESS = re.compile(r"https?://")
 _OF_VERSION_CONTROL = re.compile(r"(git|hg|svn|bzr)\+(?!file:)[a-z+]+://")
 _NAMES = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
@@ -88,6 +89,11 @@ def check_targets(path: Path) -> None:
             raise ConfigError(
                 f"{said}: hidden files, links to folders, virtual environments, and folders called {', '.join(FOLDERS_LEFT_OUT)} "
                 "are not. Move it elsewhere in the folder."
+            )
+        if there == folder and folder / "pyproject.toml" not in files and not _FIND_LINKS.match(line):
+            raise ConfigError(
+                f"{file} has the line {line.strip()!r}, and the setup.py of {folder} is not uploaded: the training toolkit would run it "
+                "instead of the script. Drop the line if the script imports only modules beside it, or write a pyproject.toml."
             )
 
 

@@ -340,6 +340,26 @@ def test_requirements_within_the_folder_travel(script: Path, monkeypatch: pytest
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize(
+    ("line", "project", "taken"),
+    [
+        ("-e .", "setup.py", False),
+        (".", "setup.py", False),
+        ("-e .", "pyproject.toml", True),
+        ("-f .", "setup.py", True),
+    ],
+)
+def test_a_line_that_installs_the_folder_needs_a_project_that_travels(
+    script: Path, monkeypatch: pytest.MonkeyPatch, line: str, project: str, taken: bool
+) -> None:
+    monkeypatch.setattr("offload.launch.sagemaker.launch.check_requirements", lambda own, image: "a note on them.")
+    script.with_name(project).write_text("")
+    script.with_name("requirements.txt").write_text(f"{line}\n")
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == (0 if taken else 2), done.output
+    assert taken or f"has the line {line!r}, and the setup.py of {script.parent} is not uploaded" in done.output
+
+
 def test_a_spot_plan_says_where_the_job_pays_more(script: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     rest = ["--plan", str(path), "--role", ROLE, "--bucket", "my-bucket", "--image-uri", IMAGE, "--dry-run"]
