@@ -104,8 +104,9 @@ def local_target(line: str) -> str | None:
         return text[text.lower().index("file:") :].removeprefix("file:").removeprefix("//")
     if option := _OPTION.match(text):
         name, value = option.groups()
-        elsewhere = _OF_VERSION_CONTROL if name in ("-e", "--editable") else _ADDRESS
-        return None if elsewhere.match(value) else value
+        if name in ("-e", "--editable"):
+            return None if _OF_VERSION_CONTROL.match(value) else value.partition("[")[0]  # without extras
+        return None if _ADDRESS.match(value) else value
     what = text.partition(";")[0].strip()
     local = "://" not in what and ("/" in what or what.startswith(".") or what.endswith((".whl", ".zip", ".tar.gz")))
     return what.partition("[")[0] if local else None

@@ -328,7 +328,10 @@ def test_requirements_that_stay_behind_are_refused(script: Path, line: str) -> N
     assert "Move it elsewhere in the folder" in done.output
 
 
-@pytest.mark.parametrize("line", ["./wheels/mine-1.0-py3-none-any.whl", "-r more/base.txt", "-f wheels", "./build/lib"])
+@pytest.mark.parametrize(
+    "line",
+    ["./wheels/mine-1.0-py3-none-any.whl", "-r more/base.txt", "-f wheels", "./build/lib", "-e ./build/lib[fast]"],
+)
 def test_requirements_within_the_folder_travel(script: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     monkeypatch.setattr("offload.launch.sagemaker.launch.check_requirements", lambda own, image: "a note on them.")
     for name in ("wheels/mine-1.0-py3-none-any.whl", "more/base.txt", "build/__init__.py", "build/lib/pyproject.toml"):
