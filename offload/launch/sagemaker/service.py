@@ -35,7 +35,7 @@ _NO_CREDENTIALS = (
     botocore.exceptions.SSOError,
     botocore.exceptions.ProfileNotFound,
 )
-_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")
 _BAD_CREDENTIALS = {
     "UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId", "SignatureDoesNotMatch",
     "ExpiredToken", "ExpiredTokenException", "InvalidSignatureException",

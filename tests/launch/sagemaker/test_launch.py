@@ -264,6 +264,14 @@ def test_a_type_is_checked_before_its_image_is_looked_up(script: Path) -> None:
         assert said in done.output
 
 
+@pytest.mark.parametrize("region", ["us-east-1", "us-gov-west-1", "cn-north-1", "us-isob-east-1", "eusc-de-east-1"])
+def test_regions_of_all_partitions_are_known(script: Path, region: str) -> None:
+    done = run(str(script), *WITH_IMAGE, "--region", region, "--dry-run")
+    assert done.exit_code == 0, done.output
+    request = json.loads(done.output[done.output.index("{") :])
+    assert json.loads(request["HyperParameters"]["sagemaker_region"]) == region
+
+
 def test_a_broken_aws_configuration_needs_no_traceback(script: Path) -> None:
     for more in (["--region", "us-west-2"], []):
         done = run(str(script), *WITH_IMAGE, *more, "--dry-run", env={"AWS_PROFILE": "nope"})
