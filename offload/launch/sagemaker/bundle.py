@@ -35,6 +35,11 @@ def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> byte
         )
     files = files_of(script.parent, instead_of_keys="let the script fetch secrets from AWS Secrets Manager")
     files.pop("setup.py", None)  # with it, the training toolkit would install the folder as a package and run that
+    if script.name not in files:
+        raise ConfigError(
+            f"{script} would not be uploaded: hidden files are left out, and a setup.py, which the training toolkit would run by itself. "
+            "Rename it."
+        )
     check_size(
         script.parent,
         files,

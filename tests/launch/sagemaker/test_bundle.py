@@ -130,6 +130,13 @@ def test_a_script_that_is_not_there_or_a_name_that_is_taken(script: Path) -> Non
         pack(script, ENTRY, "token")
 
 
+@pytest.mark.parametrize("name", [".train.py", "setup.py"])
+def test_a_script_that_would_stay_at_home_is_refused(script: Path, name: str) -> None:
+    script.rename(script.with_name(name))
+    with pytest.raises(ConfigError, match=f"{re.escape(name)} would not be uploaded: .* Rename it"):
+        pack(script.with_name(name), ENTRY, "token")
+
+
 def test_requirements_leave_the_images_torch_alone_and_the_users_follow(script: Path) -> None:
     script.with_name("requirements.txt").write_text("einops==0.8.0\nnumpy==1.26.4\n")
     member = opened(pack(script, ENTRY, "token")).extractfile(TO_INSTALL)
