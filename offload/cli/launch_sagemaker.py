@@ -307,6 +307,7 @@ def _asked_for(
     **same: Any,
 ) -> tuple[JobTemplate, tuple[Groups, ...], str]:
     from offload.launch.arguments import pairs_of
+    from offload.launch.sagemaker.bundle import name_of
     from offload.launch.sagemaker.groups import groups_of, groups_of_plan
     from offload.launch.sagemaker.images import image_for
     from offload.launch.sagemaker.job import check_types
@@ -341,7 +342,7 @@ def _asked_for(
     if input_mode != "File" and not inputs:
         raise ConfigError(f"--input-mode {input_mode} says how to read --input, and there is no --input.")
     template = JobTemplate(
-        script=script.name,
+        script=name_of(script),
         args=args,
         role=role,
         bucket=bucket.removeprefix("s3://").rstrip("/"),

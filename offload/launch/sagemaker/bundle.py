@@ -9,7 +9,7 @@ from pathlib import Path
 
 from offload.errors import ConfigError, argument
 from offload.launch.archives import tarred
-from offload.launch.files import check_size, files_of
+from offload.launch.files import FOLDERS_LEFT_OUT, check_size, files_of
 from offload.launch.requirements import own_requirements, requirements
 from offload.launch.sagemaker.settings import PLAN as PLAN
 from offload.launch.sagemaker.settings import TO_INSTALL
@@ -35,10 +35,10 @@ def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> byte
         )
     files = files_of(script.parent, instead_of_keys="let the script fetch secrets from AWS Secrets Manager")
     files.pop("setup.py", None)  # with it, the training toolkit would install the folder as a package and run that
-    if script.name not in files:
+    if not {script.name, name_of(script)} <= files.keys():
         raise ConfigError(
-            f"{script} would not be uploaded: hidden files are left out, and a setup.py, which the training toolkit would run by itself. "
-            "Rename it."
+            f"{script} would not be uploaded: hidden files are left out, folders called {', '.join(FOLDERS_LEFT_OUT)}, and a setup.py, "
+            "which the training toolkit would run by itself. Rename or move it."
         )
     check_size(
         script.parent,
@@ -53,6 +53,12 @@ def pack(script: Path, entry: str, token: str, plan: Path | None = None) -> byte
     if taken:
         raise ConfigError(f"{script.parent} holds {', '.join(taken)}, which the launcher makes itself: rename it.")
     return tarred(files, made, private=[TOKEN])
+
+
+def name_of(script: Path) -> str:
+    """The script's name in the archive. For a link it is that of its target, beside which the script finds its modules."""
+    folder, target = script.parent.resolve(), script.resolve()
+    return target.relative_to(folder).as_posix() if target.is_relative_to(folder) else script.name
 
 
 _ENTRY = """\

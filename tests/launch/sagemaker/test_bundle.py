@@ -133,7 +133,7 @@ def test_a_script_that_is_not_there_or_a_name_that_is_taken(script: Path) -> Non
 @pytest.mark.parametrize("name", [".train.py", "setup.py"])
 def test_a_script_that_would_stay_at_home_is_refused(script: Path, name: str) -> None:
     script.rename(script.with_name(name))
-    with pytest.raises(ConfigError, match=f"{re.escape(name)} would not be uploaded: .* Rename it"):
+    with pytest.raises(ConfigError, match=f"{re.escape(name)} would not be uploaded: .* Rename or move it"):
         pack(script.with_name(name), ENTRY, "token")
 
 

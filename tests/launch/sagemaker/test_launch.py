@@ -309,6 +309,18 @@ def test_a_script_that_is_a_link_is_packed_or_named(script: Path, tmp_path: Path
     assert "outside of its folder, which is uploaded: launch that file, or copy it here" in done.output
 
 
+def test_a_script_that_is_a_link_into_a_subfolder_runs_beside_its_modules(script: Path) -> None:
+    """As `offload run` does: it imports modules from the folder of the link's target."""
+    inner = script.parent / "experiments" / "train_it.py"
+    inner.parent.mkdir()
+    script.rename(inner)
+    script.symlink_to(inner)
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 0, done.output
+    request = json.loads(done.output[done.output.index("{") :])
+    assert json.loads(request["HyperParameters"]["offload_job"])["script"] == "experiments/train_it.py"
+
+
 @pytest.mark.parametrize("line", ["-r ../base.txt", "--constraint=../c.txt", "-e ../lib", "./missing", "../lib[extra]"])
 def test_requirements_that_lead_out_of_the_folder_are_refused(script: Path, line: str) -> None:
     script.with_name("requirements.txt").write_text(f"einops\n{line}\n")
