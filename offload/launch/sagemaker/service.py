@@ -95,7 +95,12 @@ class Service:
 
     def _client(self, name: str) -> Any:
         with asking(f"reach {name}"):
-            return self.session.client(name, region_name=self.region, config=_PATIENT)  # type: ignore[call-overload]
+            try:
+                return self.session.client(name, region_name=self.region, config=_PATIENT)  # type: ignore[call-overload]
+            except ValueError as error:  # an endpoint that is no URL
+                raise ConfigError(
+                    f"cannot reach {name}: {error}. Check the AWS_ENDPOINT_URL variables: they begin with https:// or http://."
+                ) from None
 
 
 class AccessDenied(ConfigError):

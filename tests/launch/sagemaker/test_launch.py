@@ -281,6 +281,12 @@ def test_a_broken_aws_configuration_needs_no_traceback(script: Path) -> None:
     assert "Traceback" not in done.output
 
 
+def test_an_endpoint_that_is_no_url_is_named() -> None:
+    done = run("--status", "mine", env={"AWS_ENDPOINT_URL": "localhost:4566"})
+    assert done.exit_code == 2, done.output
+    assert "cannot reach sagemaker: Invalid endpoint: localhost:4566. Check the AWS_ENDPOINT_URL" in done.output
+
+
 def test_what_stays_behind_is_said_and_packages_travel(script: Path, tmp_path: Path) -> None:
     for name in ("build/__init__.py", "checkpoints/a.pt", "mine/runs/b.txt", "secrets_manager.py"):
         path = script.parent / name
