@@ -200,6 +200,9 @@ def sagemaker(
             emit({"requirements": pinned}, "\n".join(pinned))
             return
         catalog = load_catalog(catalog_path)
+        for option, of in (("--status", status_of), ("--stop", stop_job)):
+            if of == "":
+                raise ConfigError(f"{option} must be the name of a job, as the launch printed it, found ''.")
         if status_of or stop_job:
             _look_at(Service(region), catalog, status_of, stop_job, wait, emit)
             return

@@ -907,6 +907,14 @@ def test_a_job_is_stopped(script: Path, aws: tuple[dict[str, str | None], SageMa
     assert re.search(r"status +Stopping", done.output)
 
 
+@pytest.mark.parametrize("option", ["--status", "--stop"])
+def test_a_job_without_a_name_is_none(option: str) -> None:
+    """As a shell gives it of a variable that is not set."""
+    done = run(option, "")
+    assert done.exit_code == 2, done.output
+    assert f"{option} must be the name of a job, as the launch printed it, found ''" in done.output
+
+
 def test_a_job_is_named_after_its_script() -> None:
     now = datetime(2026, 11, 22, 13, 20, 5, 123456, tzinfo=UTC)
     assert job_name(Path("x/vit_blur.py"), now) == "vit-blur-2026-11-22-13-20-05-123"
