@@ -36,7 +36,8 @@ from offload.cli.checks import (
     check_torch,
     resolve_address,
 )
-from offload.errors import argument
+from offload.cli.output import error_document
+from offload.errors import OffloadError, argument
 from offload.machine import cpu_quota, memory_limit
 
 CONNECT_DEADLINE_S = 5.0
@@ -100,7 +101,12 @@ def doctor(context: click.Context, address: str | None, cache: str | None, as_js
     """
     checks = run_checks(address)
     if cache is not None:
-        checks.append(cache_check(cache))
+        try:
+            checks.append(cache_check(cache))
+        except OffloadError as error:
+            if as_json:
+                click.echo(json.dumps(error_document(error), indent=2))
+            raise
     ok = all(check.status != "fail" for check in checks)
     if as_json:
         click.echo(

@@ -34,9 +34,14 @@ def stdout_for_json(as_json: bool) -> Iterator[Emit]:
     try:
         yield emit
     except OffloadError as error:
-        text = error.naming(options_of(click.get_current_context().command))
-        emit({"schema": "offload.error/1", "error": text, "exit_code": error.exit_code}, text)
+        emit(error_document(error), "")
         raise
     finally:
         sys.stdout.flush()
         os.close(kept)
+
+
+def error_document(error: OffloadError) -> dict[str, Any]:
+    """The document of a failed command."""
+    text = error.naming(options_of(click.get_current_context().command))
+    return {"schema": "offload.error/1", "error": text, "exit_code": error.exit_code}

@@ -75,6 +75,10 @@ def test_a_text_that_describes_no_cache_is_refused() -> None:
     assert result.exit_code == 2
     assert "offload: --cache must name an absolute path" in result.stderr
     assert "Traceback" not in result.output
+    assert result.stdout == ""
+    document = json.loads(CliRunner().invoke(main, ["doctor", "--cache", "ssd:cache:1MB", "--json"]).stdout)
+    assert (document["schema"], document["exit_code"]) == ("offload.error/1", 2)
+    assert "--cache must name an absolute path" in document["error"]
 
 
 @pytest.mark.usefixtures("quick")
