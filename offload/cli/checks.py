@@ -329,7 +329,11 @@ def check_packages(version: Callable[[str], str | None]) -> list[Check]:
         "simplejpeg": ("JPEGs are decoded by Pillow, at about 0.6 of the speed", "pip install simplejpeg"),
         "scikit-learn": ("offload demo cannot make its data set", "pip install 'offload[demo]'"),
         "aiohttp": ("offload launch ray is not available", "pip install 'offload[ray]'"),
-        "sagemaker": ("offload launch sagemaker is not available", "pip install 'offload[sagemaker]'"),
+        "boto3": ("offload launch sagemaker is not available", "pip install 'offload[sagemaker]'"),
+        "sagemaker": (
+            "offload launch sagemaker needs --image-uri, and submits with boto3",
+            "pip install 'offload[sagemaker]'",
+        ),
     }
     checks = []
     for name, (without, remedy) in wanted.items():
@@ -337,7 +341,7 @@ def check_packages(version: Callable[[str], str | None]) -> list[Check]:
         if installed is None:
             checks.append(Check(name=name, status="warn", found=f"not installed: {without}", remedy=remedy))
         elif name == "sagemaker" and not installed.startswith("2."):
-            found = f"{installed}: the launcher needs version 2"
+            found = f"{installed}: offload launch sagemaker submits with boto3, since only version 2 has estimators"
             checks.append(Check(name=name, status="warn", found=found, remedy="pip install 'offload[sagemaker]'"))
         else:
             checks.append(Check(name=name, status="ok", found=installed))

@@ -314,6 +314,12 @@ def test_packages() -> None:
     assert {check.status for check in checks.check_packages(lambda name: "2.257.7")} == {"ok"}
     by_package = {check.name: check for check in checks.check_packages(lambda name: "3.27.0")}
     assert by_package["sagemaker"].status == "warn"
+    assert "submits with boto3" in by_package["sagemaker"].found
+    with_boto3 = {check.name: check for check in checks.check_packages({"boto3": "1.40.0"}.get)}
+    assert with_boto3["boto3"].status == "ok"
+    assert "not available" not in with_boto3["sagemaker"].found  # boto3 alone submits
+    without = {check.name: check for check in checks.check_packages({"sagemaker": "2.257.7"}.get)}
+    assert "offload launch sagemaker is not available" in without["boto3"].found
 
 
 def test_the_decoder_of_regions_is_named_or_how_to_get_one() -> None:
