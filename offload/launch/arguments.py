@@ -38,6 +38,9 @@ _SWITCH = re.compile("true|false|yes|no|on|off|none|null|[01]", re.IGNORECASE)
 _PLAIN = re.compile(r"-?[a-z0-9_.,:/{}*-]*")
 _RUN = re.compile(r"[a-z0-9]{16,}")
 
+_OPTION = re.compile(r"--[A-Za-z_].*|-[A-Za-z]", re.DOTALL)
+"""An option after a flag. Other texts may be secrets, also those with a dash before them, or ``=`` at their end."""
+
 _LOGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s@:?#]*)(:[^/\s@]*)?@", re.IGNORECASE)
 _FROM_THERE = re.compile(r"\$\{\w+\}")  # pip fills it in from its environment
 
@@ -79,7 +82,7 @@ def secrets_in(environment: Mapping[str, str], args: Sequence[str]) -> list[str]
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    if _SWITCH.fullmatch(value):
+    if not value or _SWITCH.fullmatch(value):  # without a value, it is a flag
         return True
     words = [word.upper() for word in _WORDS.findall(name) if not word.isdigit()]
     if len(words) < 2 or words[-1] != "KEY" or _ALWAYS.fullmatch(words[-2]):
@@ -95,7 +98,7 @@ def _named_values(args: Sequence[str]) -> Iterator[tuple[str, str]]:
             continue
         _, equals, value = arg.partition("=")
         after = args[number + 1] if number + 1 < len(args) else ""
-        yield names[0], value if equals else "" if options_in([after]) else after
+        yield names[0], value if equals else "" if _OPTION.fullmatch(after) else after
 
 
 def login_in(texts: Iterable[tuple[str, str]]) -> str | None:

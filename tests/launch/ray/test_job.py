@@ -253,6 +253,8 @@ def test_the_limit_is_that_of_rays_dashboard() -> None:
         ),
         (["--", "--api-key", "x"], "api-key looks like a secret"),
         (["--", "-token", "abc"], "token looks like a secret"),
+        (["--", "--token", "-abc"], "token looks like a secret"),
+        (["--", "--api-key", "AbC123=="], "api-key looks like a secret"),
         (["--", "model.token=abc"], "model.token looks like a secret"),
         (["--", "+model.token=abc"], "model.token looks like a secret"),
         (["--env", "MIRROR=https://me:hunter2@host/"], "--env MIRROR has an address with a password or a token in it"),
@@ -275,6 +277,12 @@ def test_keys_and_tokens_of_data_are_no_secrets(script: Path) -> None:
         script, "--dry-run", "--env", "S3_KEY=data/train.tar", "--env", "USE_AUTH_TOKEN=true", "--",
         "data.prompt_key=question", "--ignore-token", "-100", "--gt-key=gt", "--eod_token", "<eod>".strip("<>"),
     )  # fmt: skip
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("after", [[], ["--lr", "0.1"], ["-n", "3"]])
+def test_a_flag_has_no_value_that_could_be_a_secret(script: Path, after: list[str]) -> None:
+    done = run(script, "--dry-run", "--env", "HF_TOKEN=", "--", "--use_auth_token", *after)
     assert done.exit_code == 0, done.output
 
 
