@@ -185,12 +185,14 @@ class Job:
             "and everyone who may describe the job, or read its log, could read it: let the script fetch it from AWS Secrets Manager under "
             "the job's role."
         )
-        given = {name: str(value) for name, value in [*self.environment.items(), *self.hyperparameters.items()]}
-        if found := secrets_in(given, self.settings.args):
+        # Not merged: a name may be in both, with two values.
+        parameters = {name: str(value) for name, value in self.hyperparameters.items()}
+        if found := [*secrets_in(self.environment, self.settings.args), *secrets_in(parameters, ())]:
             raise ConfigError(f"{found[0]} looks like a secret, {remedy}")
         where = login_in(
             [
-                *given.items(),
+                *self.environment.items(),
+                *parameters.items(),
                 *(
                     (f"argument {number} of the script", text)
                     for number, text in enumerate(self.settings.args, start=1)

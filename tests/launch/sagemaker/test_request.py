@@ -134,6 +134,7 @@ def test_a_secret_is_named_and_not_shown(name: str) -> None:
     for changed in (
         {"environment": {name: "hunter2"}},
         {"hyperparameters": {name: "hunter2"}},
+        {"environment": {name: "hunter2"}, "hyperparameters": {name: "true"}},
         {"settings": Settings(script="x.py", args=(f"--{name}", "hunter2"))},
         {"settings": Settings(script="x.py", args=(f"--{name}=hunter2",))},
     ):
