@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from offload.launch.sagemaker.service import Service
     from offload.model import Catalog
 
+MOST = 10**9
 FALLBACK_REGION = "us-east-1"  # only for --dry-run
 _WITH_A_JOB = ("region", "catalog_path", "as_json", "wait")
 OF_A_JOB = {"status_of": _WITH_A_JOB, "stop_job": _WITH_A_JOB, "requirements": ("as_json",)}
@@ -34,7 +35,7 @@ _REGION_OF_IMAGE = re.compile(r"\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.")
 
 
 class Positive(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
-    """A finite number above 0."""
+    """A number above 0, and small enough for any clock."""
 
     name = "float"
 
@@ -43,8 +44,8 @@ class Positive(click.ParamType):  # type: ignore[type-arg]  # generic only since
             number = float(value)
         except ValueError:
             number = math.nan
-        if not (math.isfinite(number) and number > 0):
-            self.fail(f"{value!r} is not a number above 0.", param, ctx)
+        if not 0 < number <= MOST:  # nor NaN
+            self.fail(f"{value!r} is not a number above 0{f', {MOST:,} at most' if number > MOST else ''}.", param, ctx)
         return number
 
 
