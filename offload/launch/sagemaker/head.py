@@ -27,6 +27,7 @@ from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, REPORT, SKIPPED
 MARGIN_S = 15.0
 MOST_LATE_S = 120.0  # time for the hosts of a job to hear of a failure: all of them cost money meanwhile
 STOPPED = "the job was stopped; a checkpoint was committed."
+STOPPED_WITHOUT = "the job was stopped before it reported a checkpoint."
 JOB_FILE, PLAN_FILE, ERROR_FILE = "job.txt", "plan.json", "error.txt"
 TRACEBACK_LINES = 30
 KEPT = (SUMMARY, REPORT, EVENTS, METRICS, SKIPPED, PLAN_FILE)
@@ -115,7 +116,7 @@ class Head:
             self._keep(document)
             return Outcome(exit=0)
         if self._stopping:
-            return Outcome(exit=INTERRUPTED, reason=STOPPED)
+            return Outcome(exit=INTERRUPTED, reason=_how_it_stopped(document))
         story = _text(place.run_dir / ERROR_FILE).strip().splitlines()[-TRACEBACK_LINES:]
         print("\n".join(story), file=sys.stderr, flush=True)
         return Outcome(exit=1, reason=document.get("error") or _how_it_died(prepared.settings.script, code))
@@ -196,6 +197,11 @@ class Head:
                 shutil.copyfile(run_dir / name, data / name)
         if document.get("checkpoint"):
             fetch(f"{document['checkpoint']}/model.pt", self._place.base / "model" / "model.pt")
+
+
+def _how_it_stopped(document: Mapping[str, Any]) -> str:
+    """``document``: what the run printed; nothing if the stop came before it trained."""
+    return STOPPED if document.get("checkpoint") else STOPPED_WITHOUT
 
 
 def _how_it_died(script: str, code: int) -> str:
