@@ -78,7 +78,7 @@ def check_targets(path: Path) -> None:
     folder = path.parent.resolve()
     files = uploaded(folder)
     travel = files.union(*(file.parents for file in files))
-    for file, line in _lines(path):
+    for file, line in _lines(folder / path.name):
         if (target := local_target(line)) is None:
             continue
         there = (file.parent / target).resolve()
@@ -113,10 +113,13 @@ def local_target(line: str) -> str | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[Path, str]]:
-    """Each line of a requirements file, and of those that it includes, with its file."""
+    """Each line of a requirements file, and of those that it includes, with its file.
+
+    For pip, the lines of a link name files beside the link, not beside its target.
+    """
     waiting, seen = [path], set[Path]()
     while waiting:
-        path = waiting.pop().resolve()
+        path = Path(os.path.abspath(waiting.pop()))
         if path in seen or not path.is_file():
             continue
         seen.add(path)

@@ -81,7 +81,7 @@ class _Question:
     """The files and the command of a question to uv."""
 
     def __init__(self, uv: str, own: Path, folder: Path, image: Contents, until: float) -> None:
-        self._uv, self._own, self._until = uv, own.resolve(), until
+        self._uv, self._own, self._until = uv, own.parent.resolve() / own.name, until
         self._offload, self._constraints, self._indexes = (folder / name for name in ("offload", "image", "indexes"))
         _write(self._offload, [*requirements(own), *IN_IMAGE])
         _write(self._constraints, [f"torch{_torch_of(image)}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import socket
 import zipfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from offload.errors import ConfigError
-from offload.launch.requirements import names_in, own_requirements, requirements
+from offload.launch.requirements import check_targets, names_in, own_requirements, requirements
 from offload.launch.sagemaker import resolve
 from offload.launch.sagemaker.images import Contents
 from offload.launch.sagemaker.resolve import check_requirements, read_answer
@@ -147,6 +148,25 @@ def test_ray_is_pinned_unless_the_user_names_it(tmp_path: Path) -> None:
     more.write_text("-r ../requirements.txt\nRay[tune] == 2.61\n")
     assert names_in(own) == {"ray"}
     assert "ray[data,train]>=2.60" in requirements(own)
+
+
+def test_a_link_includes_the_files_beside_it(own: Path) -> None:
+    """As pip reads it there: the job's hosts have its lines in a file in the script's folder."""
+    base = own.parent / "more" / "base.txt"
+    base.parent.mkdir()
+    base.write_text("-r common.txt\n")
+    own.symlink_to(base)
+    base.with_name("common.txt").write_text("plain==2.0\n")
+    with pytest.raises(
+        ConfigError, match=f"has the line '-r common.txt', and {re.escape(str(own.parent / 'common.txt'))} is not"
+    ):
+        check_targets(own)
+    own.with_name("common.txt").write_text("Ray==2.61\n")
+    check_targets(own)
+    assert names_in(own) == {"ray"}
+    own.with_name("common.txt").write_text("plain==2.0\n")
+    base.with_name("common.txt").unlink()
+    assert check_requirements(own, IMAGE) == "requirements.txt: can be installed with offload on Python 3.12."
 
 
 def test_only_ray_is_pinned() -> None:
