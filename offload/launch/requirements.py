@@ -77,6 +77,8 @@ def check_targets(path: Path) -> None:
     """Raise ConfigError for a line of a requirements.txt that names what is not uploaded with its folder."""
     folder = path.parent.resolve()
     files = uploaded(folder)
+    if folder / path.name not in files:
+        raise ConfigError(f"{path} is a link to {path.resolve()}, which is not uploaded with {folder}: copy it there.")
     travel = files.union(*(file.parents for file in files))
     for file, line in _lines(folder / path.name):
         if (target := local_target(line)) is None:

@@ -339,6 +339,14 @@ def test_requirements_that_lead_out_of_the_folder_are_refused(script: Path, line
     assert "is not uploaded" in done.output
 
 
+def test_requirements_that_are_a_link_out_of_the_folder_are_refused(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "shared.txt").write_text("einops\n")
+    script.with_name("requirements.txt").symlink_to(tmp_path / "shared.txt")
+    done = run(str(script), *WITH_IMAGE, "--dry-run")
+    assert done.exit_code == 2, done.output
+    assert f"requirements.txt is a link to {tmp_path / 'shared.txt'}, which is not uploaded" in done.output
+
+
 @pytest.mark.parametrize(
     "line", ["./dist/mine-1.0-py3-none-any.whl", "-r .base.txt", "-f dist", "--constraint=build/c.txt", "./link"]
 )
