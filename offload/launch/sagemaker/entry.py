@@ -61,6 +61,6 @@ def _leave(reason: str, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")  # a script's error may hold any text
     except OSError as error:
         print(f"offload: {path} cannot be written: {error.strerror}", file=sys.stderr, flush=True)

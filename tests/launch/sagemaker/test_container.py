@@ -16,7 +16,7 @@ import pytest
 
 from offload.errors import ConfigError
 from offload.launch.sagemaker import installing
-from offload.launch.sagemaker.entry import _tell_pid
+from offload.launch.sagemaker.entry import _leave, _tell_pid
 from offload.launch.sagemaker.installing import code_artifact_index, install, reason_of
 from offload.launch.sagemaker.job import RUN_LINES, program
 from offload.launch.sagemaker.process_one import ENTRY_PID
@@ -103,6 +103,12 @@ def test_an_image_without_the_toolkit_is_named(image: Path, tmp_path: Path) -> N
 def test_the_entry_tells_nobody_where_it_was_started_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENTRY_PID, raising=False)
     _tell_pid()
+
+
+def test_a_failure_file_holds_any_reason(tmp_path: Path) -> None:
+    """A script's error may quote text of its data, which need not be Unicode."""
+    _leave("ValueError: half a pair, '\ud83d'", tmp_path / "output" / "failure")
+    assert (tmp_path / "output" / "failure").read_text() == r"ValueError: half a pair, '\ud83d'"
 
 
 # --- requirements -------------------------------------------------------------------------------------------------------
