@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import botocore.exceptions
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -109,9 +110,15 @@ def quiet_sdk() -> None:
 def _table() -> Any:
     """The SDK's module of images. It takes seconds to import."""
     quiet_sdk()
-    for name in _TABLES:
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(name)
+    try:
+        for name in _TABLES:
+            with contextlib.suppress(ImportError):
+                return importlib.import_module(name)
+    except botocore.exceptions.BotoCoreError as error:  # it reads the AWS configuration
+        raise ConfigError(
+            f"{argument('framework_version')} needs the SageMaker SDK, which cannot be imported: {error}. Correct AWS_PROFILE and the AWS "
+            f"configuration, or pass {argument('image_uri')}."
+        ) from None
     raise ConfigError(
         f"{argument('framework_version')} needs the SageMaker SDK, whose table of images it reads: pip install "
         f"'offload[sagemaker]', or pass {argument('image_uri')} with an image from https://github.com/aws/deep-learning-containers."

@@ -152,6 +152,11 @@ def _sdk() -> _Sdk:
     quiet_sdk()
     try:
         return _Sdk()
+    except botocore.exceptions.BotoCoreError as error:  # it reads the AWS configuration
+        raise ConfigError(
+            f"the SageMaker SDK cannot be imported: {error}. Correct AWS_PROFILE and the AWS configuration, or pass "
+            f"{argument('submitter', 'boto3')}."
+        ) from None
     except ImportError as error:
         found = _installed("sagemaker")
         raise ConfigError(

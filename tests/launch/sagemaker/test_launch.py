@@ -284,6 +284,19 @@ def test_a_broken_aws_configuration_needs_no_traceback(script: Path) -> None:
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("more", [["--framework-version", "2.8"], ["--image-uri", IMAGE, "--submitter", "estimator"]])
+def test_a_profile_that_the_sdk_does_not_find_needs_no_traceback(script: Path, more: list[str]) -> None:
+    """The SDK looks for it when it is imported, so in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "offload", "launch", "sagemaker", script, *USUAL, *more, "--region", "us-east-1", "--dry-run"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "AWS_EC2_METADATA_DISABLED": "true", "AWS_PROFILE": "nope"},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "cannot be imported: The config profile (nope) could not be found. Correct AWS_PROFILE" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_endpoint_that_is_no_url_is_named() -> None:
     done = run("--status", "mine", env={"AWS_ENDPOINT_URL": "localhost:4566"})
     assert done.exit_code == 2, done.output
