@@ -148,6 +148,8 @@ def check_script(script: Path) -> None:
     it may need resources of those machines."""
     if not script.is_file():
         raise ConfigError(f"there is no script {script}.")
+    if script.resolve().suffix != ".py":  # `offload run` would not load it
+        raise ConfigError(f"{script} is not Python: the name of a script ends in .py.")
     try:
         tree = ast.parse(
             script.read_bytes(), filename=script.name

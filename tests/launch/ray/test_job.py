@@ -387,6 +387,10 @@ def test_a_name_elsewhere_is_no_build(script: Path, source: str) -> None:
 def test_scripts_that_are_none(script: Path) -> None:
     assert "SCRIPT is missing" in refused()
     assert "there is no script" in refused(script.with_name("other.py"))
+    for name in ("train", "train.PY", "train.py.txt"):
+        other = script.with_name(name)
+        other.write_text(script.read_text())
+        assert f"{other} is not Python: the name of a script ends in .py" in refused(other)
     script.write_text("x = 1\n")
     assert "defines no build()" in refused(script)
 
