@@ -24,7 +24,7 @@ def facts(script: Path | None) -> dict[str, Any]:
         "cpu_model": cpu_model(),
         "cores": os.cpu_count() or 1,
         "versions": {name: version for name in LIBRARIES if (version := _version(name)) is not None},
-        "script_sha256": digest(script) if script is not None and os.path.isfile(script) else None,
+        "script_sha256": None if script is None else digest(script),
     }
 
 
@@ -52,9 +52,12 @@ def warnings(profile: Profile) -> list[str]:
     return [f"the profile may be stale: {'; '.join(said)}. offload probe measures anew."] if said else []
 
 
-def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def digest(path: Path) -> str | None:
+    """The SHA-256 of a file; None if there is no such file, or another user's that cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if os.path.isfile(path) else None
+    except OSError:
+        return None
 
 
 def cpu_model() -> str:

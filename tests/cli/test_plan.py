@@ -149,6 +149,19 @@ def test_a_profile_of_other_versions_another_machine_or_script_is_stale(tmp_path
     assert machine.startswith("it was measured on another machine (i386, 1 cores) than this one")
 
 
+def test_a_script_that_cannot_be_read_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile may name the script of another user."""
+    script = tmp_path / "train.py"
+    script.write_text("x = 1\n")
+
+    def denied(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))  # root may read everything
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    assert profile_age.facts(script)["script_sha256"] is None
+    assert profile_age.facts(tmp_path / "none.py")["script_sha256"] is None
+
+
 def test_a_stale_profile_is_warned_of(tmp_path: Path) -> None:
     document = {**WHOLE, "measured": {"versions": {"ray": "2.0.0"}, "cores": os.cpu_count(), "core_speed": 1.0}}
     (tmp_path / "p.json").write_text(json.dumps(document))
