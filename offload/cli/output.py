@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,12 @@ def stdout_for_json(as_json: bool) -> Iterator[Emit]:
     os.dup2(2, 1)
 
     def emit(document: dict[str, Any], text: str) -> None:
-        os.write(kept, (to_json(document, indent=2) + "\n").encode())
+        rest = memoryview((to_json(document, indent=2) + "\n").encode())
+        while rest:
+            try:
+                rest = rest[os.write(kept, rest) :]
+            except BlockingIOError:  # a pipe that another program made non-blocking is full
+                select.select([], [kept], [])
 
     try:
         yield emit
