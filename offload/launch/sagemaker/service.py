@@ -107,6 +107,10 @@ class AccessDenied(ConfigError):
     """The credentials are valid, but do not allow the action."""
 
 
+class NoAnswer(ConfigError):
+    """AWS cannot be reached, or does not answer."""
+
+
 @contextmanager
 def asking(what: str) -> Iterator[None]:
     """A context that turns AWS's errors into ConfigError (NoCapacity if it lacks instances), each with a remedy.
@@ -122,8 +126,8 @@ def asking(what: str) -> Iterator[None]:
         ) from None
     except botocore.exceptions.ClientError as error:
         raise _of_client(error, what) from None
-    except botocore.exceptions.HTTPClientError as error:
-        raise ConfigError(
+    except (botocore.exceptions.HTTPClientError, botocore.exceptions.ConnectionError) as error:
+        raise NoAnswer(
             f"cannot {what}: {error} Check the network, the region and the AWS_ENDPOINT_URL variables."
         ) from None
     except botocore.exceptions.BotoCoreError as error:

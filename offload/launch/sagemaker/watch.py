@@ -18,12 +18,13 @@ from offload.errors import ConfigError
 from offload.launch.launcher import NoCapacity, Say
 from offload.launch.sagemaker.groups import Group, usd_per_hour
 from offload.launch.sagemaker.progress import over_all, read_progress
-from offload.launch.sagemaker.service import AccessDenied, Service, asking
+from offload.launch.sagemaker.service import AccessDenied, NoAnswer, Service, asking
 from offload.model import Catalog
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 SCHEMA = "offload.sagemaker-job/1"
 POLL_S = 5.0
+SILENCE_S = 600.0  # time without an answer after which the service counts as lost
 ENDED = ("Completed", "Failed", "Stopped")
 _IS_OF = re.compile(r"offload: this is (?P<host>\S+) of group (?P<group>\S+) ")
 
@@ -112,11 +113,22 @@ def follow(
     """Show the output of a job's hosts, line by line, and report its events, until it has ended.
 
     Return the service's description, and the averages of its progress lines. Raises NoCapacity if the job ended because AWS had no
-    instances for it.
+    instances for it, NoAnswer if AWS does not answer for ten minutes.
     """
     logs, said, ended = _Logs(service, name), "", False
+    answered_at, lost = time.monotonic(), False
     while True:
-        job = describe(service, name)
+        try:
+            job = describe(service, name)
+        except NoAnswer as error:
+            if time.monotonic() - answered_at >= SILENCE_S:
+                raise
+            if not lost:
+                say(f"{error} The job goes on; trying again")
+            lost = True
+            time.sleep(poll_s)
+            continue
+        answered_at, lost = time.monotonic(), False
         now = f"{job['TrainingJobStatus']}: {_newest(job)}"
         if now != said:
             say(now)

@@ -18,6 +18,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from botocore.validate import ParamValidator
 from click.testing import CliRunner, Result
 
@@ -30,7 +31,7 @@ from offload.launch.sagemaker.images import Contents
 from offload.launch.sagemaker.job import ENTRY, Job
 from offload.launch.sagemaker.job_template import JobTemplate, channel_of, job_name
 from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
-from offload.launch.sagemaker.service import Service
+from offload.launch.sagemaker.service import Service, asking
 from offload.launch.sagemaker.settings import TO_INSTALL, read_settings
 from offload.prices import built_in
 from offload.testing.aws_json import aws_json_server
@@ -788,6 +789,32 @@ def test_a_job_that_was_started_is_named_when_it_cannot_be_followed(
     assert re.search(
         r"cannot describe the job mine: access is denied .* mine was started: `.* --status mine` shows it", done.output
     )
+
+
+@pytest.mark.parametrize("silence_s", [watch.SILENCE_S, 0.0])
+def test_a_job_is_followed_through_an_outage_of_the_network(
+    script: Path, aws: tuple[dict[str, str | None], SageMaker, Any], monkeypatch: pytest.MonkeyPatch, silence_s: float
+) -> None:
+    environment, service, _ = aws
+    service.jobs["mine"] = {"TrainingJobStatus": "Completed", "TrainingTimeInSeconds": 10}
+    describe, failures = watch.describe, iter(range(3))
+
+    def flaky(service: Service, name: str) -> dict[str, Any]:
+        if next(failures, None) is None:
+            return describe(service, name)
+        with asking(f"describe the job {name}"):
+            raise EndpointConnectionError(endpoint_url="https://sagemaker")
+
+    monkeypatch.setattr(watch, "describe", flaky)
+    monkeypatch.setattr(watch, "SILENCE_S", silence_s)
+    done = run(str(script), *WITH_IMAGE, "--submitter", "boto3", "--name", "mine", "--wait", env=environment)
+    if silence_s:
+        assert done.exit_code == 0, done.output
+        assert done.output.count("Check the network") == 1
+        assert "The job goes on; trying again" in done.output
+    else:
+        assert done.exit_code == 1, done.output
+        assert "mine was started: `" in done.output
 
 
 def test_a_name_that_is_taken_is_refused_and_the_other_job_keeps_its_bundle(
