@@ -51,13 +51,21 @@ def read_text(path: Path, what: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all. A file that exists keeps its permissions. Raises ConfigError if that is impossible."""
-    part = path.with_name(f".{path.name}.part")
+    """Write a file, whole or not at all. A file that exists keeps its permissions, and a link stays one. A device, such as
+    ``/dev/null``, gets the text. Raises ConfigError if that is impossible."""
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{target.name}.part")
     try:
+        if path.is_char_device():  # to put a file in its place would break other programs
+            path.write_text(text, encoding="utf-8", newline="")
+            return
+        if path.exists() and not path.is_file():
+            kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode), "not an ordinary file")
+            raise ConfigError(f"{path} cannot be written: it is {kind}. Name an ordinary file.")
         part.write_text(text, encoding="utf-8", newline="")
-        if path.exists():
-            part.chmod(stat.S_IMODE(path.stat().st_mode))
-        part.replace(path)
+        if target.exists():
+            part.chmod(stat.S_IMODE(target.stat().st_mode))
+        part.replace(target)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
 

@@ -54,6 +54,29 @@ def test_a_plan_is_not_written_to_a_named_pipe(pipe: Path, tmp_path: Path) -> No
     assert (done.exit_code, "it is a named pipe" in done.output) == (2, True), done.output
 
 
+def test_only_ordinary_files_are_replaced(tmp_path: Path, pipe: Path) -> None:
+    """Not a device: root would turn /dev/null into a file."""
+    (tmp_path / "null").symlink_to("/dev/null")
+    files.write_text(tmp_path / "null", "x")
+    assert (tmp_path / "null").is_char_device()
+    with pytest.raises(ConfigError, match="it is a named pipe"):
+        files.write_text(pipe, "x")
+    assert pipe.is_fifo()
+    with pytest.raises(ConfigError, match="it is a folder"):
+        files.write_text(tmp_path, "x")
+
+
+def test_a_link_stays_one_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "profile.json", tmp_path / "latest.json"
+    link.symlink_to(target)
+    for text in ("new", "newer"):
+        files.write_text(link, text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+    assert os.listdir(target.parent) == ["profile.json"]
+
+
 @pytest.mark.parametrize(
     ("path", "says"),
     [
