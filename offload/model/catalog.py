@@ -30,6 +30,7 @@ EXPECTED = {
     "spot_usd_per_hour": "US dollars per hour, such as 0.30",
     "interruptions_per_hour": "per node, such as 0.02",
 }
+MAKERS = {"nvidia", "tesla", "amd"}  # words of a GPU's name that drivers add, leave out or change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +96,10 @@ class NodeType:
         return f"{field} of {self.name}"
 
     def is_model_of(self, device: str) -> bool:
-        """Whether its GPU is the one that torch calls ``device``: the last word of the model's name is a word of the device's
-        name, as A100 is in ``NVIDIA A100-SXM4-40GB``."""
-        if not self.gpu_model:
-            return False
-        words = re.split(r"[\s-]+", self.gpu_model.lower())
-        return words[-1] in re.split(r"[\s-]+", device.lower())
+        """Whether its GPU is the one that torch calls ``device``: all words of the model's name but the maker's are words of the
+        device's name, as A100 is in ``NVIDIA A100-SXM4-40GB``."""
+        model = _words(self.gpu_model or "") - MAKERS
+        return bool(model) and model <= _words(device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +217,10 @@ class Catalog:
     def shape(self, counts: Mapping[str, ArrayLike]) -> Shape:
         """A shape from counts by name."""
         return Shape({self[name]: count for name, count in counts.items()})
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in re.split(r"[\s-]+", name.lower()) if word}
 
 
 def _node_type(name: str, table: Any, source: str) -> NodeType:

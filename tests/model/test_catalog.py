@@ -91,6 +91,10 @@ def test_a_mistake_in_a_catalog_is_named(text: str, said: str) -> None:
         ("NVIDIA L4", "NVIDIA L40S", False),
         ("NVIDIA A10G", "NVIDIA A100-SXM4-40GB", False),
         ("NVIDIA A10G", "cpu", False),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", False),  # as large a memory is not the same GPU
+        ("NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX 4000 Ada Generation", False),
+        ("NVIDIA", "NVIDIA A10G", False),
     ],
 )
 def test_a_gpu_is_recognised_by_what_torch_calls_it(model: str, device: str, same: bool) -> None:
