@@ -19,9 +19,15 @@ _BINDS = {
 
 
 def explain(
-    best: Candidate, baseline: Candidate, alternative: Candidate | None, candidates: Sequence[Candidate]
+    best: Candidate,
+    baseline: Candidate,
+    alternative: Candidate | None,
+    candidates: Sequence[Candidate],
+    *,
+    more_cores: int,
 ) -> str:
-    """The recommendation in a few sentences, compared with the single instance."""
+    """The recommendation in a few sentences, compared with the single instance. ``more_cores``: of the alternative's host than of the
+    recommended one."""
     figures = f"{best.samples_per_s:,.0f} samples/s at ${best.usd_per_million_samples:,.2f} per million"
     why = f"{_BINDS[best.bottleneck]} (stall {best.stall:.0%})"
     if best == baseline:
@@ -42,9 +48,11 @@ def explain(
                 f"{best.usd_per_million_samples / baseline.usd_per_million_samples:.2f}× its cost per sample."
             )
     if alternative is not None:
+        cheaper = alternative.usd_per_hour / alternative.goodput < best.usd_per_hour / best.goodput
+        host = "A bigger" if more_cores > 0 else "A smaller" if more_cores < 0 else "Another"
         text += (
-            f" A bigger GPU host is cheaper still: {alternative.name} alone, {alternative.samples_per_s:,.0f} samples/s at "
-            f"${alternative.usd_per_million_samples:,.2f} per million."
+            f" {host} GPU host is {'cheaper' if cheaper else 'faster'} still: {alternative.name} alone, "
+            f"{alternative.samples_per_s:,.0f} samples/s at ${alternative.usd_per_million_samples:,.2f} per million."
         )
     return text
 

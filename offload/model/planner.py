@@ -107,7 +107,9 @@ def plan(
         recommended=candidates.index(recommended),
         baseline=candidates.index(baseline),
         alternative=alternative,
-        explanation=explain(recommended, baseline, alternative, candidates),
+        explanation=explain(
+            recommended, baseline, alternative, candidates, more_cores=sum(k.vcpus - table.host.vcpus for k in compared)
+        ),
         warnings=(
             *network_warnings(candidates, kinds),
             *price_warnings([*kinds.values(), *compared]),

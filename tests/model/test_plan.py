@@ -283,6 +283,23 @@ def test_a_bigger_host_is_named_where_it_is_the_better_buy() -> None:
     assert planned(profile, gpu_types=[G5, "ml.g5.2xlarge"]).best.shape == {"ml.g5.2xlarge": 1}
 
 
+def test_another_host_is_called_what_it_is() -> None:
+    def explained(core_seconds: float, **asked: Any) -> str:
+        profile = Profile(
+            input=InputRate(core_seconds_per_sample=core_seconds, wire_bytes_per_sample=150528),
+            step_time=StepTime(0.01, 0.0016),
+            device="NVIDIA A10G",
+            batch_size=64,
+        )
+        return planned(profile, cpu_types=[], cpu_nodes=(0, 0), **asked).explanation
+
+    # Cheap samples keep a GPU busy from four vCPUs, too.
+    assert "A smaller GPU host is cheaper still: 1 × ml.g5.xlarge" in explained(0.001, gpu_types=["ml.g5.16xlarge"])
+    # The fastest host costs three times as much a sample.
+    dearer = explained(0.012, gpu_types=["ml.g5.2xlarge"], objective="time")
+    assert "A bigger GPU host is faster still: 1 × ml.g5.16xlarge" in dearer
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
