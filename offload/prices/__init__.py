@@ -47,7 +47,10 @@ def _pricing_client() -> Any:
         import boto3
     except ImportError:
         raise ConfigError("refreshing prices needs boto3: pip install 'offload[sagemaker]'.") from None
-    return boto3.Session().client("pricing", region_name=PRICE_API_REGION)
+    try:
+        return boto3.Session().client("pricing", region_name=PRICE_API_REGION)
+    except Exception as error:  # AWS_PROFILE names no profile, or a file of settings is damaged
+        raise _no_answer(error) from None
 
 
 def _training_price(client: Any, region: str, name: str) -> float:
@@ -56,10 +59,7 @@ def _training_price(client: Any, region: str, name: str) -> float:
     try:
         listed = client.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
     except Exception as error:  # botocore makes its classes at run time, and raises others without credentials
-        raise ConfigError(
-            f"AWS's price list cannot be queried ({type(error).__name__}: {error}). Set credentials that allow "
-            "pricing:GetProducts, or plan with the catalog's prices."
-        ) from None
+        raise _no_answer(error) from None
     for product in listed:
         terms = json.loads(product) if isinstance(product, str) else product
         for term in terms["terms"].get("OnDemand", {}).values():
@@ -67,3 +67,10 @@ def _training_price(client: Any, region: str, name: str) -> float:
                 if float(dimension["pricePerUnit"]["USD"]) > 0:
                     return float(dimension["pricePerUnit"]["USD"])
     raise ConfigError(f"AWS's price list has no on-demand training price of {name} in {region}.")
+
+
+def _no_answer(error: Exception) -> ConfigError:
+    return ConfigError(
+        f"AWS's price list cannot be queried ({type(error).__name__}: {error}). Set credentials that allow pricing:GetProducts, or plan "
+        "with the catalog's prices."
+    )

@@ -135,3 +135,13 @@ def test_prices_without_credentials_are_a_matter_of_one_sentence(monkeypatch: py
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     with pytest.raises(ConfigError, match=r"price list cannot be queried \(NoCredentialsError.*pricing:GetProducts"):
         refreshed(built_in(), "us-east-1", names=["ml.c5.4xlarge"])
+
+
+def test_a_profile_of_aws_that_does_not_exist_is_a_matter_of_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"price list cannot be queried \(ProfileNotFound.*\(nobody\)"):
+        refreshed(built_in(), "us-east-1", names=["ml.c5.4xlarge"])
