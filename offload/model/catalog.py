@@ -164,6 +164,8 @@ class Catalog:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{source} is not valid TOML: {_readable(error, text)}") from None
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists within lists without end
+            raise ConfigError(f"{source} cannot be read: {error}. Did you mean another file?") from None
         tables = document.get("nodes")
         if not isinstance(tables, dict) or not tables:
             raise ConfigError(

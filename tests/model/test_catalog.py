@@ -70,6 +70,8 @@ def test_each_type_has_its_place() -> None:
         (OWN + "usd_per_hours = 1\n", r"unknown field 'usd_per_hours'. Did you mean usd_per_hour"),
         (OWN + "color = 1\n", r"unknown field 'color'. Known are vcpus"),
         ("x = [", r"not valid TOML"),
+        ("x = " + "[" * 5000, r"own.toml (cannot be read|is not valid TOML): "),
+        ("x = " + "9" * 5000, r"own.toml (cannot be read|is not valid TOML): "),
         ("", r"holds no nodes"),
         ("nodes = 3", r"holds no nodes"),
         ("[nodes]\na = 3", r"a must be a table"),
