@@ -21,7 +21,7 @@ from offload.model.advice import (
 from offload.model.catalog import Catalog, NodeType, Shape
 from offload.model.checks import check_count, check_number
 from offload.model.overlap import Floats, overlapped
-from offload.model.plans import Candidate, Objective, Plan, Spot
+from offload.model.plans import MOST_NODES, Candidate, Objective, Plan, Spot
 from offload.model.profile import Profile
 from offload.model.ranges import StepRange
 from offload.model.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, search
@@ -434,8 +434,8 @@ def _check_ranges(
     if not gpu_types:
         raise ConfigError("a plan needs a GPU type for the workers, such as ml.g5.xlarge.")
     for name, (least, most), floor in (("GPU nodes", gpu_nodes, 1), ("CPU nodes", cpu_nodes, 0)):
-        check_count(f"the number of {name}", least, least=floor)
-        check_count(f"the number of {name}", most, least=floor)
+        check_count(f"the number of {name}", least, least=floor, most=MOST_NODES)
+        check_count(f"the number of {name}", most, least=floor, most=MOST_NODES)
         if most < least:
             raise ConfigError(f"the range of {name}, {least}..{most}, is empty: give it as {most}..{least}.")
     if not cpu_types and cpu_nodes[0] > 0:

@@ -174,6 +174,7 @@ def test_ten_thousand_gpus_and_a_hundred_thousand_cpus_are_searched_not_enumerat
     made = planned(
         gpu_types=["ml.g5.48xlarge"], gpu_nodes=(1, 1250), cpu_nodes=(0, 6250), max_batch_size=65536, objective="cost"
     )
+    assert Plan.from_document(json.loads(to_json(made.document())), "plan.json").best.shape == made.best.shape
     # Exactly what enumerating a neighbourhood of it gives.
     nodes, cpus = made.best.shape["ml.g5.48xlarge"], made.best.shape.get(C5, 0)
     near = planned(
@@ -311,6 +312,7 @@ def test_another_host_is_called_what_it_is() -> None:
         ({"gpu_types": []}, r"needs a GPU type"),
         ({"gpu_nodes": (4, 1)}, r"range of GPU nodes, 4..1, is empty"),
         ({"gpu_nodes": (0, 1)}, r"number of GPU nodes must be at least 1"),
+        ({"cpu_nodes": (0, 10**6)}, r"number of CPU nodes must be at most 100,000, found 1000000"),
         ({"cpu_nodes": (3, 2)}, r"range of CPU nodes, 3..2, is empty"),
         (
             {"cpu_nodes": (2, 3), "cpu_types": []},

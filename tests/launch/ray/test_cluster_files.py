@@ -517,7 +517,7 @@ def test_the_command_in_the_head_makes_a_token_for_its_owner_alone(tmp_path: Pat
         (plan_document({"ml.g5.xlarge": 1, "ml.p3.2xlarge": 1}), "recommends 2 types of nodes with GPUs"),
         (plan_document({"ml.g5.xlrage": 1}), "no instance type 'ml.g5.xlrage'. Nearest: ml.g5.xlarge"),
         (plan_document({"ml.g5.xlarge": 1.5}), "candidates[0].shape['ml.g5.xlarge'] must be a whole number"),
-        (plan_document({"ml.g5.xlarge": 10**7}), "candidates[0].shape['ml.g5.xlarge'] must be at most 1,000"),
+        (plan_document({"ml.g5.xlarge": 10**7}), "candidates[0].shape['ml.g5.xlarge'] must be at most 100,000"),
         (plan_document(SHAPE, spot="some"), 'spot must be "none", "cpu" or "all"'),
         (plan_document({"our box": 1}), "'our box' cannot be the label of a node"),
     ],
