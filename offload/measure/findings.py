@@ -267,8 +267,10 @@ def verdict(found: Findings) -> list[str]:
                 "samples (uint8, a smaller size) would raise that."
             )
         else:
+            # Ceilings that nearly meet stall, too: batches come unevenly, so it takes a core more than those here.
+            wanted = max(wanted, found.cores + 1)
             said.append(
-                f"{wanted:,} cores like these would keep the {kind} busy, {max(wanted - found.cores, 1):,} more than preprocess here."
+                f"{wanted:,} cores like these would keep the {kind} busy, {wanted - found.cores:,} more than preprocess here."
             )
     else:
         said.append(

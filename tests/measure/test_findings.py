@@ -104,6 +104,14 @@ def test_an_input_bound_script_is_told_how_many_cores_would_help() -> None:
     assert not any(line.startswith("pack") for line in rest)  # what is next to nothing is not named
 
 
+def test_ceilings_that_nearly_meet_ask_for_a_core_more_than_preprocess_here() -> None:
+    mean = 2.9 / FOUND.gpu_ceiling  # on average, three cores make a little more than the GPU takes
+    uneven = dataclasses.replace(FOUND, core_seconds=[0.2 * mean, 0.2 * mean, 0.2 * mean, 3.4 * mean], cores=3)
+    _, binds, cores, *_ = verdict(uneven)
+    assert binds.startswith("The input binds")
+    assert cores.startswith("4 cores like these would keep the NVIDIA A10G busy, 1 more than preprocess here")
+
+
 def test_the_mean_task_sets_the_rate_and_few_tasks_give_a_wide_range() -> None:
     def rate(*seconds: float) -> tuple[float, float]:
         document = profile_document(dataclasses.replace(FOUND, core_seconds=seconds))
