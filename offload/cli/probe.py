@@ -85,7 +85,8 @@ def probe(
     from offload.train.cluster.connection import check_address
 
     with stdout_for_json(as_json) as emit:
-        check_number("--core-speed", core_speed, least=1e-4, most=1e4, sane="1 is an ml.c5 vCPU")
+        # What a profile may hold.
+        check_number("--core-speed", core_speed, least=0.01, most=100.0, sane="1 is an ml.c5 vCPU")
         if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
             raise ConfigError(f"{output} cannot be written: {output.parent} is not a writable folder.")
         if yes and not apply:

@@ -105,3 +105,10 @@ def test_a_failure_of_the_program_names_it(tmp_path: Path) -> None:
     script.write_text("1 / 0\n")
     with pytest.raises(RunError, match="ZeroDivisionError"):
         probed(script, "loader")
+
+
+@pytest.mark.parametrize(("speed", "said"), [("0.005", "must be at least 0.01"), ("200", "must be at most 100")])
+def test_a_core_speed_that_no_profile_may_hold_is_refused_before_anything_is_measured(speed: str, said: str) -> None:
+    done = CliRunner().invoke(main, ["probe", "none.py", "--core-speed", speed])
+    assert done.exit_code == 2
+    assert f"--core-speed {said}" in done.output
