@@ -68,7 +68,7 @@ class StageCosts:
             self.random.add(name)
         each = self.spent.setdefault(name, Spent())
         each.cpu_s += time.thread_time() - began - (self._counted() - inside)
-        each.bytes_out += _size(out[-1])
+        each.bytes_out += out[1] if len(out) > 1 else _size(out[0])
         each.calls += 1
 
     def _counted(self) -> float:
@@ -237,13 +237,11 @@ def _per_row(columns: Any, batched: bool) -> float:
 
 
 def _size(value: Any) -> float:
-    """The bytes of an array, a tensor, an image, or a container of these."""
-    if isinstance(value, int | float):
-        return float(value)
+    """The bytes of an array, a tensor, an image, or a container of these; 0 for anything else, such as a label."""
     if isinstance(value, dict):
         return sum(_size(each) for each in value.values())
     if isinstance(value, list | tuple):
-        return sum(_size(each) for each in value if not isinstance(each, int | float))
+        return sum(_size(each) for each in value)
     if hasattr(value, "nbytes"):
         return float(value.nbytes)
     if hasattr(value, "size") and hasattr(value, "getbands"):  # an image of Pillow

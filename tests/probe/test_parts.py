@@ -70,6 +70,14 @@ def test_steps_within_steps_are_told_apart() -> None:
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("label", [-1, -0.5, float("nan"), {"label": -1}])
+def test_labels_that_a_step_makes_are_no_bytes(label: Any) -> None:
+    measured = StageCosts(cpu_s=1.0)
+    with measured.timing("log of the label") as out:
+        out.append(label)
+    assert {name: size for name, _, size in measured.shares()} == {"log of the label": None, PACK: None}
+
+
 def test_steps_of_an_image_transform_are_told_apart_and_bytes_counted(tmp_path: Path) -> None:
     write_jpegs(tmp_path, 12, size=(48, 64))
     files = [path.stat().st_size for path in tmp_path.rglob("*.jpg")]
