@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,18 +178,26 @@ def _wrap_steps(transform: Any, costs: StageCosts) -> None:
         if isinstance(steps, list | tuple) and all(callable(step) for step in steps):
             for step in steps:
                 _wrap_steps(step, costs)
-            setattr(transform, attribute, type(steps)(_timed_step(step, costs) for step in steps))
+            timed = (step if isinstance(step, _TimedStep) else _TimedStep(step, costs) for step in steps)
+            setattr(transform, attribute, type(steps)(timed))
 
 
-def _timed_step(step: Any, costs: StageCosts) -> Callable[..., Any]:
-    name = getattr(step, "__name__", type(step).__name__)
+class _TimedStep:
+    """A step that times itself. Its public attributes are the step's: a data set may read the size of a crop."""
 
-    def timed(*values: Any) -> Any:
-        with costs.timing(name) as out:
-            out.append(step(*values))
+    def __init__(self, step: Any, costs: StageCosts) -> None:
+        self._step, self._costs = step, costs
+        self._name = getattr(step, "__name__", type(step).__name__)
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        with self._costs.timing(self._name) as out:
+            out.append(self._step(*values, **named))  # albumentations names what it passes
         return out[0]
 
-    return timed
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._step, name)
 
 
 def _timed_transform(recipe: Recipe, costs: StageCosts) -> Any:

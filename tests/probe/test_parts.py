@@ -70,6 +70,43 @@ def test_steps_within_steps_are_told_apart() -> None:
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
+class Named:
+    """Steps that get and give what they work on by name, as albumentations' do."""
+
+    def __init__(self, *steps: Any) -> None:
+        self.transforms = list(steps)
+
+    def __call__(self, **data: Any) -> dict[str, Any]:
+        for step in self.transforms:
+            data = step(**data)
+        return data
+
+
+class Crop:
+    size = 8
+
+    def __call__(self, *, image: Any) -> dict[str, Any]:
+        return {"image": image[:, : self.size, : self.size]}
+
+
+class NamedData(torch.utils.data.Dataset[Any]):
+    def __init__(self) -> None:
+        self.transform = self.same = Named(Crop())
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, item: int) -> Any:
+        assert self.transform.transforms[0].size == 8
+        return self.transform(image=torch.zeros(3, 16, 16, dtype=torch.uint8))["image"], np.int64(0)
+
+
+def test_steps_may_name_what_they_pass_and_show_their_attributes() -> None:
+    sizes = {name: size for name, _, size in costs(as_pipeline("train", NamedData())).shares()}
+    assert set(sizes) == {"Crop", "NamedData", PACK}
+    assert sizes["Crop"] == 3 * 8 * 8
+
+
 @pytest.mark.parametrize("label", [-1, -0.5, float("nan"), {"label": -1}])
 def test_labels_that_a_step_makes_are_no_bytes(label: Any) -> None:
     measured = StageCosts(cpu_s=1.0)
