@@ -45,7 +45,8 @@ class LoaderProbe:
 
     ``tell`` gets the phase and the share that is done. Afterwards ``costs`` holds core-seconds and bytes per sample of recent tasks,
     ``step_s`` the typical step in seconds, ``samples`` the samples of a batch, ``beside_cpus`` the cores that the program used while it
-    stepped. ``seen``: the variables of loaders that the program iterated over. ``source``: what the measured loader reads.
+    stepped. ``seen``: the variables of loaders that the program iterated over. ``unnamed``: whether no variable holds one of these.
+    ``source``: what the measured loader reads.
     """
 
     name: str
@@ -58,16 +59,29 @@ class LoaderProbe:
     beside_cpus: float = 0.0
     measuring_s: float = 0.0
     seen: set[str] = field(default_factory=set)
+    unnamed: bool = False
     source: Source | None = None
 
     def wants(self, loader: torch.utils.data.DataLoader[Any]) -> bool:
         """Whether this is the loader to measure."""
         names = set(_names_of(loader))
         self.seen |= names
+        self.unnamed = self.unnamed or not names
         if self.name not in names:
             return False
         self.source = Source(loader.dataset, loader.collate_fn, loader.sampler, loader.batch_sampler)
         return True
+
+    @property
+    def iterated(self) -> str:
+        """A sentence about the loaders that the program iterated over."""
+        if self.unnamed:
+            others = f" {', '.join(sorted(self.seen))} and" if self.seen else ""
+            return (
+                f"It iterated over{others} a loader that no variable holds, but an attribute, a list or a dict. Give it a variable before "
+                "the loop: loader = self.loader."
+            )
+        return f"It iterated over {', '.join(sorted(self.seen)) or 'none'}."
 
     def measure(self, iteration: Iteration) -> Iterator[Any]:
         """Yield batches of the iteration, and measure. Raises ProbedError at the end."""

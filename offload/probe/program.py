@@ -61,10 +61,9 @@ def probe_program(
         except KeyboardInterrupt:
             return None
     if not probe.step_s:
-        seen = f"It iterated over {', '.join(sorted(probe.seen))}." if probe.seen else "It iterated over none."
         raise ConfigError(
             f"{script} came to its end without iterating over an offload.DataLoader in a variable {loader!r}, or its loader gave too few "
-            f"batches. {seen} Name the variable of the training loader ({argument('loader', 'NAME')})."
+            f"batches. {probe.iterated} Name the variable of the training loader ({argument('loader', 'NAME')})."
         )
     if then is not None:
         then(None if probe.source is None else LoaderWork.of(probe.source))

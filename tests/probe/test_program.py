@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from offload.cli.main import main
 from offload.errors import ConfigError, RunError
+from offload.loader.probing import LoaderProbe
 from offload.measure.findings import profile_document
 from offload.model.profile import Profile
 from offload.probe.program import probe_program
@@ -105,6 +107,24 @@ def test_a_failure_of_the_program_names_it(tmp_path: Path) -> None:
     script.write_text("1 / 0\n")
     with pytest.raises(RunError, match="ZeroDivisionError"):
         probed(script, "loader")
+
+
+def test_a_loader_that_no_variable_holds_is_told_apart_from_none() -> None:
+    class Model:
+        def __init__(self, probe: LoaderProbe) -> None:
+            self.loaders: Any = {"train": object()}
+            self.probe = probe
+
+        def fit(self) -> bool:
+            return self.probe.wants(self.loaders["train"])
+
+    probe = LoaderProbe(name="loader", tell=lambda phase, share: None, drain_s=1.0, replay_s=1.0)
+    assert probe.iterated == "It iterated over none."
+    assert not Model(probe).fit()
+    assert probe.iterated.startswith("It iterated over a loader that no variable holds, but an attribute")
+    checks: Any = object()
+    assert not probe.wants(checks)
+    assert probe.iterated.startswith("It iterated over checks and a loader that no variable holds")
 
 
 @pytest.mark.parametrize(("speed", "said"), [("0.005", "must be at least 0.01"), ("200", "must be at most 100")])
