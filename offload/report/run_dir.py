@@ -43,6 +43,19 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def absolute(path: Path) -> Path:
+    """The absolute path of a run directory, in which ``~`` and ``~user`` stand for home folders.
+
+    Raises ConfigError if there is no such home folder.
+    """
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(
+            f"the run directory {path} cannot be found: nobody knows the home folder {path.parts[0]}. Write its path in full."
+        ) from None
+
+
 class RunDirectory:
     """One run's directory. Its content does not change before :meth:`begin`.
 
@@ -50,7 +63,7 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
-        self.path = path.expanduser().absolute()
+        self.path = absolute(path)
         finished = self._finished_before()
         if finished and not overwrite:
             raise ConfigError(

@@ -107,6 +107,7 @@ def test_a_damaged_run_has_a_page_with_a_note(tmp_path: Path) -> None:
     [
         ([], "Missing argument 'RUN_DIR...'"),
         (["none"], "none cannot be read: No such file or directory. Name the folder of a run"),
+        (["~nobody-of-this-name/run"], "nobody knows the home folder ~nobody-of-this-name. Write its path in full."),
         (["file"], "file is no run directory but a file."),
         (["."], "is no run directory: it holds none of events.jsonl, metrics.jsonl, summary.json."),
         (["run", "none"], "none cannot be read"),

@@ -210,6 +210,8 @@ def test_a_home_directory_and_a_relative_path(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert RunDirectory(Path("~/a")).path == tmp_path / "a"
+    with pytest.raises(ConfigError, match=r"nobody knows the home folder ~nobody-of-this-name"):
+        RunDirectory(Path("~nobody-of-this-name/a"))
     assert RunDirectory(Path("b")).path == tmp_path / "b"
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from offload.errors import ConfigError
 from offload.report.page.lines import Lines
-from offload.report.run_dir import EVENTS, METRICS, SKIPPED, SUMMARY
+from offload.report.run_dir import EVENTS, METRICS, SKIPPED, SUMMARY, absolute
 from offload.report.run_tail import Look, Tail, tails_in
 
 Floats = NDArray[np.float64]
@@ -86,7 +86,7 @@ def read_run(path: Path) -> Records:
 
 def check_run_dir(path: Path) -> Path:
     """Return the absolute path of a run directory. Raises ConfigError if there is none."""
-    path = path.expanduser().absolute()
+    path = absolute(path)
     names = (EVENTS, METRICS, SUMMARY)
     try:
         kind = os.stat(path).st_mode
