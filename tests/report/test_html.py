@@ -101,6 +101,19 @@ def test_a_run_writes_its_page_into_its_directory(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_names_that_are_not_unicode_show_as_question_marks(tmp_path: Path) -> None:
+    name = "na\udcefve 🙂.jpg"  # as os.listdir gives a name in Latin-1
+    run = Writer(tmp_path)
+    run.begin()
+    run.event("report", epoch=0, step=1, metrics={name: 1.0})
+    run.directory.skipped({"sample_id": 3, "dataset": "train", "reason": f"ValueError: {name} has no label"})
+    run.end("failed", f"RunError: {name} has no label")
+    write_report(run.directory)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "ValueError: na?ve 🙂.jpg has no label" in page
+    assert "RunError: na?ve 🙂.jpg has no label" in page
+
+
 def hostile_run(path: Path) -> Path:
     """A run in which every text comes from an enemy."""
     run = Writer(path / HOSTILE.replace("/", "∕")[:60])

@@ -11,6 +11,18 @@ from offload.report.run_tail import Tail
 Document = dict[str, Any]
 
 
+def parsed(data: bytes) -> Any:
+    """The JSON document in these bytes. Halves of surrogate pairs, as an error that names a file may hold, become question marks: neither a
+    page nor a terminal can show them.
+
+    Raises ValueError or RecursionError if there is none.
+    """
+    document = json.loads(data)
+    if any(mark in data for mark in (b"\\ud", b"\\uD", b"\xed")):  # next to no line
+        document = json.loads(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
+    return document
+
+
 class Lines:
     """The documents of a ``.jsonl`` file that grows. Damaged lines are left out and counted.
 
@@ -76,7 +88,7 @@ class Lines:
         if not line.strip():
             return True
         try:
-            document = json.loads(line)
+            document = parsed(line)
         except (ValueError, RecursionError):
             return False
         if not isinstance(document, dict) or not self._valid(document):

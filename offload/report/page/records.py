@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import ConfigError
-from offload.report.page.lines import Lines
+from offload.report.page.lines import Lines, parsed
 from offload.report.run_dir import EVENTS, METRICS, SKIPPED, SUMMARY, absolute
 from offload.report.run_tail import Look, Tail, tails_in
 
@@ -178,7 +178,7 @@ def _has_time(document: dict[str, Any]) -> bool:
 
 def _summary(tail: Tail | None, notes: list[str]) -> dict[str, Any]:
     try:
-        document = json.loads((tail and tail.data) or b"{}")
+        document = parsed((tail and tail.data) or b"{}")
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
