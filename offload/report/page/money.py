@@ -79,8 +79,9 @@ class Spending:
         return spent
 
     def usd_per_hour(self, at_s: float) -> float:
-        """Dollars per hour of the nodes that were there then."""
-        return 3600 * math.fsum(usd for began, ended, usd in self.spans if began <= at_s <= ended)
+        """Dollars per hour of the nodes that were there then: where a session begins as the one before it ends, of the earlier one's."""
+        there = [usd for began, ended, usd in self.spans if began < at_s <= ended]
+        return 3600 * math.fsum(there or [usd for began, _, usd in self.spans if began == at_s])
 
 
 def unpriced(nodes: Sequence[Node], prices: Prices) -> list[str]:

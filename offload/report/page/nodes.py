@@ -54,6 +54,11 @@ class Node:
         """Whether it was part of the cluster then, both ends included."""
         return any(began <= at_s <= ended for began, ended in self.there)
 
+    def there_up_to(self, at_s: float) -> bool:
+        """Whether it was part of the cluster just before then. The clock stands still between two sessions: a node of the later one was
+        not."""
+        return any(began < at_s <= ended for began, ended in self.there)
+
 
 def nodes_of(records: Records, clock: Clock) -> list[Node]:
     """All nodes in the order in which they came."""

@@ -88,7 +88,7 @@ class Story:
         if self.last is None:
             return "no step was measured"
         at_s = self.measured_until_s
-        return model_of(self.last, [node for node in self.nodes if node.there_at(at_s)], self.prices)
+        return model_of(self.last, [node for node in self.nodes if node.there_up_to(at_s)], self.prices)
 
     @cached_property
     def measured_until_s(self) -> float:

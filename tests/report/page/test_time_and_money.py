@@ -59,6 +59,22 @@ def test_a_resumed_run_has_two_sessions_and_does_not_count_the_pause(tmp_path: P
     assert gap_s == pytest.approx(86_400)
 
 
+def test_a_run_that_has_just_resumed_does_not_pay_for_the_nodes_of_both_sessions(tmp_path: Path) -> None:
+    run = Writer(tmp_path)
+    run.begin()
+    run.train(30)  # and then it is killed
+    before = story_of(tmp_path)
+    run.at += 86_400
+    run.nodes = [gpu_node(node_id="another"), cpu_node(node_id="of another Ray")]
+    run.begin(resumed=True)
+    after = story_of(tmp_path)
+    assert before.usd_per_hour == pytest.approx(1.408 + 0.816)
+    assert after.usd_per_hour == pytest.approx(1.408 + 0.816)
+    assert after.usd_per_million == pytest.approx(before.usd_per_million)
+    assert not isinstance(after.model, str)
+    assert after.model.now == {"ml.g5.xlarge": 1, "ml.c5.4xlarge": 1}
+
+
 @pytest.mark.parametrize(
     ("end", "status"),
     [("finished", "finished"), ("failed", "failed"), ("interrupted", "interrupted"), (None, "unfinished")],
