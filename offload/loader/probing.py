@@ -63,7 +63,9 @@ class LoaderProbe:
     source: Source | None = None
 
     def wants(self, loader: torch.utils.data.DataLoader[Any]) -> bool:
-        """Whether this is the loader to measure."""
+        """Whether this is the loader to measure. Raises ProbedError if it is measured already."""
+        if self.step_s:
+            raise ProbedError
         names = set(_names_of(loader))
         self.seen |= names
         self.unnamed = self.unnamed or not names
@@ -84,7 +86,8 @@ class LoaderProbe:
         return f"It iterated over {', '.join(sorted(self.seen)) or 'none'}."
 
     def measure(self, iteration: Iteration) -> Iterator[Any]:
-        """Yield batches of the iteration, and measure. Raises ProbedError at the end."""
+        """Yield batches of the iteration, and measure. Raises ProbedError at the end. If the program leaves its loop before, with steps
+        enough, they are the measurement."""
         began = time.monotonic()
         kept = self._drain(iteration)
         iteration.close()
@@ -93,20 +96,23 @@ class LoaderProbe:
         steps: list[float] = []
         until = time.monotonic() + self.replay_s
         cpu, wall = 0.0, 0.0
-        for number in itertools.count():
-            left = until - time.monotonic()
-            if left <= 0 and len(steps) >= LEAST_STEPS:
-                break
-            self.tell("replaying batches", 0.5 + 0.5 * min(1 - left / self.replay_s, 1.0))
-            at, cpu_at = time.perf_counter(), time.process_time()
-            yield _fresh(kept[number % len(kept)])
-            _synchronise()
-            if number >= WARM_STEPS or left <= 0:
-                steps.append(time.perf_counter() - at)
-                cpu, wall = cpu + time.process_time() - cpu_at, wall + steps[-1]
-        self.step_s = statistics.median(steps)
-        self.beside_cpus = cpu / wall
-        self.measuring_s = time.monotonic() - began
+        try:
+            for number in itertools.count():
+                left = until - time.monotonic()
+                if left <= 0 and len(steps) >= LEAST_STEPS:
+                    break
+                self.tell("replaying batches", 0.5 + 0.5 * min(1 - left / self.replay_s, 1.0))
+                at, cpu_at = time.perf_counter(), time.process_time()
+                yield _fresh(kept[number % len(kept)])
+                _synchronise()
+                if number >= WARM_STEPS or left <= 0:
+                    steps.append(time.perf_counter() - at)
+                    cpu, wall = cpu + time.process_time() - cpu_at, wall + steps[-1]
+        finally:  # also where the program leaves its loop, as after so many batches
+            if len(steps) >= LEAST_STEPS:
+                self.step_s = statistics.median(steps)
+                self.beside_cpus = cpu / wall
+                self.measuring_s = time.monotonic() - began
         raise ProbedError
 
     def _drain(self, iteration: Iteration) -> list[Any]:

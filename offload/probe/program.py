@@ -62,7 +62,7 @@ def probe_program(
             return None
     if not probe.step_s:
         raise ConfigError(
-            f"{script} came to its end without iterating over an offload.DataLoader in a variable {loader!r}, or its loader gave too few "
+            f"{script} came to its end without iterating over an offload.DataLoader in a variable {loader!r}, or its loop took too few "
             f"batches. {probe.iterated} Name the variable of the training loader ({argument('loader', 'NAME')})."
         )
     if then is not None:

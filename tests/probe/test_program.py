@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 
 from offload.cli.main import main
 from offload.errors import ConfigError, RunError
-from offload.loader.probing import LoaderProbe
+from offload.loader.probing import LEAST_STEPS, WARM_STEPS, LoaderProbe, ProbedError
 from offload.measure.findings import profile_document
 from offload.model.profile import Profile
 from offload.probe.program import probe_program
@@ -107,6 +108,33 @@ def test_a_failure_of_the_program_names_it(tmp_path: Path) -> None:
     script.write_text("1 / 0\n")
     with pytest.raises(RunError, match="ZeroDivisionError"):
         probed(script, "loader")
+
+
+class Batches:
+    """An iteration over one batch after the other."""
+
+    def with_samples(self) -> Iterator[tuple[Any, int]]:
+        while True:
+            yield [1, 2], 2
+
+    def costs(self) -> list[tuple[float, float]]:
+        return [(0.001, 8.0)]
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("batches", "enough"), [(WARM_STEPS + LEAST_STEPS + 1, True), (WARM_STEPS + 1, False)])
+def test_a_program_that_leaves_its_loop_is_measured_if_it_made_enough_steps(batches: int, enough: bool) -> None:
+    probe = LoaderProbe(name="loader", tell=lambda phase, share: None, drain_s=1e-9, replay_s=1e9)
+    iteration: Any = Batches()
+    for number, _ in enumerate(probe.measure(iteration), 1):
+        if number == batches:
+            break
+    assert (probe.step_s > 0) == enough
+    assert (probe.samples, probe.costs) == (2, [(0.001, 8.0)])
+    following: Any = object()
+    with pytest.raises(ProbedError) if enough else contextlib.nullcontext():
+        probe.wants(following)
 
 
 def test_a_loader_that_no_variable_holds_is_told_apart_from_none() -> None:
