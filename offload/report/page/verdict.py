@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from offload.report.page.money import unpriced
 from offload.report.page.numbers import count, figure, rate, share, times, usd
+from offload.report.page.records import number
 from offload.report.page.story import Story
 from offload.report.page.what_if import INPUT_BOUND, Predicted, alone, best_step, more_cores
 from offload.report.summary import READING_BINDS, verdict
@@ -30,16 +32,17 @@ def bottleneck(story: Story) -> str:
             f"At its last size, preprocessing was the bottleneck for {share(last.stall)} of the time; over the whole run, for "
             f"{share(whole.stall)}."
         )
-    inputs = story.records.summary.get("input")
-    blocked = (
-        {"train": {"blocked": whole.blocked}}
-        if whole.blocked is not None
-        else inputs
-        if isinstance(inputs, dict)
-        else {}
-    )
+    blocked = whole.blocked
+    if blocked is None:  # intervals of earlier versions do not tell
+        inputs = story.records.summary.get("input")
+        told = [number(each.get("blocked")) for each in _values(inputs) if isinstance(each, dict)]
+        blocked = max((each for each in told if each == each), default=0.0)
     device = "GPU" if story.device == "GPU" else "CPU worker"
-    return verdict({"steps": 1, "stall": whole.stall, "device": device, "input": blocked})
+    return verdict({"steps": 1, "stall": whole.stall, "device": device, "input": {"train": {"blocked": blocked}}})
+
+
+def _values(table: Any) -> Iterable[Any]:
+    return table.values() if isinstance(table, dict) else ()
 
 
 def what_next(story: Story) -> str:
@@ -118,4 +121,4 @@ def _node(kind: str) -> str:
 
 
 def _nodes(nodes: Mapping[str, int]) -> str:
-    return " + ".join(f"{number} × {_node(kind)}" for kind, number in nodes.items())
+    return " + ".join(f"{each} × {_node(kind)}" for kind, each in nodes.items())

@@ -342,6 +342,15 @@ values = st.one_of(
 )
 
 
+@pytest.mark.parametrize("written", [None, 3, [1], {}, {"blocked": None}, {"blocked": "x"}])
+def test_a_summary_that_does_not_tell_how_long_reading_took(tmp_path: Path, written: Any) -> None:
+    run = Writer(tmp_path, cpu_nodes=0)
+    run.begin()
+    run.train(10, blocked=None)  # as in intervals of earlier versions
+    run.directory.summary({"status": "finished", "input": {"train": written}})
+    assert view_of(tmp_path).verdict.startswith("Preprocessing was the bottleneck for 8")
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_page_of_any_documents(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
