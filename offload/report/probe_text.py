@@ -14,7 +14,8 @@ def format_probe(document: dict[str, Any], *, width: int = 110) -> str:
     """The stages as a table, and the verdict below it."""
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=False, force_jupyter=False, highlight=False)
-    table = Table(title=f"offload probe {document['workload']}", title_justify="left", box=None, pad_edge=False)
+    title = Text(f"offload probe {document['workload']}")  # a path may hold [brackets]
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("stage", style="bold", no_wrap=True)
     for name in ("core-ms a sample", "share", "kB out"):
         table.add_column(name, justify="right")

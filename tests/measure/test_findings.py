@@ -195,6 +195,8 @@ def test_a_probe_as_people_read_it() -> None:
     assert "82%" in text
     assert "The input binds" in text
     assert max(len(line) for line in text.split("\n\n")[0].splitlines()) <= 110
+    text = format_probe(profile_document(dataclasses.replace(FOUND, workload="runs/[v2]/train.py")))
+    assert text.startswith("offload probe runs/[v2]/train.py\n")
 
 
 def test_gradients_that_are_not_finite_give_no_noise() -> None:
