@@ -77,6 +77,11 @@ def test_prices_of_ones_own(tmp_path: Path) -> None:
     )
     priced = numbers(run.path, "--catalog", catalog)[1]["runs"][0]
     assert priced["usd_per_hour"] == pytest.approx(7.2)
+    # A type of the built-in catalog, whose price the run has written down, takes the price of the file, too.
+    catalog.write_text(catalog.read_text().replace("my.box", "ml.g5.xlarge"))
+    path = plain(tmp_path / "sold", intervals=5)
+    assert numbers(path)[1]["runs"][0]["usd_per_hour"] == pytest.approx(1.408 + 0.816)
+    assert numbers(path, "--catalog", catalog)[1]["runs"][0]["usd_per_hour"] == pytest.approx(7.2 + 0.816)
 
 
 def test_a_run_that_failed_says_so_first(tmp_path: Path) -> None:

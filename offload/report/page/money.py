@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offload.model.catalog import Catalog
+from offload.prices import built_in
 from offload.report.page.nodes import Node
 from offload.report.page.records import Floats, Records, number
 
@@ -21,7 +22,7 @@ class Prices:
     Args:
         catalog: node types with their prices.
         given: prices that the user gives, by instance type or by the name of a node. They count before all others.
-        recorded: prices that the run wrote down, by instance type.
+        recorded: prices that the run wrote down, by instance type, without those for which the catalog has a price of the user's.
     """
 
     catalog: Catalog
@@ -31,11 +32,18 @@ class Prices:
     @staticmethod
     def of(records: Records, catalog: Catalog, given: Mapping[str, float]) -> Prices:
         """The prices that hold for a run."""
+        # A run writes down the built-in prices, too. Those of a catalog file are newer: somebody asks for them now.
+        ours = built_in().nodes
+        own = {
+            name
+            for name, kind in catalog.nodes.items()
+            if name not in ours or kind.usd_per_hour != ours[name].usd_per_hour
+        }
         recorded: dict[str, float] = {}
         for event in records.events:
             found = event.get("usd_per_hour")
             for name, usd in found.items() if isinstance(found, dict) else ():
-                if number(usd) > 0:
+                if number(usd) > 0 and name not in own:
                     recorded[str(name)] = number(usd)
         return Prices(catalog=catalog, given=given, recorded=recorded)
 
