@@ -66,7 +66,10 @@ def _training_price(client: Any, region: str, name: str) -> float:
             for dimension in term["priceDimensions"].values():
                 if float(dimension["pricePerUnit"]["USD"]) > 0:
                     return float(dimension["pricePerUnit"]["USD"])
-    raise ConfigError(f"AWS's price list has no on-demand training price of {name} in {region}.")
+    raise ConfigError(
+        f"AWS's price list has no on-demand training price of {name} in {region}. Name a region in which SageMaker has it, or plan with "
+        "the catalog's prices."
+    )
 
 
 def _no_answer(error: Exception) -> ConfigError:
