@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from offload.adapt.situation import Option, Rules, Situation
 from offload.adapt.worth import EXPLORED, Choice, Model
 from offload.model.batch_split import BatchSplit
+from offload.model.checks import rate_shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +232,7 @@ def _rebatch(now: Choice, best: Choice, rules: Rules, instead: str | None = None
     return Rebatch(
         split=best.split,
         nodes=best.option.nodes,
-        reason=f"goodput {now.goodput:,.0f} → {best.goodput:,.0f} (+{gain:.0%}) with a global batch of "
+        reason=f"goodput {rate_shown(now.goodput)} → {rate_shown(best.goodput)} (+{gain:.0%}) with a global batch of "
         f"{best.split.global_batch_size:,}",
         predicted_samples_per_s=best.samples_per_s,
         predicted_goodput=best.goodput,
@@ -241,7 +242,7 @@ def _rebatch(now: Choice, best: Choice, rules: Rules, instead: str | None = None
 def _why(now: Choice, best: Choice, situation: Situation) -> str:
     rate = situation.seen.input_samples_per_s(now.option.cores)
     if best.option.workers < now.option.workers:
-        binds = f": the input delivers {rate:,.0f} samples/s" if rate < 1.2 * now.samples_per_s else ""
+        binds = f": the input delivers {rate_shown(rate)} samples/s" if rate < 1.2 * now.samples_per_s else ""
         return f"{best.option.workers} of {now.option.workers} workers are as good{binds}"
     gain = best.goodput / now.goodput - 1
-    return f"goodput {now.goodput:,.0f} → {best.goodput:,.0f} (+{gain:.0%}) with {best.option.workers} workers"
+    return f"goodput {rate_shown(now.goodput)} → {rate_shown(best.goodput)} (+{gain:.0%}) with {best.option.workers} workers"

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from offload.model.checks import rate_shown
+
 STALLED = 0.05  # share of waiting from which on the input holds the program up
 
 
@@ -47,7 +49,7 @@ class LoaderStats:
         wanted = math.ceil(self.samples_per_s / max(1 - self.stall, 1e-3) * self.core_seconds_per_sample)
         if wanted > self.cores:
             return f"{said}; about {_cores(wanted)} would keep up"
-        ceiling = f"{self.input_ceiling_samples_per_s:,.0f} samples/s"
+        ceiling = f"{rate_shown(self.input_ceiling_samples_per_s)} samples/s"
         return (
             f"{said}; they could make {ceiling}, so more cores would not help. The start of an epoch and the way of small batches take the "
             "time: try longer epochs or larger batches"

@@ -16,6 +16,7 @@ from offload.errors import ConfigError, RunError
 from offload.measure.constant import Constant, advice
 from offload.measure.equivalents import faster_equivalent
 from offload.measure.sizes import FEW_STEPS, STEPS, Measured, at_whole_depth, largest_that_fits
+from offload.model.checks import rate_shown
 from offload.model.fit import StepTimeFit, fit_step_time
 from offload.model.goodput import JointGoodput
 from offload.model.input_rate import REMOTE_CORE_SECONDS_PER_BYTE
@@ -254,8 +255,8 @@ def verdict(found: Findings) -> list[str]:
     w = found.core_seconds_per_sample
     cores = f"{found.cores} core{'s' if found.cores != 1 else ''}"
     said = [
-        f"Input ceiling {_rate(found.input_ceiling)} samples/s on {cores} of this machine ({w * 1000:,.3g} core-ms a sample); "
-        f"ceiling of the {kind} {_rate(found.gpu_ceiling)} samples/s at a local batch of {found.local_batch_size}."
+        f"Input ceiling {rate_shown(found.input_ceiling)} samples/s on {cores} of this machine ({w * 1000:,.3g} core-ms a sample); "
+        f"ceiling of the {kind} {rate_shown(found.gpu_ceiling)} samples/s at a local batch of {found.local_batch_size}."
     ]
     wanted = math.ceil(found.gpu_ceiling * w)
     ingest = found.ingest_samples_per_s or math.inf
@@ -263,7 +264,7 @@ def verdict(found: Findings) -> list[str]:
         said.append(f"The input binds: a step will wait for data {found.stall:.0%} of its time.")
         if ingest < found.gpu_ceiling:
             said.append(
-                f"More cores lift it to {ingest:,.0f} samples/s at most, the rate that the worker itself can take in. Smaller "
+                f"More cores lift it to {rate_shown(ingest)} samples/s at most, the rate that the worker itself can take in. Smaller "
                 "samples (uint8, a smaller size) would raise that."
             )
         else:
@@ -289,10 +290,6 @@ def verdict(found: Findings) -> list[str]:
     if (kept := advice(found.constant, w)) is not None:
         said.append(kept)
     return said + _caveats(found)
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _caveats(found: Findings) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from offload.measure.equivalents import DropIn
 from offload.measure.findings import BALANCED, Findings
+from offload.model.checks import rate_shown
 
 WORTH_TAKING = 0.05  # of a sample's core-seconds that an equivalent must save
 
@@ -83,8 +84,8 @@ def sentences(found: Findings, replacement: Replacement) -> list[str]:
     kind = "worker's CPU" if found.device == "cpu" else found.device
     binds = "the input still binds" if then.stall >= BALANCED else f"the {kind} binds"
     said.append(
-        f"Prediction: an input ceiling of {_rate(then.input_ceiling)} samples/s instead of {_rate(found.input_ceiling)}; then {binds} "
-        f"(stall {then.stall:.0%} instead of {found.stall:.0%})."
+        f"Prediction: an input ceiling of {rate_shown(then.input_ceiling)} samples/s instead of {rate_shown(found.input_ceiling)}; then "
+        f"{binds} (stall {then.stall:.0%} instead of {found.stall:.0%})."
     )
     return said
 
@@ -99,10 +100,6 @@ def _of_distances(distances: Sequence[Distance] | None) -> list[str]:
         f"Outputs differ by at most {each.largest:.2g} in {each.name} ({each.dtype}), {each.mean:.2g} on average."
         for each in differ
     ]
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def document(found: Findings, replacement: Replacement) -> Mapping[str, Any]:

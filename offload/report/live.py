@@ -11,6 +11,7 @@ from typing import Any
 from rich.live import Live
 from rich.text import Text
 
+from offload.model.checks import rate_shown
 from offload.report.console import stderr_console
 
 PLAIN_INTERVAL_S = 10.0
@@ -26,20 +27,20 @@ def format_line(values: dict[str, Any]) -> str:
     shown = "  ".join(f"{k} {v:.4g}" for k, v in values.get("metrics", {}).items() if isinstance(v, int | float))
     head = f"epoch {values['epoch'] + 1}  step {values['step']:,}" + (f"  {shown}" if shown else "")
     ceilings = [
-        f"{name} {values[key]:,.0f}"
+        f"{name} {rate_shown(values[key])}"
         for name, key in (
             ("input", "input_ceiling_samples_per_s"),
             (values.get("device", "GPU"), "device_ceiling_samples_per_s"),
         )
         if values.get(key)
     ]
-    rate = f"{values['samples_per_s']:,.0f} samples/s" + (f" ({', '.join(ceilings)})" if ceilings else "")
+    rate = f"{rate_shown(values['samples_per_s'])} samples/s" + (f" ({', '.join(ceilings)})" if ceilings else "")
     many = "s" if values["workers"] != 1 else ""
     split = f"{values['workers']} worker{many} × {values['local_batch_size']} × {values['accum_steps'] + 1}"
     parts = [head, rate, f"stall {values['stall']:.0%}", split]
     goodput = values.get("goodput", math.inf)
     if goodput < WORTH_SHOWING * values["samples_per_s"]:
-        parts.append(f"goodput {goodput:,.0f}")
+        parts.append(f"goodput {rate_shown(goodput)}")
     return " | ".join(parts)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from offload.model.checks import rate_shown
+
 
 def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     """An event in words; None for one that the run only writes down."""
@@ -64,12 +66,12 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "cores_wanted" and "capped_samples_per_s" in event:
         return (
             f"the run wants {event['cores']} preprocessing cores instead of {event['before']}: more cores did not raise the input's "
-            f"{event['capped_samples_per_s']:,.0f} samples/s"
+            f"{rate_shown(event['capped_samples_per_s'])} samples/s"
         )
     if kind == "cores_wanted":
         return (
             f"the run wants {event['cores']} preprocessing cores instead of {event['before']}: the workers could train "
-            f"{event['device_samples_per_s']:,.0f} samples/s, and a core delivers {event['core_samples_per_s']:,.0f}"
+            f"{rate_shown(event['device_samples_per_s'])} samples/s, and a core delivers {rate_shown(event['core_samples_per_s'])}"
         )
     if kind == "workers_wanted":
         return f"the run wants {event['workers']} workers and has room for {event['before']}: it asks for nodes"

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from offload.model.checks import rate_shown
 from offload.report.live import WORTH_SHOWING
 
 READING_BINDS = 0.5  # of the preprocessing time, blocked
@@ -43,7 +44,7 @@ def summary_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
                 (
                     f"preprocessing of {name}",
                     f"{rates['core_seconds_per_sample'] * 1000:.2f} core-ms and {rates['wire_bytes_per_sample'] / 1000:,.1f} kB "
-                    f"a sample; {cores}: at most {rates['input_ceiling_samples_per_s']:,.0f} samples/s",
+                    f"a sample; {cores}: at most {rate_shown(rates['input_ceiling_samples_per_s'])} samples/s",
                 )
             )
             if read := rates.get("cache_bytes", 0) + rates.get("storage_bytes", 0):

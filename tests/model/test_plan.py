@@ -284,6 +284,18 @@ def test_a_bigger_host_is_named_where_it_is_the_better_buy() -> None:
     assert planned(profile, gpu_types=[G5, "ml.g5.2xlarge"]).best.shape == {"ml.g5.2xlarge": 1}
 
 
+def test_rates_of_samples_that_take_seconds_are_not_rounded_to_nothing() -> None:
+    videos = Profile(
+        input=InputRate(core_seconds_per_sample=12.0, wire_bytes_per_sample=150528),
+        step_time=StepTime(0.01, 0.0016),
+        device="NVIDIA A10G",
+        batch_size=64,
+    )
+    said = planned(videos, cpu_types=[], cpu_nodes=(0, 0)).explanation
+    assert "1 × ml.g5.xlarge alone: 0.25 samples/s at $" in said
+    assert "ml.g5.16xlarge alone, 5.2 samples/s at $" in said
+
+
 def test_another_host_is_called_what_it_is() -> None:
     def explained(core_seconds: float, **asked: Any) -> str:
         profile = Profile(

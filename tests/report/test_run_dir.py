@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from offload.errors import ConfigError, RunError
 from offload.report.live import LiveLine, format_line
 from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, SUMMARY, RunDirectory, read_lines, to_json
+from offload.report.sentences import sentence
 from offload.report.summary import format_summary, summary_rows, verdict
 
 OWN = {"summary.json", "events.jsonl", "metrics.jsonl", "skipped.jsonl", "report.html", "checkpoints", "error.txt"}
@@ -401,6 +402,16 @@ def test_the_live_line() -> None:
         "epoch 3  step 1,200  loss 2.315 | 2,710 samples/s (input 2,950, GPU 2,800) | stall 3% | 4 workers × 64 × 1"
     )
     assert line.replace("2.315", "2.31") in (format_line.__doc__ or "")
+
+
+def test_slow_rates_are_not_rounded_to_nothing() -> None:
+    slow = {"samples_per_s": 0.42, "input_ceiling_samples_per_s": 0.45, "device_ceiling_samples_per_s": 9.6}
+    assert "| 0.42 samples/s (input 0.45, GPU 9.6) |" in format_line(interval(5, **slow))
+    rates = {"core_seconds_per_sample": 2.4, "wire_bytes_per_sample": 1e6, "input_ceiling_samples_per_s": 0.42}
+    rows = dict(summary_rows(summary(input={"train": rates}, preprocessing_cores=1)))
+    assert rows["preprocessing of train"].endswith("1 core: at most 0.42 samples/s")
+    wanted = {"cores": 8, "before": 4, "device_samples_per_s": 2.6, "core_samples_per_s": 0.4}
+    assert "could train 2.6 samples/s, and a core delivers 0.4" in (sentence("cores_wanted", wanted) or "")
 
 
 def test_goodput_is_shown_where_it_is_another_number() -> None:

@@ -6,6 +6,7 @@ import textwrap
 
 from offload.launch.ray.cluster_files.planned import Planned
 from offload.launch.ray.cluster_files.text import WIDTH
+from offload.model.checks import rate_shown
 
 DASHBOARD = "http://127.0.0.1:8265"
 STORAGE = "s3://YOUR-BUCKET/runs/train"
@@ -27,8 +28,8 @@ def make_token(cluster: str) -> str:
 def head_of(kind: str, planned: Planned, cluster: str, prices: str, steps: dict[str, list[str]]) -> str:
     """The plan in a sentence, and the steps. Each step has a name, and lines to type."""
     made = (
-        f"A Ray cluster of {planned} for offload, made by offload plan --emit {kind}. Planned: {planned.samples_per_s:,.0f} samples/s "
-        f"for ${planned.usd_per_hour:.2f} an hour{prices}."
+        f"A Ray cluster of {planned} for offload, made by offload plan --emit {kind}. Planned: "
+        f"{rate_shown(planned.samples_per_s)} samples/s for ${planned.usd_per_hour:.2f} an hour{prices}."
     )
     wide = max(map(len, steps)) + 2
     typed = [
