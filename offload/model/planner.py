@@ -19,7 +19,7 @@ from offload.model.advice import (
     spot_warnings,
 )
 from offload.model.catalog import Catalog, NodeType, Shape
-from offload.model.checks import check_count, check_number
+from offload.model.checks import check_count, check_number, usd_shown
 from offload.model.overlap import Floats, overlapped
 from offload.model.plans import MOST_NODES, Candidate, Objective, Plan, Spot
 from offload.model.profile import Profile
@@ -359,14 +359,14 @@ def _nothing_meets(job: _Job, tables: Sequence[_Table]) -> str:
             f"no shape in these ranges has a core left to preprocess: each worker keeps {kept:g} of its node's cores. Allow CPU "
             "nodes, a larger GPU node, or fewer cores per worker."
         )
-    asked = [f"${job.budget_usd:,.2f}"] if job.budget_usd is not None else []
+    asked = [usd_shown(job.budget_usd)] if job.budget_usd is not None else []
     asked += [f"{job.deadline_hours:g} hours"] if job.deadline_hours is not None else []
     cheapest = min(rows, key=lambda c: c.usd or 0.0)
     fastest = min(rows, key=lambda c: c.hours or 0.0)
     return (
         f"no shape in these ranges trains {job.samples:,} samples within {' and '.join(asked)}. The cheapest, {cheapest.name}, "
-        f"costs ${cheapest.usd:,.2f} and takes {cheapest.hours:,.2f} hours; the fastest, {fastest.name}, costs "
-        f"${fastest.usd:,.2f} and takes {fastest.hours:,.2f} hours. Raise the limit, or allow other types or more nodes."
+        f"costs {usd_shown(cheapest.usd or 0.0)} and takes {cheapest.hours:,.2f} hours; the fastest, {fastest.name}, costs "
+        f"{usd_shown(fastest.usd or 0.0)} and takes {fastest.hours:,.2f} hours. Raise the limit, or allow other types or more nodes."
     )
 
 

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from offload.report.page.numbers import usd
+
 SHOWN = 12
 MARKS = {"recommended": "→", "baseline": "="}
 
@@ -60,7 +62,7 @@ def _figure(value: float | None) -> str:
 
 
 def _usd(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.2f}"
+    return usd(value).removeprefix("$")
 
 
 @dataclass(frozen=True)

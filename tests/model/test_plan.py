@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from offload.errors import ConfigError
 from offload.model import Catalog, InputRate, JointGoodput, NodeType, Plan, Profile, Shape, StepTime, plan
+from offload.model.checks import usd_shown
 from offload.model.profile import Uncertainty
 from offload.prices import built_in
+from offload.report.plan_table import format_plan
 from offload.report.run_dir import to_json
 from tests.model.test_profile import WHOLE
 from tests.strategies import cpu_types, gpu_types, input_rates, noises, step_times
@@ -294,6 +296,22 @@ def test_rates_of_samples_that_take_seconds_are_not_rounded_to_nothing() -> None
     said = planned(videos, cpu_types=[], cpu_nodes=(0, 0)).explanation
     assert "1 × ml.g5.xlarge alone: 0.25 samples/s at $" in said
     assert "ml.g5.16xlarge alone, 5.2 samples/s at $" in said
+
+
+def test_prices_of_light_rows_are_not_rounded_to_nothing() -> None:
+    rows = Profile(
+        input=InputRate(core_seconds_per_sample=1e-6, wire_bytes_per_sample=100),
+        step_time=StepTime(0.001, 1e-6),
+        device="NVIDIA A10G",
+        batch_size=4096,
+    )
+    made = planned(rows, cpu_types=[], cpu_nodes=(0, 0), samples=1_000_000)
+    assert 0 < made.best.usd_per_million_samples < 0.005
+    price = usd_shown(made.best.usd_per_million_samples)
+    assert f"samples/s at {price} per million" in made.explanation
+    assert f"  {price.removeprefix('$')}" in format_plan(made.document())
+    with pytest.raises(ConfigError, match=r"within \$0.0001. The cheapest, 1 × ml.g5.xlarge, costs \$0.000[1-9]"):
+        planned(rows, cpu_types=[], cpu_nodes=(0, 0), samples=1_000_000, budget_usd=0.0001)
 
 
 def test_another_host_is_called_what_it_is() -> None:

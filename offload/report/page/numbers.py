@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from offload.model.checks import usd_shown
+
 
 def figure(value: float | None) -> str:
     """Three significant digits below a thousand, whole numbers above: ``0.00123``, ``95.4``, ``1,234``."""
@@ -25,9 +27,7 @@ def usd(value: float | None) -> str:
     """Dollars: two digits after the point from a cent on, and two significant ones below."""
     if value is None or not math.isfinite(value):
         return "–"
-    if value and abs(value) < 0.0995:
-        return f"${value:.2g}" if abs(value) >= 1e-4 else f"${value:.1e}"
-    return f"${value:,.2f}"
+    return usd_shown(value)
 
 
 def share(value: float | None) -> str:
