@@ -205,7 +205,8 @@ def _aftermath(story: Story, place: int) -> tuple[float | None, int | None]:
         if later.kind == "resumed" and len(steps) and number(event.get("step")) >= 0 and steps[-1] >= 0:
             again = max(int(steps[-1]) - int(number(event["step"])), 0)
         if later.kind == "first_step":
-            return later.at_s - story.told[place].at_s, again
+            lost_s = later.at_s - story.told[place].at_s
+            return (lost_s if lost_s >= 0 else None), again  # the host's clock may have been set back
     return None, again
 
 

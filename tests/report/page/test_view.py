@@ -342,6 +342,20 @@ values = st.one_of(
 )
 
 
+def test_a_fault_while_the_clock_was_set_back_has_no_duration_and_no_cost(tmp_path: Path) -> None:
+    run = Writer(tmp_path)
+    run.begin()
+    run.train(10)
+    run.event("worker_lost", reason="killed")
+    run.at -= 15
+    run.event("first_step", rank=0, step=run.step, workers=1)
+    run.train(3)
+    run.end()
+    table = view_of(tmp_path).faults
+    assert table is not None
+    assert [row[2:] for row in table.rows] == [("–", "–", "–")]
+
+
 @pytest.mark.parametrize("written", [None, 3, [1], {}, {"blocked": None}, {"blocked": "x"}])
 def test_a_summary_that_does_not_tell_how_long_reading_took(tmp_path: Path, written: Any) -> None:
     run = Writer(tmp_path, cpu_nodes=0)
