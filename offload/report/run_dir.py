@@ -188,15 +188,17 @@ class RunDirectory:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The documents of a ``.jsonl`` file; none if it is missing. The list omits a last line that a crash cut off."""
+    """The documents of a ``.jsonl`` file; none if it is missing. The list omits damaged lines, such as a last one that a crash cut off."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
     documents = []
     for line in lines:
         try:
-            documents.append(json.loads(line))
+            document = json.loads(line)
         except ValueError:
             continue
+        if isinstance(document, dict):
+            documents.append(document)
     return documents

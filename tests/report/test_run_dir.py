@@ -315,6 +315,16 @@ def test_a_line_cut_off_by_a_crash(tmp_path: Path) -> None:
         assert read_lines(tmp_path / EVENTS)[-1]["resumed"] is True
 
 
+def test_a_run_with_damaged_events_resumes_from_the_others(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.event("checkpoint", step=7)
+    with open(tmp_path / EVENTS, "ab") as file:
+        file.write(b"null\n[1]\n\xff\xfe\n\x00\x00\n")
+    directory.event("late")
+    assert [event["event"] for event in read_lines(tmp_path / EVENTS)] == ["checkpoint", "late"]
+    assert directory.committed_step() == 7
+
+
 def test_no_file_no_lines(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "nothing.jsonl") == []
 
