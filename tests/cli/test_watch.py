@@ -45,6 +45,14 @@ def test_a_run_that_trains_shows_rates_ceilings_nodes_checkpoint_and_cost(tmp_pa
     assert "may have crashed" in state_of(run.path, run.at + 600).warning
 
 
+def test_a_run_of_an_earlier_version_shows_what_follows_from_the_rest(tmp_path: Path) -> None:
+    run = Writer(tmp_path / "vit")
+    run.begin()
+    run.train(3, global_batch_size=None, preprocessing_cores=None, epoch=None)
+    facts = dict(state_of(run.path, run.at).facts)
+    assert (facts["workers"], facts["preprocessing"], facts["epoch"]) == ("1, global batch 64", "19 cores", "–")
+
+
 def test_the_screen_fits_a_small_terminal(tmp_path: Path) -> None:
     path = eventful(tmp_path / "run")
     console = Console(width=60, record=True, file=io.StringIO())

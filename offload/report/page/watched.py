@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from offload.report.page.numbers import count, duration, moment, rate, share, usd
+from offload.report.page.numbers import count, duration, figure, moment, rate, share, usd
 from offload.report.page.story import Story
 
 MOST_EVENTS = 6
@@ -43,14 +41,18 @@ def watched(story: Story, now: float) -> Watched:
     if len(intervals):
         newest = {name: float(column[-1]) for name, column in intervals.columns.items()}
         wait_s, step_s = newest["data_wait_s"], newest["step_time_s"]
+        batch, cores = newest["global_batch_size"], newest["preprocessing_cores"]
+        if (last := story.last) is not None:  # intervals of earlier versions lack some of this
+            batch = batch if batch == batch else float(last.global_batch_size)
+            cores = cores if cores == cores or last.cores is None else float(last.cores)
         facts += [
-            ("epoch", f"{newest['epoch'] + 1:.0f}"),
+            ("epoch", figure(newest["epoch"] + 1)),
             ("throughput", rate(newest["samples_per_s"])),
             ("input ceiling", rate(newest["input_ceiling_samples_per_s"])),
             (f"{story.device} ceiling", rate(newest["device_ceiling_samples_per_s"])),
             ("stall", share(wait_s / step_s if step_s > 0 else None)),
-            ("workers", f"{newest['workers']:.0f}, global batch {newest['global_batch_size']:,.0f}"),
-            ("preprocessing", count(int(np.nan_to_num(newest["preprocessing_cores"])), "core")),
+            ("workers", f"{figure(newest['workers'])}, global batch {figure(batch)}"),
+            ("preprocessing", count(int(cores), "core") if cores == cores else "–"),
         ]
     if story.progress is not None and story.status == "unfinished":
         done, left_s = story.progress
