@@ -42,9 +42,9 @@ def watched(story: Story, now: float) -> Watched:
         newest = {name: float(column[-1]) for name, column in intervals.columns.items()}
         wait_s, step_s = newest["data_wait_s"], newest["step_time_s"]
         batch, cores = newest["global_batch_size"], newest["preprocessing_cores"]
-        if (last := story.last) is not None:  # intervals of earlier versions lack some of this
-            batch = batch if batch == batch else float(last.global_batch_size)
-            cores = cores if cores == cores or last.cores is None else float(last.cores)
+        if (known := story.last) is not None:  # intervals of earlier versions lack some of this
+            batch = batch if batch == batch else float(known.global_batch_size)
+            cores = cores if cores == cores or known.cores is None else float(known.cores)
         facts += [
             ("epoch", figure(newest["epoch"] + 1)),
             ("throughput", rate(newest["samples_per_s"])),
