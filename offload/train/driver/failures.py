@@ -7,6 +7,7 @@ import traceback
 from offload.errors import OffloadError, RunError, causes, find_offload_error
 from offload.report.run_dir import to_json
 from offload.train.driver.ray_train import is_broken_connection
+from offload.train.worker.process import RestatedError
 
 
 def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str, type[OffloadError]]:
@@ -20,8 +21,11 @@ def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str,
     telling = [e for e in bases if not is_broken_connection(e)]
     inner = [e for e in telling if not type(e).__module__.startswith("ray.")]
     base = (inner or telling[1:] or bases)[-1]
-    lines = str(base).strip().splitlines()
-    text = f"{type(base).__name__}: {lines[-1] if lines else 'no message'}"
+    name, said = type(base).__name__, str(base)
+    if isinstance(base, RestatedError):
+        name, said = base.name, base.text
+    lines = said.strip().splitlines()
+    text = f"{name}: {lines[-1] if lines else 'no message'}"
     return f"{what}: {text}. {remedy}", RunError
 
 

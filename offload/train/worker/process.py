@@ -13,6 +13,7 @@ import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
+from ray import cloudpickle
 
 from offload.errors import RunError
 from offload.model.checks import shown
@@ -25,6 +26,17 @@ from offload.train.worker.peers import DistPeers
 from offload.train.worker.reporter import Forward
 from offload.train.worker.seeding import seed_at_start
 from offload.train.worker.setup import WorkerSetup
+
+
+class RestatedError(Exception):
+    """An exception of the user's function that cannot travel to the driver: its type's ``name`` and its ``text``."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, text)
+        self.name, self.text = name, text
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
 
 
 def place_of(setup: WorkerSetup) -> Place:
@@ -72,11 +84,28 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
 
 
 def run_user_function(user_function: Any, context: Context) -> None:
-    """Call the user's training function. Raises RunError if it exits, which would end this process silently."""
+    """Call the user's training function. Raises RunError if it exits, which would end this process silently, and RestatedError instead
+    of an exception that cannot travel."""
     try:
         user_function(context)
     except (SystemExit, KeyboardInterrupt) as error:
         raise RunError(_exit_of(user_function, error, context.rank)) from error
+    except Exception as error:
+        if _travels(error):
+            raise
+        raise RestatedError(type(error).__name__, str(error)) from error
+
+
+def _travels(error: Exception) -> bool:
+    """Whether an exception arrives where it is sent. If it does not, Ray Train takes its worker for dead, and starts it again and again.
+
+    Many do not: those with an open file, and those whose ``__init__`` takes other arguments than the message, such as torch.compile's.
+    """
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))  # type: ignore[no-untyped-call]
+    except Exception:  # pickling runs the user's code
+        return False
+    return True
 
 
 def _exit_of(user_function: Any, error: BaseException, rank: int) -> str:
