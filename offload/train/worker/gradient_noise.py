@@ -220,9 +220,16 @@ def _norm(
         state = optimizer.state.get(parameter, {})
         if "exp_avg_sq" in state and gradient.numel():
             taken = 1 - group["betas"][1] ** float(state.get("step", 1))
-            gradient = gradient / ((state["exp_avg_sq"] / max(taken, 1e-12)).sqrt() + group["eps"])
-    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-    return norm
+            gradient = _real(gradient) / ((_real(state["exp_avg_sq"]) / max(taken, 1e-12)).sqrt() + group["eps"])
+    gradient = _real(gradient)
+    # Torch narrows no type while it computes a norm.
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+    return norm.float()
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as real and imaginary parts, as torch's optimizers take it; another one as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _sum_of_squares(norms: Sequence[torch.Tensor], group: dict[str, Any]) -> torch.Tensor:

@@ -175,6 +175,35 @@ def test_adam_sees_the_gradients_divided_by_their_second_moment() -> None:
     assert not is_adam(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_parameters_of_every_type_are_measured_alike(kind: Any, micro_batches: int) -> None:
+    """A complex gradient counts as its real and imaginary parts do."""
+
+    def measured(dtype: torch.dtype) -> list[float]:
+        generator = torch.Generator().manual_seed(0)
+        complex_one = dtype.is_complex
+        parameter = torch.nn.Parameter(torch.zeros(3, dtype=dtype) if complex_one else torch.zeros(6, dtype=dtype))
+        optimizer = kind([parameter], lr=0.1)
+        meter = NoiseMeter([optimizer], 1)
+        for step in range(3):
+            meter.begin(step, micro_batches, lambda: 1.0)
+            optimizer.zero_grad()
+            for _ in range(micro_batches):
+                drawn = torch.randn(3, 2, generator=generator)
+                seen = torch.view_as_real(parameter) if complex_one else parameter.reshape(3, 2)
+                (seen * drawn).sum().div(micro_batches).backward()
+                meter.micro_batch_done()
+            part = meter.finish(step, local_batch_size=LOCAL, whole=True)
+            optimizer.step()
+        assert part is not None
+        return part.to_floats()
+
+    expected = measured(torch.float32)
+    for dtype in (torch.float64, torch.complex64, torch.complex128):
+        assert measured(dtype) == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_mean_forgets_and_ignores_what_is_not_finite() -> None:
     average = NoiseAverage(batch_size=INITIAL)
     assert average.whole is None
