@@ -80,6 +80,8 @@ class NoiseMeter:
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], world_size: int) -> None:
         self._groups = [(each, group) for each in optimizers for group in each.param_groups]
+        # A group may have no parameters, such as that of the biases in a model without any.
+        self._device = next((p.device for _, group in self._groups for p in group["params"]), torch.device("cpu"))
         self._world_size = world_size
         self._handles: list[Any] = []
         self._norms: list[list[torch.Tensor]] = [[] for _ in self._groups]
@@ -156,9 +158,9 @@ class NoiseMeter:
             return None
         # Each micro-batch's loss was divided by the number of micro-batches, and multiplied by fp16's scale.
         undo = (self._micro_batches / self._loss_scale) ** 2
-        squares = [undo * _sum_of_squares(each, g) for each, (_, g) in zip(norms, self._groups, strict=True)]
+        squares = [undo * self._sum_of_squares(each) for each in norms]
         total = [
-            _sum_of_squares([_norm(p.grad, o, g, p) for p in g["params"] if p.grad is not None], g)
+            self._sum_of_squares([_norm(p.grad, o, g, p) for p in g["params"] if p.grad is not None])
             for o, g in self._groups
         ]
         values = torch.stack([*squares, *total]).tolist()
@@ -189,9 +191,9 @@ class NoiseMeter:
             if any(new.shape != was.shape for _, new, was in pairs):
                 return None  # a parameter has just gained or lost its gradient
             norms = [_norm(g, optimizer, group, p) for p, new, was in pairs for g in (new, was)]
-            squares.append(_sum_of_squares(norms, group))
+            squares.append(self._sum_of_squares(norms))
             means = [_norm((new + was) / 2, optimizer, group, p) for p, new, was in pairs]
-            total.append(_sum_of_squares(means, group))
+            total.append(self._sum_of_squares(means))
         values = torch.stack([*squares, *total]).tolist()
         return Part(
             count=2,
@@ -200,6 +202,11 @@ class NoiseMeter:
             squares=tuple(values[: len(squares)]),
             total=tuple(values[len(squares) :]),
         )
+
+    def _sum_of_squares(self, norms: Sequence[torch.Tensor]) -> torch.Tensor:
+        if not norms:
+            return torch.zeros((), device=self._device)
+        return torch.stack(list(norms)).square().sum()
 
 
 def _measured(step: int) -> bool:
@@ -230,9 +237,3 @@ def _norm(
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     """A complex tensor as real and imaginary parts, as torch's optimizers take it; another one as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def _sum_of_squares(norms: Sequence[torch.Tensor], group: dict[str, Any]) -> torch.Tensor:
-    if not norms:
-        return torch.zeros((), device=group["params"][0].device)
-    return torch.stack(list(norms)).square().sum()

@@ -149,6 +149,23 @@ def test_parameter_groups_are_told_apart() -> None:
     assert var == pytest.approx([0.0, 128.0])
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_parameter_group_may_be_empty(micro_batches: int) -> None:
+    """Such as the biases of a model without any."""
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([{"params": [], "weight_decay": 0.0}, {"params": [weight]}], lr=0.1)
+    meter = NoiseMeter([optimizer], 1)
+    for step in range(2):
+        optimizer.zero_grad()
+        meter.begin(step, micro_batches, lambda: 1.0)
+        for _ in range(micro_batches):
+            (weight * 2.0).sum().div(micro_batches).backward()
+            meter.micro_batch_done()
+        part = meter.finish(step, local_batch_size=LOCAL, whole=True)
+    assert part is not None
+    assert part.total == (0.0, 16.0)
+
+
 def test_adam_sees_the_gradients_divided_by_their_second_moment() -> None:
     """Scaling one parameter's gradients by 1000 changes neither its step nor its noise."""
 
