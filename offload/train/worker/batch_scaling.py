@@ -16,6 +16,7 @@ import torch
 
 from offload.adapt.noise_average import NoiseAverage
 from offload.adapt.rules import Rule, learning_rate_factor
+from offload.errors import RunError
 from offload.model.batch_split import BatchSplit
 from offload.train.config import Adaptation, BatchSize
 from offload.train.worker.agreement import Mailbox, Measured
@@ -34,7 +35,6 @@ class BatchScaling:
     def __init__(self, batch_size: BatchSize, adaptation: Adaptation, *, workers: int) -> None:
         self.noise = NoiseAverage(batch_size=batch_size.initial)
         self.mail = Mailbox(0)
-        self.factors: list[float] = []
         self._initial, self._adaptation = batch_size.initial, adaptation
         self._workers = workers
         self._meter: NoiseMeter | None = None
@@ -42,7 +42,14 @@ class BatchScaling:
         self._newest = -1
 
     def adopt(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Measure the gradients of these optimizers, and scale their learning rates with the batch."""
+        """Measure the gradients of these optimizers, and scale their learning rates with the batch. Raises RunError for one without a
+        learning rate, such as one that finds its steps itself, unless the user's rule leaves rates alone."""
+        for optimizer in optimizers:
+            if self._rule(optimizer) != "none" and any(group.get("lr") is None for group in optimizer.param_groups):
+                raise RunError(
+                    f"the batch size adapts, and learning rates with it, but {type(optimizer).__name__} has a parameter group without a "
+                    'learning rate ("lr"). Give it one, or leave rates alone: adaptation=offload.Adaptation(learning_rate="none").'
+                )
         self._optimizers = optimizers
         self._meter = NoiseMeter(optimizers, self._workers)
         self.mail = Mailbox(self._meter.width)
@@ -92,23 +99,25 @@ class BatchScaling:
         """A context with the learning rates for a global batch of ``rows`` samples."""
         groups = [(o, g) for o in self._optimizers for g in o.param_groups]
         noises = self.noise.groups
-        size, before = max(rows, self._initial), [g["lr"] for _, g in groups]
-        self.factors = []
+        size, before = max(rows, self._initial), list[tuple[dict[str, Any], Any]]()
         for number, (optimizer, group) in enumerate(groups):
+            rule = self._rule(optimizer)
+            if rule == "none":  # it may have no rate
+                continue
             gain = float(noises[number].gain(size)) if number < len(noises) else 1.0
             factor = learning_rate_factor(
-                self._rule(optimizer),
+                rule,
                 scale=size / self._initial,
                 gain=gain,
                 passes=passes,
                 warmup_epochs=self._adaptation.warmup_epochs,
             )
+            before.append((group, group["lr"]))
             group["lr"] = group["lr"] * factor
-            self.factors.append(factor)
         try:
             yield
         finally:
-            for (_, group), rate in zip(groups, before, strict=True):
+            for group, rate in before:
                 group["lr"] = rate
 
     def _rule(self, optimizer: torch.optim.Optimizer) -> Rule:
