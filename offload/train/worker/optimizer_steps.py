@@ -56,6 +56,7 @@ class OptimizerSteps:
             elif _reached(optimizer):  # the scaler refuses one without gradients
                 self._trained.scaler.step(optimizer)
                 self._stepped.append(optimizer)
+        for optimizer in optimizers:  # once all have stepped: two of them may hold the same parameter
             optimizer.zero_grad(set_to_none=True)
 
     def end_batch(self) -> None:

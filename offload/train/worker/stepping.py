@@ -273,7 +273,9 @@ class Stepper:
         optimizers = step.optimizers
         self.joined.exchange(optimizers, takes_part=self._takes_part)
         self._meter.backward_done()
-        parameters = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        # Each once: optimizers may share some.
+        held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}
+        parameters = [p for p in held.values() if p.grad is not None]
         if self._kept <= 0 or not (self._takes_part or self.joined.anyone_takes_part()):
             for optimizer in optimizers:  # nobody's samples count
                 optimizer.zero_grad(set_to_none=True)

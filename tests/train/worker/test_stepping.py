@@ -152,6 +152,19 @@ def test_an_optimizer_steps_twice_in_a_batch_and_an_overflow_does_not_change_lat
     assert scaler.get_scale() == 512.0
 
 
+@pytest.mark.parametrize("most", [None, 1.0])
+def test_a_parameter_that_two_optimizers_share_is_stepped_by_both(most: float | None) -> None:
+    """As in a plain loop that clips the gradient, steps both, and then clears the gradients."""
+    model = weight()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=lr) for lr in (1.0, 0.5)]
+    rank = Rank([model], optimizers)
+    rank.take()
+    rank.backward(model(ONE).sum() * 4.0)
+    rank.stepper.step((), clip_norm=most, passes=0.0)
+    assert model.weight.item() == pytest.approx(-1.5 * (4.0 if most is None else most))
+    assert model.weight.grad is None
+
+
 # -- several ranks -----------------------------------------------------------------------------------------------------
 
 
