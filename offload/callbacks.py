@@ -13,6 +13,7 @@ import importlib
 import importlib.resources
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,8 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Record a run in MLflow: parameters, metrics by optimizer step, the status, and at the end ``summary.json`` and ``report.html``.
 
+    MLflow does not take every name: ``acc@1`` becomes ``acc_1``.
+
     Args:
         experiment: the name of the experiment, which is created if there is none.
         tracking_uri: the tracking server, such as ``http://host:5000``; None: MLflow's own setting (``MLFLOW_TRACKING_URI``).
@@ -136,7 +139,7 @@ class MLflow(Callback):
         where = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
         self._run = self._client.create_run(where, run_name=started.run_dir.name).info.run_id
         for name, value in self._params.items():
-            self._client.log_param(self._run, name, value)
+            self._client.log_param(self._run, _mlflow_name(name), value)
         self._client.set_tag(self._run, "offload.run_dir", str(started.run_dir))
 
     def interval(self, interval: Interval) -> None:
@@ -156,7 +159,13 @@ class MLflow(Callback):
 
     def _log(self, values: Mapping[str, float], step: int, at: float) -> None:
         for name, value in values.items():
-            self._client.log_metric(self._run, name, value, timestamp=round(at * 1000), step=step)
+            self._client.log_metric(self._run, _mlflow_name(name), value, timestamp=round(at * 1000), step=step)
+
+
+def _mlflow_name(name: str) -> str:
+    """The name as MLflow takes it: of letters, digits and a few others, and the shortest path to itself."""
+    parts = re.sub(r"[^/\w.\- :]", "_", str(name)).split("/")
+    return "/".join(re.sub(r"^\.\.", "__", part) for part in parts if part not in ("", ".")) or "_"
 
 
 class WandB(Callback):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,6 +88,31 @@ def test_mlflow_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         (20, 120.0, AT + 20),
     ]
     assert [each.path for each in client.list_artifacts(run.info.run_id)] == ["summary.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("acc@1", "acc_1"),
+        ("val/f1 (macro)", "val/f1 _macro_"),
+        ("//val//loss/", "val/loss"),
+        ("a/../b", "a/__/b"),
+        ("..rest", "__rest"),
+        ("./.", "_"),
+        ("größe", "größe"),
+        ("two\n", "two_"),
+    ],
+)
+def test_mlflow_gets_names_that_it_takes(name: str, known: str) -> None:
+    from mlflow.utils.validation import _validate_metric_name
+
+    logged: list[tuple[str, float]] = []
+    callback = object.__new__(callbacks.MLflow)
+    callback._run = "run"
+    callback._client = SimpleNamespace(log_metric=lambda run, key, value, **more: logged.append((key, value)))
+    callback.metrics(Metrics(at=AT, epoch=0, step=1, values={name: 0.5, "loss": 1.0}))
+    assert logged == [(known, 0.5), ("loss", 1.0)]
+    _validate_metric_name(known)
 
 
 def test_weights_and_biases_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
