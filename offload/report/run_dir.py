@@ -132,7 +132,8 @@ class RunDirectory:
         """Write one file of the directory, whole or not at all."""
         part = self.path / f".{name}.part"
         try:
-            part.write_text(text, encoding="utf-8")
+            # An error may name a file whose name is not Unicode.
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
             os.replace(part, self.path / name)
         except OSError as error:
             raise self._failed(error) from None

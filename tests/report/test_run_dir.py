@@ -268,6 +268,12 @@ def test_a_disk_that_fills_up_later(tmp_path: Path) -> None:
         directory.write("missing/part", "")
 
 
+def test_a_text_with_a_file_name_that_is_not_unicode(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.jpg")
+    RunDirectory(tmp_path).write("error.txt", f"größe: cannot read {name}\n")
+    assert (tmp_path / "error.txt").read_text(encoding="utf-8") == "größe: cannot read caf\\udce9.jpg\n"
+
+
 # --- the files --------------------------------------------------------------------------------------------------------
 
 values = st.recursive(
