@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
@@ -21,6 +22,11 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         whole = copy.copy(value)
         whole.update(changed)  # type: ignore[attr-defined]
         return whole
+    if isinstance(value, PackedSequence):  # torch wants its batch sizes on the CPU
+        data, *orders = (
+            map_tensors(each, change) for each in (value.data, value.sorted_indices, value.unsorted_indices)
+        )
+        return type(value)(data, value.batch_sizes, *orders)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(each, change) for each in value))
     if isinstance(value, list | tuple):
