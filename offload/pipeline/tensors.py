@@ -19,8 +19,9 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         changed = {key: map_tensors(each, change) for key, each in value.items()}
         if type(value) is dict:
             return changed
-        whole = copy.copy(value)
-        whole.update(changed)  # type: ignore[attr-defined]
+        whole: Any = copy.copy(value)
+        for key, each in changed.items():  # the outputs of Hugging Face's models refuse update()
+            whole[key] = each
         return whole
     if isinstance(value, PackedSequence):  # torch wants its batch sizes on the CPU
         data, *orders = (
