@@ -73,13 +73,15 @@ class Distributed:
 
     def average(self, gradients: Sequence[torch.Tensor]) -> None:
         for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            # Those of sparse embeddings are dense meanwhile: their rows differ by rank.
+            flat = torch.cat([gradient.to_dense().reshape(-1) for gradient in bucket])
             dist.all_reduce(flat)
             flat /= dist.get_world_size()
             for gradient, mean in zip(
                 bucket, torch.split(flat, [gradient.numel() for gradient in bucket]), strict=True
             ):
-                gradient.copy_(mean.view_as(gradient))
+                mean = mean.view(gradient.shape)
+                gradient.copy_(mean.to_sparse(gradient.sparse_dim()) if gradient.is_sparse else mean)
 
 
 def _buckets(gradients: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -93,7 +95,7 @@ def _buckets(gradients: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
             buckets.append(last[gradient.dtype])
             room[gradient.dtype] = BUCKET_BYTES
         last[gradient.dtype].append(gradient)
-        room[gradient.dtype] -= gradient.nbytes
+        room[gradient.dtype] -= gradient.numel() * gradient.element_size()
     return buckets
 
 
