@@ -77,7 +77,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
         context.told = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
         if not len(context.cached):
             raise RunError("the training data set delivered no batch to replay. Does it have samples?")
-        with contextlib.redirect_stdout(Forward(loop.reporter, sys.stdout)):
+        with contextlib.closing(Forward(loop.reporter, sys.stdout)) as out, contextlib.redirect_stdout(out):
             _replay(user_function, context)
         if not context.measured:
             raise RunError(

@@ -71,7 +71,7 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
     loop = TrainingLoop(setup, place_of(setup))
     context = Context(loop)
     try:
-        with contextlib.redirect_stdout(Forward(loop.reporter, sys.stdout)):
+        with contextlib.closing(Forward(loop.reporter, sys.stdout)) as out, contextlib.redirect_stdout(out):
             run_user_function(user_function, context)
         loop.commit_rest()
     except torch.OutOfMemoryError as error:

@@ -116,7 +116,8 @@ class Reporter:
 
 
 class Forward(io.TextIOBase):
-    """A text stream that forwards whole lines to the driver, and to the worker's own log."""
+    """A text stream that forwards whole lines to the driver, and to the worker's own log. :meth:`close` forwards a last line without an
+    end. All else that a program may ask of its output, such as ``buffer`` or ``reconfigure``, is that of the log."""
 
     def __init__(self, reporter: Reporter, log: Any) -> None:
         self._reporter, self._log = reporter, log
@@ -131,3 +132,11 @@ class Forward(io.TextIOBase):
 
     def flush(self) -> None:
         self._log.flush()
+
+    def close(self) -> None:
+        rest, self._rest = self._rest, ""
+        if rest:
+            self._reporter.event("print", text=rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
