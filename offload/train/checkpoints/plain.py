@@ -147,6 +147,10 @@ def _plain_dict(value: Mapping[Any, Any], where: str, tensor: Callable[[torch.Te
     made: Any = type(value)()
     for key, each in value.items():
         named = to_plain(key, f"a key of {where}", tensor)
+        try:
+            hash(named)
+        except TypeError:  # data that becomes a dict, such as a date, cannot be a key
+            raise NotPlainError(f"a key of {where}", _called(key)) from None
         if named == TAG:
             raise NotPlainError(where, f"a dict with the key {TAG!r}, which offload uses itself")
         made[named] = to_plain(each, f"{where}[{key!r}]", tensor)

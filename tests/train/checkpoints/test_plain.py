@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import enum
 import io
 import pathlib
@@ -134,6 +135,21 @@ def test_what_is_no_data_is_refused_by_its_place_and_type(value: Any, says: str)
         NotPlainError, match=rf"^the state\['groups'\]\[1\] is .*{says}.* a checkpoint can hold only data"
     ):
         to_plain({"groups": [1, value]}, "the state")
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (datetime.date(2026, 1, 2), "datetime.date"),
+        (frozenset({1}), "frozenset"),
+        (b"name", "bytes"),
+        ((1, b"name"), "tuple"),
+    ],
+)
+def test_a_key_that_would_become_a_dict_is_refused_by_its_type(key: Any, says: str) -> None:
+    with pytest.raises(NotPlainError, match=rf"^a key of the state\['seen'\] is of type {says}, and a checkpoint"):
+        to_plain({"seen": {key: 1}}, "the state")
+    assert loaded({"seen": {(1, "name"): 1}}) == {"seen": {(1, "name"): 1}}
 
 
 def test_a_class_that_this_process_declared_safe_is_refused_all_the_same() -> None:
