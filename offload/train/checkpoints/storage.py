@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError, argument
@@ -71,11 +70,11 @@ def check_storage(storage: Storage) -> None:
         with fs.open_output_stream(name) as stream:
             stream.write(b"\0" * (256 << 10))
         fs.delete_file(name)
-    except (OSError, pa.ArrowException) as error:
+    except Exception as error:  # fsspec's file systems pass on their clients' own errors, such as botocore's
         # A failed write may leave an empty file.
         try:
             fs.delete_file(name)
-        except (OSError, pa.ArrowException):
+        except Exception:
             pass
         local = isinstance(fs, pafs.LocalFileSystem)
         remedy = (

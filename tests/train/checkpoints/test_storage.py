@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow.fs as pafs
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 import offload
 from offload.errors import ConfigError
@@ -161,6 +162,27 @@ def test_a_folder_without_permission() -> None:
         assert list((root / "open" / "new").iterdir()) == []
 
 
+class NoCredentialsError(Exception):
+    """An error of a storage's client, which is no OSError."""
+
+
+class Refusing(MemoryFileSystem):
+    """A file system of fsspec whose client finds no credentials."""
+
+    def _refuse(self, *args: Any, **named: Any) -> Any:
+        raise NoCredentialsError("Unable to locate credentials")
+
+    _open = rm = rm_file = _refuse
+
+
+def test_an_error_of_a_storages_own_client_is_told_with_the_remedy() -> None:
+    told = refusal("bucket/runs", Refusing())
+    assert (
+        "'/bucket/runs': Unable to locate credentials. Check the bucket's name, its endpoint and the credentials"
+        in told
+    )
+
+
 def test_what_is_no_checkpoint_is_never_removed(tmp_path: Path) -> None:
     """storage_path="s3://bucket", data in s3://bucket/train, a script called train.py."""
     (tmp_path / "train" / "class_0").mkdir(parents=True)
@@ -237,6 +259,7 @@ import sys
 
 import numpy as np
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 import offload
 from offload.testing.numbers import Numbers
