@@ -209,19 +209,21 @@ class Stepper:
         return batch.all_rows if chosen else self._end_batch(batch, useful)
 
     def settle(self, passes: float) -> int:
-        """End a batch that the loop left: after optimizers that it stepped one by one or itself, or after ``skip``. Return the rows of
-        the global batch, 0 if it is not complete. Raises RunError if the loop did nothing with the batch."""
+        """End a batch that the loop left: after optimizers that it stepped one by one or itself, after ``skip``, or if its own GradScaler
+        left the step out. Return the rows of the global batch, 0 if it is not complete. Raises RunError if the loop did nothing with the
+        batch."""
         batch = self.batch
         if batch is None:
             return 0
-        if self._plain and not self._went_backward:
+        overflowed = not (self._plain or self._done or self._skipped or self._went_backward) and self._overflowed(batch)
+        if overflowed or (self._plain and not self._went_backward):
             self._begin_gradient(batch, lambda: False)
-        if self._plain or self._done:
+        if overflowed or self._plain or self._done:
             return self._end_batch(batch, float(batch.all_rows))
         if not self._skipped:
             raise RunError(
                 "the loop took the next batch without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch "
-                "of ctx.batches('train'), or ctx.skip()."
+                "of ctx.batches('train'), or ctx.skip(). A GradScaler of the loop's own leaves steps out: precision='fp16' has one."
             )
         if not self._is_last:
             self._end_micro_batch(batch)
@@ -230,6 +232,15 @@ class Stepper:
         for each in self._usual or [_Step(tuple(self._state.optimizers), None)]:
             useful = self._apply(each, batch, passes)
         return self._end_batch(batch, useful)
+
+    def _overflowed(self, batch: LocalBatch) -> bool:
+        """Whether ``loss.backward()`` has left gradients that are not finite, with which a GradScaler does not step. Only where all workers
+        see the same gradients: the others would wait in the exchange before their step."""
+        optimizers = self._state.optimizers
+        if batch.split.accum_steps or self._scaling is not None or any(map(self.joined.exchanges_some, optimizers)):
+            return False
+        gradients = [p.grad for o in optimizers for g in o.param_groups for p in g["params"] if p.grad is not None]
+        return not all(bool(torch.isfinite(each.to_dense()).all()) for each in gradients)
 
     @property
     def has_stepped(self) -> bool:

@@ -152,6 +152,31 @@ def test_an_optimizer_steps_twice_in_a_batch_and_an_overflow_does_not_change_lat
     assert scaler.get_scale() == 512.0
 
 
+def test_a_scaler_of_the_loops_own_may_leave_a_step_out() -> None:
+    model = weight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    rank = Rank([model], [optimizer])
+    for factor in (float("inf"), 1.0, float("nan"), 1.0):
+        rank.take()
+        optimizer.zero_grad()
+        scaler.scale(model(ONE).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert rank.stepper.settle(0.0) == ROWS
+    assert model.weight.item() == -2.0
+    assert rank.stepper._state.progress.step == 4, "the batches left out count, too"
+
+
+def test_a_batch_with_which_the_loop_does_nothing_is_an_error() -> None:
+    model = weight()
+    rank = Rank([model], [torch.optim.SGD(model.parameters(), lr=1.0)])
+    rank.take()
+    model(ONE).sum().backward()
+    with pytest.raises(RunError, match=r"took the next batch without ctx.step\(\)\..* A GradScaler of the loop's own"):
+        rank.take()
+
+
 @pytest.mark.parametrize("most", [None, 1.0])
 def test_a_parameter_that_two_optimizers_share_is_stepped_by_both(most: float | None) -> None:
     """As in a plain loop that clips the gradient, steps both, and then clears the gradients."""
