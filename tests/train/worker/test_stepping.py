@@ -282,6 +282,27 @@ def test_layers_unfrozen_after_prepare_stay_equal_on_all_ranks(plain: bool, froz
     assert on_two(train) == [pytest.approx(expected), pytest.approx(expected)]
 
 
+def test_a_parameter_that_no_rank_used_stays_as_it_is() -> None:
+    """As on one worker: weight decay and momentum move only what has a gradient."""
+
+    def train(rank: int, join: InThreads) -> list[torch.nn.Module]:
+        heads = [weight(1.0) for _ in range(3)]
+        model = torch.nn.ModuleList(heads)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        loop = Rank([model], [optimizer], rank=rank, workers=2, join=join)
+        for _ in range(2):
+            loop.take(2, 2)
+            loop.backward(sum((head(ONE).mean() for head in heads[: 1 + rank]), torch.zeros(())))
+            loop.step()
+        return heads
+
+    first, second = on_two(train)
+    assert first == second
+    assert first[0] < first[2]
+    assert first[1] < first[2], "used on one rank"
+    assert first[2] == 1.0
+
+
 @pytest.mark.parametrize(
     ("rows", "skips", "factor", "steps"),
     [
