@@ -88,6 +88,7 @@ class Training:
     Args:
         progress: the progress of training.
         optimizers, others: their ``state_dict``, in the order in which ``ctx.prepare`` got them.
+        loose: the parameters that only an optimizer holds, in its order.
         scaler: the state of the gradient scaler, for fp16.
         rng: the states of each rank's generators.
         adapting: the state of adaptation: ``noise``, ``learned``, and ``workers`` and ``batch`` of the newest step. Empty if nothing
@@ -99,6 +100,7 @@ class Training:
     progress: Progress
     optimizers: Sequence[Any] = ()
     others: Sequence[Any] = ()
+    loose: Sequence[torch.Tensor] = ()
     scaler: Mapping[str, Any] | None = None
     rng: Sequence[Mapping[str, Any]] = ()
     adapting: Mapping[str, Any] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class Training:
     def to_state(self) -> dict[str, Any]:
         """The state as containers, numbers and tensors."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        lists = {"optimizers": list(self.optimizers), "others": list(self.others), "rng": list(self.rng)}
+        lists = {name: list(getattr(self, name)) for name in ("optimizers", "others", "loose", "rng")}
         return {**fields, **lists, "progress": self.progress.to_state(), "schema": SCHEMA}
 
     @classmethod
@@ -123,6 +125,8 @@ class Training:
             optimizers = [_mapping(each) for each in _list(state["optimizers"])]
             part = "others"
             others = _list(state["others"])
+            part = "loose"
+            loose = [_tensor(each) for each in _list(state.get("loose", []))]
             part = "scaler"
             scaler = None if state["scaler"] is None else _mapping(state["scaler"])
             part = "rng"
@@ -145,6 +149,7 @@ class Training:
             progress=progress,
             optimizers=optimizers,
             others=others,
+            loose=loose,
             scaler=scaler,
             rng=rng,
             adapting=adapting,
@@ -242,6 +247,12 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(f"a {type(value).__name__} instead of a list")
+    return value
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"a {type(value).__name__} instead of a tensor")
     return value
 
 

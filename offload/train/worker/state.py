@@ -18,7 +18,7 @@ from offload.pipeline.ranges import Ranges
 from offload.train.checkpoints import format as checkpoints
 from offload.train.checkpoints.format import Progress, Training
 from offload.train.checkpoints.plain import NotPlainError, to_plain
-from offload.train.checkpoints.sharded import is_part, is_sharded, load_model, load_optimizer, whole
+from offload.train.checkpoints.sharded import divided, is_part, is_sharded, load_model, load_optimizer, whole
 from offload.train.worker.checkpointer import Checkpointer, Stored
 from offload.train.worker.peers import Talk
 from offload.train.worker.seeding import seed_at_step
@@ -130,7 +130,7 @@ class TrainingState:
         self.models = list(models)
         self.optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
         self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
-        self._sharded = any(map(is_sharded, (*self.models, *self._others)))
+        self._sharded = any(map(is_sharded, (*self.models, *self._others))) or any(map(is_part, self._loose()))
         if self._stored is not None:
             self._restore(self._stored)
         self._try_commit()
@@ -241,6 +241,7 @@ class TrainingState:
             progress=self.progress,
             optimizers=[_state_of(each, tensor) for each in self.optimizers],
             others=[_state_of(each, tensor) for each in self._others],
+            loose=to_plain(self._loose(), "a parameter that only an optimizer holds", tensor),
             scaler=_state_of(self.scaler, tensor) if self.scaler is not None else None,
             rng=generators,
             adapting=to_plain(adapting, "what adaptation learned", tensor),
@@ -249,12 +250,23 @@ class TrainingState:
         )
         return model, training.to_state()
 
+    def _loose(self) -> list[torch.Tensor]:
+        """The parameters that only an optimizer holds, such as a temperature, or the weights of a loss that is not prepared."""
+        modules = [each for each in (*self.models, *self._others) if isinstance(each, torch.nn.Module)]
+        known = {id(p) for module in modules for p in module.parameters()}
+        held = {id(p): p for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        return [parameter for number, parameter in held.items() if number not in known]
+
     def _restore(self, stored: Training) -> None:
         try:
             for i, model in enumerate(self.models):
                 load_model(model, self._stored_model if len(self.models) == 1 else self._stored_model[str(i)])
             for optimizer, state in zip(self.optimizers, stored.optimizers, strict=True):
                 load_optimizer(optimizer, state)
+            for parameter, value in zip(self._loose(), stored.loose, strict=bool(stored.loose)):
+                if value.shape != parameter.shape:
+                    raise ValueError(f"a parameter has the shape {tuple(parameter.shape)}, not {tuple(value.shape)}.")
+                parameter.data.copy_(divided(value, parameter) if is_part(parameter) else value)
             for item, state in zip(self._others, stored.others, strict=True):
                 if isinstance(item, torch.nn.Module):
                     load_model(item, state)

@@ -76,6 +76,7 @@ ALTERED: dict[str, Any] = {
     + [{**TRAINED.progress.to_state(), "useful": bad} for bad in (float("nan"), float("inf"), -1.0, None)],
     "optimizers": [None, torch.zeros(2), {"state": {}}, [torch.zeros(2)], ["sgd"]],
     "others": [None, 3],
+    "loose": [None, 3, [{}]],
     "scaler": [torch.zeros(1), []],
     "rng": [None, "seed", [3], [{}], [{**rng_state(), "torch": torch.zeros(3)}], [{**rng_state(), "python": {}}]],
     "adapting": [3, {"noise": {}}, {**TRAINED.adapting, "batch": [1]}, {**TRAINED.adapting, "learned": {"steps": 3}}],

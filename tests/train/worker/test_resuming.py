@@ -53,6 +53,32 @@ def test_a_schedule_over_all_batches_goes_on_after_a_restart_within_an_epoch(tmp
     assert set(lengths) == {(3, 3), (8, 8)}, "the rest of the interrupted epoch, then whole ones"
 
 
+def test_parameters_that_only_an_optimizer_holds_go_on_too(tmp_path: Path) -> None:
+    """A temperature, and a loss that has weights and is not prepared."""
+    seen: list[list[float]] = []
+
+    def train(ctx: Context) -> None:
+        model, temperature, loss = torch.nn.Linear(1, 1), torch.nn.Parameter(torch.ones(())), torch.nn.Linear(1, 1)
+        loose = [temperature, *loss.parameters()]
+        optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": loose}], lr=0.1)
+        model, optimizer = ctx.prepare(model, optimizer)
+        seen.append([each.item() for each in loose])
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward((loss(model(torch.ones(len(batch["sample_id"]), 1))) * temperature).mean())
+                ctx.step()
+                if not ctx._loop.state.resumed and ctx.global_step == 3:
+                    commit(ctx)
+                    seen.append([each.item() for each in loose])
+                    raise Died
+
+    run = LocalRun(tmp_path, samples=SAMPLES)
+    run.train(train)
+    run.train(train)
+    first, at_checkpoint, resumed = seen
+    assert resumed == at_checkpoint != first
+
+
 @pytest.mark.parametrize(("sizes", "local"), [(8, 8), (16, 4)])
 def test_the_number_of_batches_leaves_out_those_that_are_dropped(tmp_path: Path, sizes: int, local: int) -> None:
     lengths: list[tuple[int, int]] = []
