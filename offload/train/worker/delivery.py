@@ -77,7 +77,9 @@ class Delivery:
             return self._moved({name: as_tensor(column) for name, column in self._joined(visible).items()})
         batch = self._collated(list(cut.samples), cut.ids)
         if type(batch) is dict:
-            batch[SAMPLE_ID] = torch.tensor(cut.ids, dtype=torch.int64)
+            _check_free(batch, cut.ids)
+            # A copy: it may be a sample itself, which a filler repeats.
+            batch = {**batch, SAMPLE_ID: torch.tensor(cut.ids, dtype=torch.int64)}
         if self._stream is not None:
             batch = map_tensors(batch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
         return self._moved(batch)
@@ -153,6 +155,16 @@ class Delivery:
             for step in self._on_device:
                 batch = step(batch)
         return batch
+
+
+def _check_free(batch: dict[Any, Any], ids: Sequence[int]) -> None:
+    """Raise RunError for a batch whose own content would be lost under the name of the samples' ids."""
+    own = batch.get(SAMPLE_ID)
+    if own is not None and not (isinstance(own, torch.Tensor) and own.tolist() == list(ids)):
+        raise RunError(
+            f"the name of a column of a batch is {SAMPLE_ID!r}, which offload adds itself. Give it another name in the data set, its "
+            "transform or the collate_fn."
+        )
 
 
 def _columns_of(samples: list[Any], ids: Sequence[int]) -> Any:

@@ -150,6 +150,28 @@ def test_a_collate_fn_that_raises_is_named_with_its_line() -> None:
         Delivery(torch.device("cpu"), collate_fn=mine).deliver(cut)
 
 
+@pytest.mark.parametrize(
+    "collate_fn", [None, lambda samples: {"sample_id": [sample["sample_id"] for sample in samples]}]
+)
+def test_content_of_the_name_of_the_ids_is_refused_unless_it_is_the_ids(collate_fn: Any) -> None:
+    def delivered(names: list[Any]) -> Any:
+        samples = [[{"sample_id": name, "boxes": [np.ones(2)]}] for name in names]
+        (cut,) = cut_all(Cutter(), [(whole(0, samples), 2)], 2)
+        return Delivery(torch.device("cpu"), collate_fn=collate_fn).deliver(cut)[0]
+
+    with pytest.raises(RunError, match=r"the name of a column of a batch is 'sample_id', which offload adds itself"):
+        delivered(["a.jpg", "b.jpg"])
+    if collate_fn is None:
+        assert delivered([0, 1])["sample_id"].tolist() == [0, 1]
+
+
+def test_a_batch_that_is_a_sample_itself_is_repeated_by_fillers() -> None:
+    one = Delivery(torch.device("cpu"), collate_fn=lambda samples: samples[0])
+    (cut,) = cut_all(Cutter(), [(whole(0, [[{"x": torch.ones(3)}]]), 1)], 1)
+    assert one.deliver(cut)[0]["sample_id"].tolist() == [0]
+    assert one.deliver(cut.first(2).again())[0]["x"].tolist() == [1.0, 1.0, 1.0]
+
+
 def unlike(start: int, stop: int, nested: bool) -> Columns:
     """A piece of a block that has columns of its own: numbers, rows and text, or samples of such parts."""
     n = stop - start
