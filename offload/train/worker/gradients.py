@@ -10,9 +10,13 @@ from offload.train.checkpoints.sharded import is_part, whole
 
 
 def scale_gradients(parameters: Sequence[torch.Tensor], factor: float) -> None:
-    """Multiply the gradients of parameters."""
+    """Multiply the gradients of parameters. A factor of 0 makes them 0, whatever they are."""
     for kind in _kinds(parameters):
-        torch._foreach_mul_([p.grad for p in kind if p.grad is not None], factor)
+        gradients = [p.grad for p in kind if p.grad is not None]
+        if factor:
+            torch._foreach_mul_(gradients, factor)
+        else:  # zero times what is not finite is not zero
+            torch._foreach_zero_(gradients)
 
 
 def clip_gradients(parameters: Sequence[torch.Tensor], most: float) -> None:

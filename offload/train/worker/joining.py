@@ -57,7 +57,9 @@ class Distributed:
 
         def all_reduce(bucket: Any) -> torch.futures.Future[torch.Tensor]:
             ready()
-            if (factor := weight()) != 1.0:
+            if (factor := weight()) == 0.0:  # zero times what is not finite is not zero
+                bucket.buffer().zero_()
+            elif factor != 1.0:
                 bucket.buffer().mul_(factor)
             return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the world's group
 

@@ -137,7 +137,10 @@ class Stepper:
         scaled = loss if weight == 1.0 else loss * weight
         if self._state.scaler is not None:
             scaled = self._state.scaler.scale(scaled)
-        self.joined.backward(scaled, retain_graph=retain_graph, exchanges=self._is_last)
+        if batch.weight or self.joined.sharded or bool(torch.isfinite(loss.detach()).all()):
+            self.joined.backward(scaled, retain_graph=retain_graph, exchanges=self._is_last)
+        else:  # the loss of a filler, such as a mean over no tokens: zero times it is not zero
+            self.joined.add_nothing(self._state.scaler, exchanges=self._is_last)
         self._meter.backward_done()
         self._watchdog.alive()
 

@@ -282,6 +282,28 @@ def test_layers_unfrozen_after_prepare_stay_equal_on_all_ranks(plain: bool, froz
     assert on_two(train) == [pytest.approx(expected), pytest.approx(expected)]
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_the_loss_of_a_filler_does_not_matter_even_if_it_is_not_finite(loss: float, plain: bool) -> None:
+    """Such as a mean over the tokens that count, of which two rows may have none."""
+
+    def train(rank: int, join: InThreads) -> list[torch.nn.Module]:
+        model = weight(1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        loop = Rank([model], [optimizer], rank=rank, workers=2, join=join)
+        loop.take(2, 0)
+        made = model(ONE).mean() * (1.0 if rank == 0 else loss)
+        if plain:
+            made.backward()
+            optimizer.step()
+        else:
+            loop.backward(made)
+            loop.step()
+        return [model]
+
+    assert on_two(train) == [[0.5], [0.5]]
+
+
 def test_a_parameter_that_no_rank_used_stays_as_it_is() -> None:
     """As on one worker: weight decay and momentum move only what has a gradient."""
 
