@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,12 +93,14 @@ class RayCheckpointer:
             ray.train.report(metrics, checkpoint_upload_mode=later)
             return
         storage: Any = ray.train.get_context().get_storage()
-        folder = Path(tempfile.mkdtemp(prefix="offload-"))
+        with _writing():
+            folder = Path(tempfile.mkdtemp(prefix="offload-"))
         self._storing = True
 
         def store(checkpoint: Any, name: str) -> Any:
             try:
-                checkpoints.save(folder, *content)
+                with _writing():
+                    checkpoints.save(folder, *content)
                 return storage.persist_current_checkpoint(checkpoint, name)
             except OSError as error:
                 raise _storage_error(error) from None
@@ -116,14 +120,31 @@ class RayCheckpointer:
 
 def _report(metrics: dict[str, Any], content: Content | None) -> None:
     """Store a checkpoint and report it; ``content`` is None on ranks that do not write."""
-    with tempfile.TemporaryDirectory(prefix="offload-") as folder:
-        try:
-            if content is not None:
-                checkpoints.save(Path(folder), *content)
-            saved = ray.train.Checkpoint.from_directory(folder) if content is not None else None
-            ray.train.report(metrics, checkpoint=saved)
-        except OSError as error:
-            raise _storage_error(error) from None
+    if content is None:
+        ray.train.report(metrics, checkpoint=None)
+        return
+    with _writing():
+        folder = Path(tempfile.mkdtemp(prefix="offload-"))
+    try:
+        with _writing():
+            checkpoints.save(folder, *content)
+        ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
+    except OSError as error:
+        raise _storage_error(error) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """A context in which a checkpoint is written on this host, before the storage gets it. Raises RunError if that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"a checkpoint could not be written to a temporary folder of {socket.gethostname()}: {reason_of(error)}. Free space in "
+            f"{tempfile.tempdir or 'it'}, or name another folder there with TMPDIR; the same command then resumes from the last checkpoint."
+        ) from None
 
 
 def _storage_error(error: OSError) -> RunError:
