@@ -6,6 +6,7 @@ samples as fit, and each token has the same weight in the gradient.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -189,11 +190,15 @@ def _by_column(samples: Sequence[Any], collated: Any) -> Any:
 
 
 def _tensors(values: list[Any]) -> list[torch.Tensor] | None:
-    """The values as tensors; None for others, such as text."""
+    """The values as tensors of one type; None for others, such as text."""
     try:
-        return [torch.as_tensor(value) for value in values]
+        tensors = [torch.as_tensor(value) for value in values]
     except (TypeError, ValueError, RuntimeError):
         return None
+    # An empty list has no type of its own: torch takes it for float32.
+    kinds = {t.dtype for t in tensors if t.numel()}
+    common = functools.reduce(torch.promote_types, kinds) if kinds else tensors[0].dtype
+    return [t.to(common) for t in tensors]
 
 
 def _value(sample: Any, name: Any) -> Any:

@@ -34,6 +34,15 @@ def test_pad_takes_tuples_several_dimensions_and_multiples() -> None:
     assert mask.shape == (2, 8)
 
 
+@pytest.mark.parametrize("first", [[], [1, 2]])
+def test_lists_of_numbers_become_tensors_of_one_type(first: list[int]) -> None:
+    """Whole numbers among others, and a first list that is empty."""
+    whole, halves = [{"ids": first}, {"ids": [3]}], [{"at": first}, {"at": [0.5]}]
+    assert collate.pad()(whole)["ids"].dtype == collate.pack()(whole)["ids"].dtype == torch.int64
+    assert collate.pad()(halves)["at"][1, 0] == collate.pack()(halves)["at"][-1] == 0.5
+    assert collate.nest()(halves)["at"].dtype == torch.float32
+
+
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_pack_loses_nothing_and_tells_where_samples_begin(lengths: list[int]) -> None:
     samples = [{"ids": torch.full((n,), i)} for i, n in enumerate(lengths)]
