@@ -178,6 +178,12 @@ class TrainingLoop:
                 "fixed batch_size."
             )
         for module in modules:
+            lazy = next((name for name, p in module.named_parameters() if torch.nn.parameter.is_lazy(p)), None)
+            if lazy is not None:
+                raise RunError(
+                    f"ctx.prepare got a {type(module).__name__} whose parameter {lazy!r} has no shape yet. Run the model once before, "
+                    "on an input of the shape that it will get: the first forward pass gives a lazy layer its shape."
+                )
             module.to(self.device)
         self.state.adopt(
             [_plain(module) for module in trained], [each for each in objects if not any(each is m for m in trained)]

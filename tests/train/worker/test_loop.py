@@ -16,9 +16,11 @@ from offload.testing.in_threads import LocalCheckpointer, LocalClient, LocalFeed
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN
 from offload.train.worker.batches import NoPeers
+from offload.train.worker.context import Context
 from offload.train.worker.goal import Goal
 from offload.train.worker.loop import Place, TrainingLoop
 from offload.train.worker.setup import WorkerSetup
+from tests.train.worker.local_runs import LocalRun
 
 BATCH = 4
 
@@ -90,3 +92,15 @@ def test_a_number_of_steps_takes_as_many_passes_as_it_needs(loop: TrainingLoop) 
 def test_a_pass_that_delivers_no_batch_ends_a_number_of_steps(loop: TrainingLoop) -> None:
     with pytest.raises(RunError, match=r"epoch 1 delivered no batch, and ctx.steps goes on .* skipped or left out"):
         train(loop, Goal(steps=3), drop_last=True)
+
+
+def test_a_parameter_without_a_shape_is_named_with_what_gives_it_one(tmp_path: Path) -> None:
+    def train(ctx: Context) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+        model[0].weight = torch.nn.parameter.UninitializedParameter()  # as in a lazy layer
+        ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(
+        RunError, match=r"a Sequential whose parameter '0.weight' has no shape yet\. Run the model once"
+    ):
+        LocalRun(tmp_path).train(train)
