@@ -47,6 +47,7 @@ class Board:
         self._past: list[tuple[int, Totals]] = []
         self._metrics: dict[str, float] = {}
         self._events: list[dict[str, Any]] = []
+        self._dropped = 0  # the number of events before these
         self._epoch = self._step = self._samples = 0
         self._group = GroupStatus()
         self._orders = Orders()
@@ -70,17 +71,20 @@ class Board:
                 self._changed.notify_all()
 
     def read(self, cursor: int) -> News:
-        """The news since ``cursor``."""
+        """The news since ``cursor``. The events before it are forgotten: its only reader has them, and a long run has many."""
         with self._board:
+            read = max(cursor - self._dropped, 0)
+            del self._events[:read]
+            self._dropped += read
             return News(
-                cursor=len(self._events),
+                cursor=self._dropped + len(self._events),
                 totals=dict(self._totals),
                 past=tuple(self._past),
                 epoch=self._epoch,
                 step=self._step,
                 samples=self._samples,
                 metrics=dict(self._metrics),
-                events=tuple(self._events[cursor:]),
+                events=tuple(self._events),
                 group=self._group,
                 attempts=self._attempt,
                 rates=self._rates_now(),

@@ -38,6 +38,22 @@ def test_what_did_not_fit_into_memory_bounds_every_group_that_starts_later() -> 
     assert not board.out_of_memory(0, BatchSplit(workers=2, local_batch_size=1, accum_steps=0))
 
 
+def test_events_are_kept_until_the_driver_has_read_them() -> None:
+    board = Board()
+    for number in (1, 2):
+        board.note("seen", number=number)
+    first = board.read(0)
+    assert [each["number"] for each in first.events] == [1, 2]
+    assert board.read(0).events == first.events, "an answer may be lost"
+    board.note("seen", number=3)
+    second = board.read(first.cursor)
+    assert [each["number"] for each in second.events] == [3]
+    assert len(board._events) == 1, "what the driver has is forgotten"
+    assert board.read(second.cursor).events == ()
+    board.note("seen", number=4)
+    assert [each["number"] for each in board.read(second.cursor).events] == [4]
+
+
 def test_workers_are_replaced_once_they_are_ready_and_once_only() -> None:
     board = Board()
     assert board.begin_group().attempt == 1
