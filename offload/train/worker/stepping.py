@@ -81,6 +81,7 @@ class Stepper:
         self._done: list[_Step] = []  # in this batch
         self._usual: list[_Step] = []  # in the last batch that was not skipped
         self._plain = False  # the loop itself has stepped an optimizer in this batch
+        self._in_plain = False  # it is doing so
 
     def join(self, models: Sequence[torch.nn.Module], options: Mapping[str, Any] | None) -> list[torch.nn.Module]:
         """Return the trained models, joined with those of the other workers. ``options``: arguments of DistributedDataParallel; None:
@@ -114,6 +115,7 @@ class Stepper:
         """Note that the user gets the next local batch."""
         self.batch = batch
         self._went_backward = self._skipped = self._plain = False
+        self.stepping = self._in_plain = False
         if self.between_global_batches:
             self._takes_part = False
             self.joined.begin_global_batch()
@@ -264,7 +266,7 @@ class Stepper:
         useful = float(rows) if self._scaling is None else self._scaling.useful(rows)
         self._done.append(step)
         if self._finish_gradients(step, batch.split):
-            self.stepping = True
+            self.stepping, self._in_plain = True, False
             with contextlib.nullcontext() if self._scaling is None else self._scaling.scaled_rates(rows, passes):
                 self._optimizer_steps.step(step.optimizers)
             self.stepping = False
@@ -314,7 +316,7 @@ class Stepper:
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         batch = self.batch
-        if self.stepping or batch is None:
+        if (self.stepping and not self._in_plain) or batch is None:
             return
         if batch.split.accum_steps or self._scaling is not None:
             raise RunError(_one_by_one("calls optimizer.step() itself", batch, self._scaling is not None))
@@ -333,9 +335,11 @@ class Stepper:
         weight = 1.0 if self._went_backward else self._missing_weight()
         self.joined.exchange([optimizer], takes_part=True, weight=weight)
         self._meter.backward_done()
+        self.stepping = self._in_plain = True
 
     def _after_plain_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-        if not self.stepping and self.batch is not None:
+        if self._in_plain:
+            self.stepping = self._in_plain = False
             self._plain = True
 
 

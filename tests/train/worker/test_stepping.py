@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -166,6 +167,28 @@ def test_a_scaler_of_the_loops_own_may_leave_a_step_out() -> None:
     assert rank.stepper.settle(0.0) == ROWS
     assert model.weight.item() == -2.0
     assert rank.stepper._state.progress.step == 4, "the batches left out count, too"
+
+
+class Full(torch.optim.SGD):
+    """An optimizer for which the device's memory does not suffice."""
+
+    def step(self, closure: Any = None) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_optimizer_that_fails_within_its_step_is_known_to_be_half_updated(plain: bool) -> None:
+    """A checkpoint must not hold it."""
+    for kind in (torch.optim.SGD, Full):
+        model = weight()
+        optimizer = kind(model.parameters(), lr=1.0)
+        rank = Rank([model], [optimizer])
+        rank.take()
+        rank.backward(model(ONE).sum())
+        assert not rank.stepper.stepping
+        with contextlib.suppress(torch.OutOfMemoryError):
+            optimizer.step() if plain else rank.step()
+        assert rank.stepper.stepping == (kind is Full)
 
 
 def test_a_batch_with_which_the_loop_does_nothing_is_an_error() -> None:
