@@ -178,7 +178,9 @@ class TrainingLoop:
                 "fixed batch_size."
             )
         for module in modules:
-            lazy = next((name for name, p in module.named_parameters() if torch.nn.parameter.is_lazy(p)), None)
+            lazy = next(
+                (name for name, p in module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)), None
+            )
             if lazy is not None:
                 raise RunError(
                     f"ctx.prepare got a {type(module).__name__} whose parameter {lazy!r} has no shape yet. Run the model once before, "
