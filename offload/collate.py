@@ -81,7 +81,7 @@ class pad(_Collate):  # used like a function
         def collated(name: Any, values: list[Any]) -> Any:
             tensors = _tensors(values)
             if tensors is None or (name not in self._values and len({t.shape for t in tensors}) == 1):
-                return default_collate(values)
+                return _stacked(values, tensors)
             if len({t.ndim for t in tensors}) > 1 or tensors[0].ndim == 0:
                 found = " and ".join(sorted({str(t.ndim) for t in tensors}))
                 raise RunError(
@@ -156,7 +156,7 @@ class nest(_Collate):
         def collated(name: Any, values: list[Any]) -> Any:
             tensors = _tensors(values)
             if tensors is None or len({t.shape for t in tensors}) == 1:
-                return default_collate(values)
+                return _stacked(values, tensors)
             return torch.nested.nested_tensor(tensors, layout=torch.jagged)
 
         return _by_column(samples, collated)
@@ -199,6 +199,13 @@ def _tensors(values: list[Any]) -> list[torch.Tensor] | None:
     kinds = {t.dtype for t in tensors if t.numel()}
     common = functools.reduce(torch.promote_types, kinds) if kinds else tensors[0].dtype
     return [t.to(common) for t in tensors]
+
+
+def _stacked(values: list[Any], tensors: list[torch.Tensor] | None) -> Any:
+    """Values of one shape in one tensor; other values as torch collates them."""
+    if tensors is not None and any(isinstance(value, list | tuple) for value in values):
+        return torch.stack(tensors)  # torch takes a list of numbers for a structure, and would collate it by element
+    return default_collate(values)
 
 
 def _value(sample: Any, name: Any) -> Any:

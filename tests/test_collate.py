@@ -43,6 +43,13 @@ def test_lists_of_numbers_become_tensors_of_one_type(first: list[int]) -> None:
     assert collate.nest()(halves)["at"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("make", [collate.pad, collate.nest])
+def test_lists_of_numbers_of_one_length_are_stacked_too(make: Any) -> None:
+    batch = make()([{"ids": [1, 2, 3], "box": (0.5, 1)}, {"ids": [4, 5, 6], "box": (2, 3)}])
+    assert batch["ids"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert batch["box"].tolist() == [[0.5, 1], [2, 3]]
+
+
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_pack_loses_nothing_and_tells_where_samples_begin(lengths: list[int]) -> None:
     samples = [{"ids": torch.full((n,), i)} for i, n in enumerate(lengths)]
