@@ -101,7 +101,7 @@ class pad(_Collate):  # used like a function
         batch = _by_column(samples, collated)
         if self._mask is None or not masks:
             return batch
-        return {**batch, self._mask: masks[0]} if isinstance(batch, dict) else (*batch, masks[0])
+        return _extended(batch, {self._mask: masks[0]})
 
 
 class pack(_Collate):
@@ -134,9 +134,7 @@ class pack(_Collate):
         lengths = torch.tensor([self.tokens(sample) for sample in samples])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32)
         positions = torch.cat([torch.arange(n) for n in lengths.tolist()])
-        if isinstance(batch, dict):
-            return {**batch, "position_ids": positions, "cu_seqlens": offsets}
-        return (*batch, positions, offsets)
+        return _extended(batch, {"position_ids": positions, "cu_seqlens": offsets})
 
 
 class nest(_Collate):
@@ -187,6 +185,13 @@ def _by_column(samples: Sequence[Any], collated: Any) -> Any:
     if isinstance(first, tuple | list):
         return tuple(collated(i, list(values)) for i, values in enumerate(zip(*samples, strict=True)))
     return collated(0, list(samples))
+
+
+def _extended(batch: Any, more: Mapping[str, Any]) -> Any:
+    """The batch that :func:`_by_column` made, with more columns at its end."""
+    if isinstance(batch, dict):
+        return {**batch, **more}
+    return (*(batch if isinstance(batch, tuple) else (batch,)), *more.values())
 
 
 def _tensors(values: list[Any]) -> list[torch.Tensor] | None:

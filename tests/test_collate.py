@@ -43,6 +43,14 @@ def test_lists_of_numbers_become_tensors_of_one_type(first: list[int]) -> None:
     assert collate.nest()(halves)["at"].dtype == torch.float32
 
 
+def test_samples_of_a_single_value_are_one_column() -> None:
+    ids, mask = collate.pad()([torch.ones(2), torch.ones(3), torch.ones(1)])
+    assert ids.tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
+    assert mask.sum(1).tolist() == [2, 3, 1]
+    ids, positions, offsets = collate.pack()([torch.ones(2), torch.ones(1)])
+    assert (ids.tolist(), positions.tolist(), offsets.tolist()) == ([1, 1, 1], [0, 1, 0], [0, 2, 3])
+
+
 @pytest.mark.parametrize("make", [collate.pad, collate.nest])
 def test_lists_of_numbers_of_one_length_are_stacked_too(make: Any) -> None:
     batch = make()([{"ids": [1, 2, 3], "box": (0.5, 1)}, {"ids": [4, 5, 6], "box": (2, 3)}])
