@@ -42,7 +42,8 @@ class pad(_Collate):  # used like a function
     """Pad values to the largest of the batch, and stack them.
 
     Values of equal shapes are stacked as they are. Others are padded at their ends. The mask is a bool tensor of shape (samples,
-    length), True for the real elements along the first dimension of the first padded value. For tuples, it comes last.
+    length), True for the real elements along the first dimension of the first padded value. For tuples, it comes last. A batch in which
+    no value is padded has a mask, too, True everywhere: that of the value which ``length`` names, or else of the first with a dimension.
 
     Args:
         values: the value to pad with, by column (or by position, for tuples). Others are padded with 0.
@@ -77,10 +78,13 @@ class pad(_Collate):  # used like a function
 
     def __call__(self, samples: list[Any]) -> Any:
         masks: list[torch.Tensor] = []
+        unpadded: dict[Any, torch.Tensor] = {}  # the masks of values that need no padding
 
         def collated(name: Any, values: list[Any]) -> Any:
             tensors = _tensors(values)
             if tensors is None or (name not in self._values and len({t.shape for t in tensors}) == 1):
+                if tensors is not None and tensors[0].ndim:
+                    unpadded[name] = torch.ones((len(tensors), len(tensors[0])), dtype=torch.bool)
                 return _stacked(values, tensors)
             if len({t.ndim for t in tensors}) > 1 or tensors[0].ndim == 0:
                 found = " and ".join(sorted({str(t.ndim) for t in tensors}))
@@ -99,6 +103,8 @@ class pad(_Collate):  # used like a function
             return whole
 
         batch = _by_column(samples, collated)
+        # A batch of samples that happen to be equally long has the same parts as any other.
+        masks = masks or [unpadded[name] for name in (self._length, *unpadded) if name in unpadded]
         if self._mask is None or not masks:
             return batch
         return _extended(batch, {self._mask: masks[0]})

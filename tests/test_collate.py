@@ -43,6 +43,16 @@ def test_lists_of_numbers_become_tensors_of_one_type(first: list[int]) -> None:
     assert collate.nest()(halves)["at"].dtype == torch.float32
 
 
+def test_a_batch_without_padding_has_a_mask_too() -> None:
+    batch = collate.pad(mask="real")(TEXTS[:1])
+    assert batch["real"].tolist() == [[True] * 3]
+    ids, label, mask = collate.pad()([(torch.zeros(2), 0), (torch.ones(2), 1)])
+    assert (ids.shape, label.tolist(), mask.tolist()) == ((2, 2), [0, 1], [[True] * 2] * 2)
+    pictures = [{"image": torch.zeros(3, 4, 4), "ids": torch.arange(5)}]
+    assert collate.pad(length="ids")(pictures)["mask"].shape == (1, 5)
+    assert "mask" not in collate.pad()([{"n": 1}, {"n": 2}])
+
+
 def test_samples_of_a_single_value_are_one_column() -> None:
     ids, mask = collate.pad()([torch.ones(2), torch.ones(3), torch.ones(1)])
     assert ids.tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
