@@ -21,7 +21,7 @@ class DecodeError(ValueError):
 
 
 def decode_image(data: bytes) -> Image:
-    """HWC uint8 RGB pixels of an encoded image. Of pixels of 16 bits, the upper 8 remain.
+    """HWC uint8 RGB pixels of an encoded image, in memory of their own. Of pixels of 16 bits, the upper 8 remain.
 
     simplejpeg decodes JPEG (at 1.6 times Pillow's rate on one core), Pillow everything else. Raises DecodeError for
     corrupt, truncated or unknown data, and for pixels of 32 bits that 8 bits cannot hold.
@@ -59,7 +59,8 @@ def _rgb(image: PIL.Image.Image) -> Image:
                 "8 bits cannot hold its pixels of 32 bits. Convert it, or read it in a data set of your own (offload.from_torch)"
             )
         return _of_grey(grey)
-    return np.asarray(image.convert("RGB"))
+    # A copy: Pillow's own memory is read-only, and a transform may write to its sample.
+    return np.array(image.convert("RGB"))
 
 
 def _of_grey(pixels: Image) -> Image:

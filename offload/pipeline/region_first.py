@@ -216,7 +216,7 @@ def _resized(pixels: Image, size: tuple[int, int], mode: str) -> Image:
     from torchvision.transforms.v2 import InterpolationMode
     from torchvision.transforms.v2.functional import resize
 
-    image = torch.from_numpy(np.require(pixels, requirements="W")).permute(2, 0, 1)  # Pillow's own pixels are read-only
+    image = torch.from_numpy(pixels).permute(2, 0, 1)
     made: Image = resize(image, list(size), InterpolationMode(mode), antialias=True).permute(1, 2, 0).numpy()
     return made
 

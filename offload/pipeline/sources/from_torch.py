@@ -175,7 +175,9 @@ def _listed(names: Iterable[object]) -> str:
 def plain(value: Any) -> Any:
     """The value as an array if it is a tensor or an image. Other values stay: a transform may take them, or an error names them
     later."""
-    if type(value).__module__.startswith(("torch", "torchvision", "PIL")):
+    if type(value).__module__.startswith("PIL."):
+        return np.array(value)  # a copy, as Pillow's own memory is read-only: a transform may write to it
+    if type(value).__module__.startswith(("torch", "torchvision")):
         try:
             array = as_array(value)
         except UnsendableError:
