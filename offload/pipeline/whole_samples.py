@@ -37,11 +37,18 @@ def rows_of(columns: Mapping[str, Any], rows: int) -> list[list[Any]]:
 
 
 def is_nested(column: Any) -> bool:
-    """Whether the rows of a column are dicts, lists or tuples that hold arrays."""
+    """Whether the rows of a column are dicts, lists or tuples that hold arrays. The first row that holds anything tells."""
     if isinstance(column, np.ndarray) or not isinstance(column, Sequence):
         return False
-    first = next((row for row in column if row is not None), None)
+    first = next((row for row in column if not _is_empty(row)), None)
     return isinstance(first, Mapping | list | tuple) and _holds_array(first)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value is None, or a structure of nothing else, such as the crops of an image without objects."""
+    if isinstance(value, Mapping):
+        return all(map(_is_empty, value.values()))
+    return value is None or (isinstance(value, list | tuple) and all(map(_is_empty, value)))
 
 
 def _holds_array(value: Any) -> bool:

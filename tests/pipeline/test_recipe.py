@@ -22,7 +22,7 @@ from torchvision import transforms as v1
 
 from offload.errors import RunError
 from offload.pipeline import recipe as recipes
-from offload.pipeline import wire
+from offload.pipeline import whole_samples, wire
 from offload.pipeline.calls import CHUNK
 from offload.pipeline.feed import Feed
 from offload.pipeline.foreign import encode_foreign
@@ -420,6 +420,19 @@ def test_a_column_that_some_chunks_lack() -> None:
         return {"label": batch["label"], **({"note": ["x"] * len(batch["label"])} if batch["label"][0] >= 16 else {})}
 
     assert run(recipe(sometimes), range(20))["note"] == [None] * 16 + ["x"] * 4
+
+
+@pytest.mark.parametrize("none", [[], {"found": []}, [None]])
+def test_a_first_sample_without_objects_does_not_hide_that_others_hold_arrays(none: Any) -> None:
+    def crops(sample: Batch) -> Batch:
+        found = [np.ones((sample["label"], 2))]
+        return {"crops": ({"found": found} if isinstance(none, dict) else found) if sample["label"] else none}
+
+    rows = whole_samples.decode(run(recipe(crops, "sample"), range(3)))
+    made = [sample["crops"] for (sample,) in rows]
+    assert made[0] == none
+    arrays = [each["found"] if isinstance(none, dict) else each for each in made[1:]]
+    assert [array.shape for (array,) in arrays] == [(1, 2), (2, 2)]
 
 
 # --- what a user is told ----------------------------------------------------------------------------------------------
