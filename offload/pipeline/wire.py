@@ -145,11 +145,17 @@ def as_array(value: Any) -> Array:
     not lie in memory like those of an array."""
     if type(value) is np.ndarray:
         return value
-    if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
+    if is_tensor(value):
         return _of_tensor(value)
     if type(value).__name__ == "MaskedArray":
         raise UnsendableError("a masked array", "fill it (.filled(0)) and return its mask as a column of its own")
     return np.asarray(value)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether the value is a tensor of torch, of any subclass. Imports nothing."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _of_tensor(tensor: Any) -> Array:

@@ -637,6 +637,21 @@ def test_subsets_and_concatenations() -> None:
     assert list(read(list_torch_dataset(wrapped, ["x", "y"])).columns["y"]) == [0, 2, 4]
 
 
+class Graph:
+    """As torch_geometric.data.Data: it has methods of a tensor, and is none."""
+
+    __module__ = "torch_geometric.data.data"
+
+    def detach(self) -> Graph:
+        return self
+
+
+def test_objects_of_packages_named_after_torch_stay_as_they_are() -> None:
+    sample = {"graph": Graph(), "size": torch.Size([2, 3]), "device": torch.device("cpu")}
+    index = list_torch_dataset([sample])
+    assert index.reader.read(index.table).columns == {name: [value] for name, value in sample.items()}
+
+
 def test_names_for_fewer_values_than_there_are() -> None:
     with pytest.raises(ValueError, match=r"returned 3 values and columns=\('image', 'label'\) names 2.*columns="):
         read(list_torch_dataset(Pairs("three")))

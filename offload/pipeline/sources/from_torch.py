@@ -17,7 +17,7 @@ from offload.pipeline.ordinal import here
 from offload.pipeline.own_copies import own_column
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.whole_samples import SAMPLES
-from offload.pipeline.wire import Column, UnsendableError, as_array, torch_only
+from offload.pipeline.wire import Column, UnsendableError, as_array, is_tensor, torch_only
 
 DEFAULT_COLUMNS = ("image", "label")
 MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
@@ -177,7 +177,7 @@ def plain(value: Any) -> Any:
     later."""
     if type(value).__module__.startswith("PIL."):
         return np.array(value)  # a copy, as Pillow's own memory is read-only: a transform may write to it
-    if type(value).__module__.startswith(("torch", "torchvision")):
+    if type(value).__module__.startswith(("torch", "torchvision")) and is_tensor(value):
         try:
             array = as_array(value)
         except UnsendableError:
