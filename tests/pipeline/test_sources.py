@@ -1119,6 +1119,15 @@ def test_members_that_cannot_be_parsed_are_errors_of_their_own_samples(tmp_path:
     assert samples.columns["label"][0] == 1
 
 
+@pytest.mark.parametrize("order", [("jpg", "png"), ("png", "jpg")])
+def test_an_image_and_its_mask_of_one_key_are_two_columns(tmp_path: Path, order: tuple[str, str]) -> None:
+    data = {"jpg": encoded(), "png": encoded(GREY, mode="L", kind="PNG")}
+    add_members(tmp_path / "x.tar", {f"a.{extension}": data[extension] for extension in order})
+    columns = read(list_webdataset(tmp_path)).columns
+    assert np.abs(columns["image"][0].astype(int) - RED).max() <= 12
+    assert columns["png"] == [data["png"]]
+
+
 def test_names_of_members_need_not_be_text(tmp_path: Path) -> None:
     names = [os.fsdecode(each) for each in (b"caf\xe9.cls", b"caf\xe8.cls", b"caf\xe8.\xff")]
     add_members(tmp_path / "x.tar", {name: str(number).encode() for number, name in enumerate(names)})

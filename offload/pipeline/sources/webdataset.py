@@ -181,8 +181,8 @@ def _compressed(path: str) -> ConfigError:
 
 
 class WebDatasetReader:
-    """A reader of samples. Images become ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns
-    named by their extension: numbers and JSON parsed, text as text, anything else as bytes."""
+    """A reader of samples. The image becomes ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns
+    named by their extension: numbers and JSON parsed, text as text, anything else as bytes, further images too."""
 
     def __init__(
         self,
@@ -294,29 +294,27 @@ def _places(rows: pa.Table) -> list[_Place]:
 def _sample(place: _Place, content: bytes, row: int, errors: dict[int, str], *, encoded: bool) -> dict[str, Any]:
     sample: dict[str, Any] = {}
     start = 0
-    for extension, (_, size) in json.loads(place[1]).items():
+    members = json.loads(place[1])
+    # Of an image and its mask (a.jpg, a.png), one is the image. Which one must not depend on their order in the shard.
+    image = min((e for e in members if f".{e}" in EXTENSIONS), key=lambda e: EXTENSIONS.index(f".{e}"), default=None)
+    for extension, (_, size) in members.items():
         data = content[start : start + size]
         start += size
         value: Any = None
         try:
             if len(data) < size:
                 raise ValueError(f"the shard ends after {len(data)} of its {size} bytes")
-            value = _parse(extension, data, encoded=encoded)
+            if extension == image:
+                value = read_image(data, f"corrupt .{extension}", encoded=encoded)
+            else:
+                value = _parse(extension, data)
         except (DecodeError, ValueError) as error:
             errors[row] = f"corrupt .{extension}: {error}"
-        sample[_column(extension)] = value
+        sample["image" if extension == image else "label" if extension == "cls" else extension] = value
     return sample
 
 
-def _column(extension: str) -> str:
-    if f".{extension}" in EXTENSIONS:
-        return "image"
-    return "label" if extension == "cls" else extension
-
-
-def _parse(extension: str, data: bytes, *, encoded: bool) -> Any:
-    if f".{extension}" in EXTENSIONS:
-        return read_image(data, f"corrupt .{extension}", encoded=encoded)
+def _parse(extension: str, data: bytes) -> Any:
     if extension == "cls":
         return np.int64(int(data))
     if extension == "json":
