@@ -163,6 +163,19 @@ def test_listings_that_nobody_used_for_long_are_removed(tmp_path: Path, shard: P
     assert len(list(cache.iterdir())) == 1
 
 
+def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
+    """As ``tar --sparse --format=posix`` writes one: a map of the pieces comes before them."""
+    stored = b"1\n4096\n3\n".ljust(512, b"\0") + b"end"
+    member = tarfile.TarInfo("GNUSparseFile.0/a.bin")
+    sparse = {"major": "1", "minor": "0", "name": "a.bin", "realsize": "4099"}
+    member.pax_headers = {f"GNU.sparse.{name}": value for name, value in sparse.items()}
+    member.size = len(stored)
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(member, io.BytesIO(stored))
+    with pytest.raises(ConfigError, match=r"the member 'a\.bin' of '.*x\.tar' is sparse: .* without tar --sparse"):
+        listed(tmp_path / "x.tar")
+
+
 def test_shards_keep_their_order(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.tar" for number in range(12)]
     for number, path in enumerate(paths):

@@ -128,6 +128,11 @@ def _scanned(fs: pafs.FileSystem, path: str) -> dict[str, Members]:
             for member in tar:
                 key, extension = _split(printable(member.name))
                 if member.isfile() and key:
+                    if member.issparse():
+                        raise ConfigError(
+                            f"the member {printable(member.name)!r} of {path!r} is sparse: its bytes do not lie in one piece. Write the "
+                            "shard without tar --sparse."
+                        )
                     samples.setdefault(key, {})[extension] = (member.offset_data, member.size)
     return samples
 
