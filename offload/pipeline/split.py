@@ -36,13 +36,27 @@ class SplitTransform:
 
 
 def is_image_transform(transform: object) -> bool:
-    """Whether this is one of torchvision's, timm's or offload's own transforms, which take one image, not a batch."""
-    module = type(transform).__module__
-    if module.startswith(
-        ("torchvision.transforms", "timm.data.transforms", "timm.data.auto_augment", "offload.transforms")
-    ):
+    """Whether this is one of torchvision's, timm's or offload's own transforms, or a subclass that is called as these are. They take one
+    image, not a batch."""
+    if _is_theirs(type(transform)):
         return True
-    return module.startswith("torch.nn") and bool(_steps(transform)) and all(map(is_image_transform, _steps(transform)))
+    # Of a batch of arrays, a subclass of v2.Transform would change nothing, without a word. One with a call of its own may take anything.
+    called = _owner(transform, "__call__")
+    if _is_theirs(_owner(transform, "forward") if called.__module__.startswith("torch.nn") else called):
+        return True
+    steps = _steps(transform) if type(transform).__module__.startswith("torch.nn") else []
+    return bool(steps) and all(map(is_image_transform, steps))
+
+
+def _is_theirs(kind: type) -> bool:
+    return kind.__module__.startswith(
+        ("torchvision.transforms", "timm.data.transforms", "timm.data.auto_augment", "offload.transforms")
+    )
+
+
+def _owner(value: object, method: str) -> type:
+    """The class that defines a method of a value, or else ``object``."""
+    return next((base for base in type(value).__mro__ if method in vars(base)), object)
 
 
 def split_transform(transform: object) -> SplitTransform:
@@ -238,7 +252,7 @@ def _names(steps: Sequence[object]) -> str:
 
 
 def _is_tail(step: Any) -> bool:
-    if not is_image_transform(step):
+    if not _is_theirs(type(step)):
         return False
     if _name(step) in _DTYPES:
         return bool(getattr(step.dtype, "is_floating_point", False))

@@ -362,8 +362,51 @@ def test_transforms_of_one_image(transform: Any) -> None:
     assert is_image_transform(transform)
 
 
+class Inverted(v2.Transform):
+    """As torchvision says how to write a transform of one's own."""
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return v2.functional.invert(inpt)
+
+
+class Normalize(Inverted):
+    """A name that means something else in torchvision."""
+
+
+class Quarter(v1.RandomCrop):
+    def __init__(self) -> None:
+        super().__init__(16)
+
+
+class OfBatches(v2.Transform):
+    def forward(self, *inputs: Any) -> Any:
+        return inputs[0]
+
+
+class CallsItself(v1.RandomCrop):
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+
+@pytest.mark.parametrize("own", [Inverted(), Normalize(), Quarter(), v2.Compose([Inverted(), Normalize()])])
+def test_subclasses_that_are_called_as_torchvisions_classes_take_one_image(own: Any) -> None:
+    assert is_image_transform(own)
+    torch.testing.assert_close(delivered(split_transform(own), PHOTO), original(own, pil()))
+
+
 @pytest.mark.parametrize(
-    "other", [lambda batch: batch, len, Solarised(), nn.Sequential(nn.Linear(2, 2)), nn.Sequential(), nn.ReLU(), None]
+    "other",
+    [
+        lambda batch: batch,
+        len,
+        Solarised(),
+        OfBatches(),
+        CallsItself(8),
+        nn.Sequential(nn.Linear(2, 2)),
+        nn.Sequential(),
+        nn.ReLU(),
+        None,
+    ],
 )
 def test_everything_else_is_the_users_function(other: Any) -> None:
     assert not is_image_transform(other)
