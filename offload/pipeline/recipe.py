@@ -503,7 +503,7 @@ def check_names(recipe: Recipe, columns: Mapping[Any, Any], reserved: Sequence[s
 def _nbytes(columns: Columns) -> int:
     """The size of columns in memory, about: rows of a list count as its first."""
     return sum(
-        column.nbytes if isinstance(column, np.ndarray) else len(column) * _size(column[0])
+        column.nbytes if isinstance(column, np.ndarray) else len(column) * _size(next(iter(column)))
         for column in columns.values()
         if len(column)
     )

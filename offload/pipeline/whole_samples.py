@@ -9,7 +9,8 @@ Where it stops: which samples form a batch, and how they are collated, is the wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ def rows_of(columns: Mapping[str, Any], rows: int) -> list[list[Any]]:
     """The samples of each row: those of the column :data:`SAMPLES`, or one dict of the columns' values."""
     if SAMPLES in columns:
         return list(columns[SAMPLES])
-    return [[{name: column[i] for name, column in columns.items()}] for i in range(rows)]
+    # By iteration: the rows of a pandas column have an index of their own.
+    values: Iterable[tuple[Any, ...]] = zip(*columns.values(), strict=True) if columns else itertools.repeat((), rows)
+    return [[dict(zip(columns, row, strict=True))] for row in values]
 
 
 def is_nested(column: Any) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -407,12 +408,17 @@ def test_memory_that_was_freed_is_not_taken_anew() -> None:
         lambda n: [torch.ones(2)] * n,
         lambda n: tuple(np.ones((n, 2), np.float32)),
         lambda n: np.array([*np.ones((n, 2), np.float32), None], dtype=object)[:-1],
+        lambda n: pd.Series([np.ones(2, np.float32)] * n, index=range(1, n + 1)),
     ],
-    ids=["tensor", "list of tensors", "tuple", "array of objects"],
+    ids=["tensor", "list of tensors", "tuple", "array of objects", "column of a data frame with its own index"],
 )
 def test_columns_of_every_kind_become_tensors(column: Any) -> None:
     block = run(recipe(lambda batch: {"x": column(len(batch["label"]))}), range(20))
     assert (block["x"].shape, block["x"].dtype) == ((20, 2), np.float32)
+    made = recipe(lambda batch: {"label": batch["label"], "x": column(len(batch["label"]))}, whole=True)
+    rows = [sample for (sample,) in whole_samples.decode(run(made, range(20)))]
+    assert [row["label"] for row in rows] == list(range(20))
+    assert [np.asarray(row["x"]).tolist() for row in rows] == [[1, 1]] * 20
 
 
 def test_a_column_that_some_chunks_lack() -> None:
