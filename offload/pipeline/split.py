@@ -22,6 +22,7 @@ from offload.pipeline.wire import as_array
 
 _CONVERSIONS = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "MaybeToTensor", "MaybePILToTensor"}
 _DTYPES = {"ToDtype", "ConvertImageDtype"}
+_SEVERAL = {"FiveCrop", "TenCrop"}  # these make several images of one, which are no HWC
 _FROM_OR_TO_PIL = {"Lambda", "ToTensor", "PILToTensor", "ToPILImage"}
 
 
@@ -67,9 +68,11 @@ def split_transform(transform: object) -> SplitTransform:
     while cut > 0 and _is_tail(steps[cut - 1]):
         cut -= 1
     head, tail = steps[:cut], steps[cut:]
-    if not _converts_uint8(tail) or any(_makes_float(inner) for step in head for inner in _walk(step)):
+    within = [inner for step in head for inner in _walk(step)]
+    several = any(_name(inner) in _SEVERAL for inner in within)
+    if several or not _converts_uint8(tail) or any(map(_makes_float, within)):
         says = f"{_names(steps)} runs on the CPUs and ships its result (it does not end with a conversion to move)"
-        if _takes_tensors(steps):
+        if _takes_tensors(steps) and not several:
             return SplitTransform(CpuPart(steps, tensors=True), OnUint8(device.ToChannelsFirst()), says)
         return SplitTransform(CpuPart(steps, tensors=False, as_returned=True), None, says)
     return SplitTransform(

@@ -265,6 +265,8 @@ WHOLE: dict[str, Any] = {
         [v2.RandomApply([v2.ToImage(), v2.ToDtype(torch.float32)], p=1.0), v2.RandomCrop(32)]
     ),
     "v2 dtype per kind": v2.Compose([v2.ToImage(), v2.ToDtype({torch.Tensor: torch.float32, "others": torch.float32})]),
+    "v2 five crops": v2.Compose([v2.FiveCrop(32), *tail()]),
+    "v2 ten crops of bytes": v2.Compose([v2.ToImage(), v2.TenCrop(32)]),
     "timm erasing": create_transform(32, is_training=True, re_prob=1.0),
     "integers at the end": v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.int16)]),
     "and back to bytes": v1.Compose([v1.ToTensor(), v1.ConvertImageDtype(torch.uint8)]),
