@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,26 @@ _FIXED = frozenset({str, bytes, int, float, bool, complex, type(None)})
 
 
 def own(value: Any) -> Any:
-    """A copy of an array, a tensor or an image, and of lists, tuples and dicts of these. Objects of other types stay."""
+    """A copy of an array, a tensor or an image, and of lists, tuples, dicts, named tuples and dataclasses of these. Objects of other types
+    stay."""
     if type(value) in _FIXED:
         return value
     if isinstance(value, np.ndarray):
         return value.copy() if value.flags.writeable else value
     if type(value) in (list, tuple):
         return type(value)(map(own, value))
-    if type(value) is dict:
-        return {key: own(each) for key, each in value.items()}
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # an OrderedDict and a defaultdict remain what they are
+        copied.update({key: own(each) for key, each in value.items()})
+        return copied
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(map(own, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        record: Any = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(record, field.name, own(getattr(value, field.name)))
+        return record
     if type(value).__module__.startswith("torch") and hasattr(value, "clone"):
         return value.clone()
     return value.copy() if type(value).__module__.startswith("PIL.") and hasattr(value, "copy") else value

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -17,6 +19,17 @@ from tests.pipeline.index_pass import a_pass, stream_of
 Sample = dict[str, Any]
 
 
+class Named(NamedTuple):
+    x: Any
+    more: Any
+
+
+@dataclass(frozen=True)
+class Record:
+    x: Any
+    more: Any
+
+
 def kept() -> list[Sample]:
     """What a data set may hold in memory: more than one chunk of samples."""
     shared = np.zeros(2)
@@ -27,6 +40,8 @@ def kept() -> list[Sample]:
             "half": torch.full((2,), i, dtype=torch.bfloat16),
             "same": shared,
             "target": {"boxes": np.zeros((2, 4)), "names": ["a"], "pair": (torch.zeros(2), PIL.Image.new("L", (2, 2)))},
+            "named": Named(np.zeros(2), OrderedDict(x=np.zeros(2))),
+            "record": Record(np.zeros(2), [torch.zeros(2)]),
         }
         for i in range(20)
     ]
@@ -46,6 +61,9 @@ def change(sample: Sample) -> Sample:
     target["names"].append("b")
     target["pair"][0].add_(1)
     target["pair"][1].putpixel((0, 0), 255)
+    named, record = sample["named"], sample["record"]
+    for each in (named.x, named.more["x"], record.x, record.more[0]):
+        each += 1
     flat = {name: sample[name] for name in ("x", "tensor", "half", "same")}
     return {**flat, "boxes": target["boxes"], "names": len(target["names"]), "first": target["pair"][0]}
 
