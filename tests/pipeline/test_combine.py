@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import PIL.Image
@@ -16,15 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline import wire
+from offload.pipeline import whole_samples, wire
 from offload.pipeline.combine import mix, weighted
 from offload.pipeline.device import Normalize
 from offload.pipeline.draws import Draws
 from offload.pipeline.index_rows import Runs, rows_at
 from offload.pipeline.ranges import Ranges
+from offload.pipeline.recipe import process
 from offload.pipeline.sources.mixed import PART, MixedRows
 from offload.pipeline.spec import from_torch, image_folder, parquet
-from offload.pipeline.wire import SAMPLE_ID
+from offload.pipeline.wire import POSITION, SAMPLE_ID
 from tests.pipeline.index_pass import a_pass, listed, stream_of
 
 some_weights = st.lists(st.floats(0, 1e300, allow_subnormal=True), min_size=1, max_size=30).filter(any)
@@ -222,6 +223,19 @@ def test_sources_of_different_kinds(tmp_path: Path) -> None:
     assert index.reader.describe(index.table, 4).startswith("row 1 of row group 0 of ")
     assert sorted(index.reader.read(index.table).columns["x"]) == [0, 1, 2, *range(100, 106)]
     assert sorted(int(row["x"]) for row in a_pass(stream_of(mixed)).values()) == [0, 1, 2, *range(100, 106)]
+
+
+def test_sets_with_and_without_a_transform_may_share_a_collate_fn() -> None:
+    """Without a transform, samples reach a collate_fn as the data set returns them; a transform's come as columns."""
+    other = from_torch(numbers(9, first=100), lambda sample: {"x": -sample["x"]}, per_sample=True, collate_fn=list)
+    mixed = mix({"a": from_torch(numbers(9), collate_fn=list), "b": other})
+    stream = stream_of(mixed)
+    found: list[int] = []
+    for rows in (np.arange(18), np.array([0, 1]), np.array([17])):
+        index = rows_at(cast(Any, stream.rows), rows).append_column(SAMPLE_ID, pa.array(rows))
+        block = process(cast(Any, stream.recipe), index.append_column(POSITION, pa.array(rows)), epoch=0)
+        found += [sample["x"] for (sample,) in whole_samples.decode(wire.decode(block))]
+    assert found == [*range(9), *range(-100, -109, -1), 0, 1, -108]
 
 
 @settings(deadline=None)

@@ -18,6 +18,7 @@ from offload.errors import RunError
 from offload.pipeline.index_rows import IndexRows, Numbers, close_rows, open_rows, rows_at
 from offload.pipeline.shuffling import Consecutive, Groups, mix
 from offload.pipeline.sources.base import At, Index, Reader, Samples, nowhere
+from offload.pipeline.whole_samples import SAMPLES, rows_of
 from offload.pipeline.wire import Column, Columns, as_array, common_dtype
 
 PART = "__part__"
@@ -157,6 +158,10 @@ def in_parts(
             done.append((number, mine[good], columns))
     if not done:
         return np.zeros(0, dtype=np.int64), {}, errors
+    if any(
+        SAMPLES in columns for _, _, columns in done
+    ):  # samples of one part stay as its data set returns them, for a collate_fn
+        done = [(number, at, {SAMPLES: rows_of(columns, len(at))}) for number, at, columns in done]
     first = done[0]
     for other in done[1:]:
         if other[2].keys() != first[2].keys():
