@@ -231,8 +231,8 @@ def parquet(
     """Parquet files: one file, or all files below a folder.
 
     A sample is a row: a dict with a value for each column, None where its file lacks a column of the others. Folders named ``KEY=VALUE``
-    below the given one are columns too (Hive partitions): int64 if all their values are whole numbers, text otherwise. Shuffling reorders
-    row groups, and rows within each.
+    below the given one are columns too (Hive partitions): int64 if all their values are whole numbers, text otherwise. Other folders
+    whose names begin with ``_``, such as Delta's ``_delta_log``, are left out. Shuffling reorders row groups, and rows within each.
 
     Args:
         path: a local file or folder, ``s3://...``, or any path that pyarrow or fsspec opens.

@@ -806,6 +806,14 @@ def test_a_folder_named_like_a_file(tables: Path) -> None:
     assert len(list_parquet(folder)) == 10
 
 
+def test_logs_and_leftovers_beside_a_table_hold_no_rows_of_it(tmp_path: Path) -> None:
+    for name in ("t/a.parquet", "t/_delta_log/9.checkpoint.parquet", "t/_temporary/0/b.parquet", "t/_day=1/c.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"x": [name]}), tmp_path / name)
+    assert list(read(list_parquet(tmp_path / "t")).columns["x"]) == ["t/_day=1/c.parquet", "t/a.parquet"]
+    assert list(read(list_parquet(tmp_path / "t/_temporary")).columns["x"]) == ["t/_temporary/0/b.parquet"]
+
+
 def test_files_whose_columns_come_in_another_order(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "b": ["x"]}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"b": ["y"], "a": [2]}), tmp_path / "1.parquet")

@@ -29,6 +29,7 @@ from offload.pipeline.sources.partitions import Partitions, partitions_of
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.stretches import Stretches, columns_of
 from offload.pipeline.sources.versions import Seen, seen_files
+from offload.pipeline.sources.walking import below
 
 _BROKEN = "corrupt or truncated image"
 _FOOTERS = 16  # kept by a process that reads remote files
@@ -49,13 +50,14 @@ def list_parquet(
     tell: Tell = silent,
 ) -> Index:
     """The index of one file, or of all ``*.parquet`` files below a folder, from the files' footers. Folders named ``KEY=VALUE`` there are
-    columns. ``encoded``: the transform decodes JPEGs of the column ``image`` itself."""
+    columns, and others whose names begin with ``_`` do not count. ``encoded``: the transform decodes JPEGs of the column ``image``
+    itself."""
     fs, inner = open_filesystem(path, filesystem)
     check_text([inner])
     files = [inner]
     # Spark and Ray write folders with names like files.
     if not inner.endswith(".parquet") or is_folder(path, fs, inner):
-        files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet")]
+        files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet") and not _is_aside(inner, f)]
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
     check_text(files)
@@ -85,6 +87,11 @@ def list_parquet(
         partitions=partitions.only(wanted),
     )
     return Index(name=f"parquet({inner})", rows=rows, reader=reader, groups=rows.groups)
+
+
+def _is_aside(folder: str, file: str) -> bool:
+    """Whether a file lies in a folder that holds no rows of the data set, as Spark and pandas see it: ``_delta_log``, ``_temporary``."""
+    return any(part.startswith("_") and "=" not in part for part in below(folder, file).split("/")[:-1])
 
 
 def _seen(fs: Any, files: list[str]) -> dict[str, Seen]:
