@@ -54,7 +54,9 @@ class Finish:
             current = torch.accelerator.current_stream()
 
             def used(tensor: torch.Tensor) -> torch.Tensor:
-                tensor.record_stream(current)
+                # A function of the user may return tensors on the CPU, too.
+                if self._device is not None and tensor.device.type == self._device.type:
+                    tensor.record_stream(current)
                 return tensor
 
             map_tensors(batch, used)

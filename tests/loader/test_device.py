@@ -1,0 +1,21 @@
+"""The last step of a DataLoader's batch, as far as it shows without an accelerator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from offload.loader.device import Finish
+
+
+def test_what_on_device_returns_on_the_cpu_belongs_to_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream: Any = object()
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
+    recorded: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, to: recorded.append((tensor.device.type, to)))
+    finish = Finish(pin=False, on_device=lambda batch: batch)
+    finish._device, finish._stream = torch.device("meta"), stream  # as on a machine with an accelerator
+    finish.hand_over({"image": torch.ones(2, device="meta"), "lengths": torch.ones(2)})
+    assert recorded == [("meta", stream)]
