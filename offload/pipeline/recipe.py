@@ -223,13 +223,13 @@ def _process_rows(
         try:
             return _transform_good(recipe, chunk, samples, epoch, watch)
         except _BrokenRow as error:
-            # The source left the decoding to the transform. The row fails as if its reader had decoded it; the others run again.
+            # The source left the image to the transform. The row fails as if its reader had decoded it; the others run again.
             samples.errors[error.row] = error.reason
             _check_read(recipe, chunk, samples)
 
 
 class _BrokenRow(Exception):
-    """The image of this row of a chunk cannot be decoded."""
+    """The image of this row of a chunk is missing, or cannot be decoded."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -369,6 +369,11 @@ def transform(
         )
     if recipe.kind == "image" and (found := _annotated(columns)) is not None:
         _check_annotated(recipe, *found)
+    if recipe.kind == "image" and chunk is not None and isinstance(images := columns["image"], list):
+        # Such as a sample of a tar shard without an image: it is as unusable as one whose image is broken.
+        for row, image in enumerate(images):
+            if image is None:
+                raise _BrokenRow(row, "it has no image")
     watch = watch or Watch(Nobody())
     numbers = ids if chunk is None else chunk.column(recipe.seeded_by).to_numpy()
     at: list[int | None] = [None]

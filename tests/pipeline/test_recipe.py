@@ -557,6 +557,23 @@ def test_skipped_samples_keep_their_rows_and_reasons(bad: set[int], raising: set
             assert (block["image"][i] == i).all()
 
 
+class WithoutImages(Numbers):
+    """A source that gives None for an image that a sample lacks."""
+
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
+        return Samples(super().read(rows, at).columns)
+
+
+def test_an_image_transform_of_a_sample_without_an_image() -> None:
+    reader = WithoutImages(bad=(5, 6))
+    text = failure(recipe(noisy_image, "image", reader=reader))
+    assert text.startswith("sample 5 (file-5) is unusable: it has no image.")
+    block = run(recipe(noisy_image, "image", reader=reader, on_error="skip"), range(8))
+    assert [reason for reason in block[ERROR] if reason] == ["file-5: it has no image", "file-6: it has no image"]
+    others = run(recipe(noisy_image, "image"), range(8))["image"]
+    assert np.array_equal(np.delete(block["image"], [5, 6], axis=0), np.delete(others, [5, 6], axis=0))
+
+
 def test_all_samples_skipped() -> None:
     block = run(recipe(reader=Numbers(bad=tuple(range(8))), on_error="skip"), range(8))
     assert set(block) == {ERROR, SAMPLE_ID, POSITION}
