@@ -6,6 +6,7 @@ the epoch began, and how many batches the program has got since. A resumed loade
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -124,9 +125,20 @@ def _state_of_sampler(sampler: Any) -> dict[str, Any]:
         state["generator"] = own.get_state()
     if hasattr(sampler, "set_epoch") and isinstance(epoch := getattr(sampler, "epoch", None), int):
         state["epoch"] = epoch
-    if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+    if hasattr(sampler, "load_state_dict") and _takes_nothing(getattr(sampler, "state_dict", None)):
         state["own"] = sampler.state_dict()
     return state
+
+
+def _takes_nothing(method: Any) -> bool:
+    """Whether a method can be called without arguments. Some samplers want to be told the step for their state: the program keeps it."""
+    try:
+        inspect.signature(method).bind()
+    except TypeError:
+        return False
+    except ValueError:  # it is written in C, and does not say
+        return True
+    return True
 
 
 def _restore_sampler(sampler: Any, state: Mapping[str, Any]) -> None:
