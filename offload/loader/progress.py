@@ -6,6 +6,7 @@ the epoch began, and how many batches the program has got since. A resumed loade
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -126,7 +127,7 @@ def _state_of_sampler(sampler: Any) -> dict[str, Any]:
     if hasattr(sampler, "set_epoch") and isinstance(epoch := getattr(sampler, "epoch", None), int):
         state["epoch"] = epoch
     if hasattr(sampler, "load_state_dict") and _takes_nothing(getattr(sampler, "state_dict", None)):
-        state["own"] = sampler.state_dict()
+        state["own"] = copy.deepcopy(sampler.state_dict())  # some give the dict that they go on to change
     return state
 
 
@@ -143,7 +144,7 @@ def _takes_nothing(method: Any) -> bool:
 
 def _restore_sampler(sampler: Any, state: Mapping[str, Any]) -> None:
     if "own" in state:
-        sampler.load_state_dict(state["own"])
+        sampler.load_state_dict(copy.deepcopy(state["own"]))
     if "epoch" in state:
         sampler.set_epoch(state["epoch"])
     if "generator" in state:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,3 +25,31 @@ def test_a_sampler_that_wants_to_be_told_the_step_keeps_no_state_here() -> None:
     state = state_of([sampler], None)
     assert state["samplers"] == [{}]
     restore(state, [sampler], None)
+
+
+class Counting(torch.utils.data.Sampler[int]):
+    """It gives its state as the dict that it goes on to change."""
+
+    def __init__(self) -> None:
+        self.state = {"at": 0}
+
+    def __iter__(self) -> Iterator[int]:
+        while self.state["at"] < 9:
+            self.state["at"] += 1
+            yield self.state["at"]
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = state
+
+
+def test_the_state_of_a_sampler_is_that_of_the_beginning_whatever_the_sampler_does_later() -> None:
+    sampler = Counting()
+    state = state_of([sampler], None)
+    assert list(sampler) == list(range(1, 10))
+    for _ in range(2):  # a state may be loaded again
+        again = Counting()
+        restore(state, [again], None)
+        assert list(again) == list(range(1, 10))
