@@ -771,6 +771,15 @@ def test_lists_keep_the_type_of_their_numbers(tmp_path: Path, case: str) -> None
         got[:1] = 0  # a transform may write to its samples
 
 
+def test_views_of_text_and_bytes_are_text_and_bytes(tmp_path: Path) -> None:
+    """As DataFusion and delta-rs write them, beside a file of another program."""
+    views = {"name": pa.array(["a", None], pa.string_view()), "data": pa.array([b"x", b"y"], pa.binary_view())}
+    pq.write_table(pa.table(views), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"name": ["b"], "data": [b"z"]}), tmp_path / "b.parquet")
+    columns = read(list_parquet(tmp_path), [2, 0, 1]).columns
+    assert columns == {"name": ["b", "a", None], "data": [b"z", b"x", b"y"]}
+
+
 def test_lists_that_are_no_arrays_stay_lists(tmp_path: Path) -> None:
     columns = {
         "gap": [[1, None], [2, 3]],

@@ -13,7 +13,7 @@ Types = Mapping[str, pa.DataType]
 
 
 def types_of(schema: pa.Schema, columns: Iterable[str] | None) -> Types:
-    """The types of these columns, or of all, once they are read. Categories count as their values."""
+    """The types of these columns, or of all, once they are read. Categories count as their values, and views as what they show."""
     names = schema.names if columns is None else columns
     return {name: _plain(schema.field(name).type) for name in names if schema.get_field_index(name) >= 0}
 
@@ -42,7 +42,8 @@ def common_types(files: Sequence[tuple[str, Types]]) -> Types:
 
 
 def cast(table: pa.Table, types: Types, file: str) -> pa.Table:
-    """The table of a file with these types, and with values in place of categories. Raises RunError for a value outside its type."""
+    """The table of a file with these types, and with values in place of categories and views. Raises RunError for a value outside its
+    type."""
     for number, field in enumerate(table.schema):
         kind = types.get(field.name, _plain(field.type))
         if field.type == kind:
@@ -67,8 +68,13 @@ def completed(table: pa.Table, types: Types) -> pa.Table:
     return table
 
 
+_OF_VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+"""DataFusion and delta-rs write columns of such types, and Arrow cannot take rows of them."""
+
+
 def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return _OF_VIEWS.get(str(kind), kind)
 
 
 def _merged(one: pa.DataType, other: pa.DataType) -> pa.DataType:
