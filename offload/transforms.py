@@ -26,6 +26,7 @@ __all__ = ["ColorJitter", "GaussianBlur"]
 _DTYPES = (torch.uint8, torch.float32)
 _IMAGES = (torch.Tensor, tv_tensors.Image, tv_tensors.Video)
 _PIL_MODES = ("L", "RGB", "RGBA")  # eight bits a channel, and a channel is a channel
+_MOST_CHANNELS = 128  # of one of OpenCV's images; before OpenCV 5, 512
 _HUES = 360.0  # of OpenCV's float images
 _TO_UINT8 = 255.999  # torchvision converts float to uint8 by this factor, and truncates
 
@@ -72,7 +73,8 @@ class GaussianBlur(_WithOpenCV, v2.GaussianBlur):  # type: ignore[misc]
         if pil:
             return PIL.Image.fromarray(_filtered(np.asarray(inpt), *kernels))
         image = inpt.as_subclass(torch.Tensor)
-        if image.ndim == 3 and not image.is_contiguous() and image.permute(1, 2, 0).is_contiguous():
+        few = image.ndim == 3 and image.shape[0] <= _MOST_CHANNELS
+        if few and not image.is_contiguous() and image.permute(1, 2, 0).is_contiguous():
             blurred = torch.from_numpy(_filtered(image.permute(1, 2, 0).numpy(), *kernels)).permute(2, 0, 1)
         else:
             planes = np.ascontiguousarray(image.reshape(-1, rows, columns).numpy())

@@ -138,6 +138,13 @@ def test_every_kind_of_input_passes_as_in_torchvision(name: str, arguments: Any,
     check(getattr(v2, name)(*arguments), getattr(transforms, name)(*arguments), given, 3, levels=4)
 
 
+@pytest.mark.parametrize("bands", [128, 129, 600])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_of_many_bands_are_blurred(bands: int, dtype: torch.dtype) -> None:
+    given = image((bands, 9, 7), dtype, "channels last", 0)
+    check(v2.GaussianBlur(3), transforms.GaussianBlur(3), given, 0)
+
+
 def test_half_precision_is_blurred_as_in_torchvision() -> None:
     check(v2.GaussianBlur(5), transforms.GaussianBlur(5), torch.rand(3, 20, 20).to(torch.float16), 3, levels=4)
 
