@@ -306,9 +306,10 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
             return _read_one_by_one(recipe, chunk, epoch, watch, known)
         raise RunError(f"reading {recipe.words.sample(chunk, at.row)} {_too_long(recipe)}. {_REMEDY_SKIP}") from None
     except FAILURES as error:
-        row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
-        if row is not None and recipe.on_error == "skip":
+        if recipe.on_error == "skip":
+            # Perhaps no row fails any more: storage recovers, and augmentation draws other numbers.
             return _read_one_by_one(recipe, chunk, epoch, watch, {})
+        row = _find_row(lambda i: reader.read(chunk.slice(i, 1), nowhere), chunk.num_rows)
         raise RunError(f"reading {recipe.words.sample(chunk, row)} raised {say(error)}. {_REMEDY_SKIP}") from None
 
 

@@ -557,6 +557,24 @@ def test_skipped_samples_keep_their_rows_and_reasons(bad: set[int], raising: set
             assert (block["image"][i] == i).all()
 
 
+class Recovering(Numbers):
+    """A source whose first read fails, as storage that is out of reach for a moment."""
+
+    failed = False
+
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
+        if not self.failed:
+            self.failed = True
+            raise OSError("connection reset")
+        return super().read(rows, at)
+
+
+def test_samples_that_can_be_read_at_the_second_attempt_do_not_end_a_run_that_skips() -> None:
+    block = run(recipe(reader=Recovering(bad=(5,)), on_error="skip"), range(8))
+    assert [i for i, reason in enumerate(block[ERROR]) if reason] == [5]
+    assert np.delete(block["label"], 5).tolist() == [0, 1, 2, 3, 4, 6, 7]
+
+
 class WithoutImages(Numbers):
     """A source that gives None for an image that a sample lacks."""
 
