@@ -30,7 +30,7 @@ from offload.pipeline.sources.from_torch import DEFAULT_COLUMNS, list_torch_data
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.split import is_image_transform, split_transform, unsplit_transform
+from offload.pipeline.split import is_image_transform, split_transform, takes_one_image, unsplit_transform
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
 if TYPE_CHECKING:
@@ -399,6 +399,8 @@ def _check_transform(transform: Any, given: str) -> None:
     name = getattr(transform, "__qualname__", type(transform).__name__)
     call = transform
     if isinstance(transform, type):
+        if takes_one_image(transform):
+            raise ConfigError(f"the transform class {name} takes an image, not {given}. Pass an instance: {name}(...).")
         if (needed := _missing(transform)) is not None:
             raise ConfigError(
                 f"every node constructs the transform class {name} without arguments, and it {needed}. Pass "

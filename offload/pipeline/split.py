@@ -39,14 +39,19 @@ class SplitTransform:
 def is_image_transform(transform: object) -> bool:
     """Whether this is one of torchvision's, timm's or offload's own transforms, or a subclass that is called as these are. They take one
     image, not a batch."""
-    if _is_theirs(type(transform)):
-        return True
-    # Of a batch of arrays, a subclass of v2.Transform would change nothing, without a word. One with a call of its own may take anything.
-    called = _owner(transform, "__call__")
-    if _is_theirs(_owner(transform, "forward") if called.__module__.startswith("torch.nn") else called):
+    if takes_one_image(type(transform)):
         return True
     steps = _steps(transform) if type(transform).__module__.startswith("torch.nn") else []
     return bool(steps) and all(map(is_image_transform, steps))
+
+
+def takes_one_image(kind: type) -> bool:
+    """Whether the instances of a class are such transforms."""
+    # Of a batch of arrays, a subclass of v2.Transform would change nothing, without a word. One with a call of its own may take anything.
+    called = _owner(kind, "__call__")
+    if called.__module__.startswith("torch.nn"):
+        called = _owner(kind, "forward")
+    return _is_theirs(kind) or _is_theirs(called)
 
 
 def _is_theirs(kind: type) -> bool:
@@ -55,9 +60,9 @@ def _is_theirs(kind: type) -> bool:
     )
 
 
-def _owner(value: object, method: str) -> type:
-    """The class that defines a method of a value, or else ``object``."""
-    return next((base for base in type(value).__mro__ if method in vars(base)), object)
+def _owner(kind: type, method: str) -> type:
+    """The class that defines a method of a class, or else ``object``."""
+    return next((base for base in kind.__mro__ if method in vars(base)), object)
 
 
 def split_transform(transform: object) -> SplitTransform:

@@ -17,7 +17,9 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from offload.errors import ConfigError
 from offload.pipeline import wire
+from offload.pipeline.spec import image_folder
 from offload.pipeline.split import SplitTransform, is_image_transform, split_transform
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -394,6 +396,13 @@ class CallsItself(v1.RandomCrop):
 def test_subclasses_that_are_called_as_torchvisions_classes_take_one_image(own: Any) -> None:
     assert is_image_transform(own)
     torch.testing.assert_close(delivered(split_transform(own), PHOTO), original(own, pil()))
+
+
+@pytest.mark.parametrize("kind", [v2.RandomHorizontalFlip, v1.ToTensor, Inverted])
+def test_a_class_of_image_transforms_is_refused_since_it_would_get_batches(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"the transform class {kind.__name__} takes an image, not a batch"):
+        image_folder("data", kind)
+    assert image_folder("data", OfBatches).kind == "batch"
 
 
 @pytest.mark.parametrize(
