@@ -24,7 +24,8 @@ def own(value: Any) -> Any:
         return type(value)(map(own, value))
     if isinstance(value, dict):
         copied = copy.copy(value)  # an OrderedDict and a defaultdict remain what they are
-        copied.update({key: own(each) for key, each in value.items()})
+        for key, each in value.items():  # the outputs of Hugging Face's models refuse update()
+            copied[key] = own(each)
         return copied
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return value._make(map(own, value))

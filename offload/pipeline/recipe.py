@@ -372,9 +372,9 @@ def transform(
         _check_annotated(recipe, *found)
     if recipe.kind == "image" and chunk is not None and isinstance(images := columns["image"], list):
         # Such as a sample of a tar shard without an image: it is as unusable as one whose image is broken.
-        for row, image in enumerate(images):
+        for number, image in enumerate(images):
             if image is None:
-                raise _BrokenRow(row, "it has no image")
+                raise _BrokenRow(number, "it has no image")
     watch = watch or Watch(Nobody())
     numbers = ids if chunk is None else chunk.column(recipe.seeded_by).to_numpy()
     at: list[int | None] = [None]
