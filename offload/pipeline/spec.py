@@ -108,7 +108,7 @@ def image_folder(
     """Images in class folders, ``PATH/<class>/<name>.jpg``.
 
     The transform gets ``batch["image"]``, a list of decoded HWC uint8 arrays, and ``batch["label"]``, int64: the number of the
-    class in sorted order. An empty class folder of this machine counts too, so that it has the numbers of a folder with such images.
+    class in sorted order.
 
     Args:
         path: a local folder, ``s3://...``, or any path that pyarrow or fsspec opens.

@@ -213,17 +213,6 @@ def test_labels_are_the_classes_in_sorted_order(animals: Path) -> None:
     assert index.reader.describe(index.table, 3) == str(animals / "dog/a.JPG")
 
 
-def test_a_class_without_files_keeps_the_numbers_of_the_others(animals: Path) -> None:
-    want = list_image_folder(animals).classes
-    (animals / "cat/x.png").unlink()
-    (animals / "cat/deep/er/y.jpeg").unlink()
-    (animals / "annotations").mkdir()
-    (animals / "annotations/boxes.json").write_bytes(b"{}")  # no class
-    index = list_image_folder(animals)
-    assert index.classes == want
-    assert list(read(index).columns["label"]) == [0, 2, 2]
-
-
 def test_ids_do_not_depend_on_how_the_path_is_written(animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     want = list_image_folder(animals).table
     monkeypatch.chdir(animals.parent)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,13 +64,13 @@ def list_images(
 
 
 def _local(root: str, tell: Tell) -> Listed:
-    known = ("images and classes below", root, *EXTENSIONS)
+    known = ("images below", root, *EXTENSIONS)
     if (earlier := _earlier(known)) is not None:
         tell(f"{len(earlier[0]):,} images")
         return earlier
     listing = _Rows(root, tell, None)
     folders = walk_settled(root, listing.add)
-    rows, classes = listing.finish(_empty_folders(root, listing.classes))
+    rows, classes = listing.finish()
     if folders is not None and listing.files >= WORTH_CACHING:
         facts = {"folders": folders, "classes": json.dumps(classes)}
         if isinstance(rows, StoredRows):
@@ -79,22 +79,6 @@ def _local(root: str, tell: Tell) -> Listed:
             cache(known, rows.replace_schema_metadata(facts))
         remove_unused()
     return rows, classes
-
-
-def _empty_folders(root: str, known: Container[str]) -> list[str]:
-    """The names of the folders in ``root`` without any file. They are classes that lack images here: without them, the others would get
-    other numbers than in a folder that has such images. ``known``: the folders with images."""
-    with os.scandir(root) as entries:
-        names = [each.name for each in entries if not each.name.startswith(".") and each.is_dir(follow_symlinks=False)]
-    return [name for name in names if name not in known and not _holds_a_file(os.path.join(root, name))]
-
-
-def _holds_a_file(folder: str) -> bool:
-    for _, folders, files in os.walk(folder):
-        if any(not name.startswith(".") for name in files):
-            return True
-        folders[:] = [name for name in folders if not name.startswith(".")]
-    return False
 
 
 def _earlier(known: Sequence[str]) -> Listed | None:
@@ -117,7 +101,7 @@ class _Rows:
         self.files = 0
         self._root, self._tell, self._versions_of = root, tell, versions
         self._writer = RowsWriter(new_folder)
-        self.classes: dict[str, int] = {}  # numbered in the order in which the walk finds them
+        self._classes: dict[str, int] = {}  # numbered in the order in which the walk finds them
         self._paths: list[str] = []
         self._labels: list[int] = []
         self._versions: list[int] = []
@@ -134,25 +118,24 @@ class _Rows:
                     f"'{printable(path)}' is not in a class folder. Expected {_expected(self._root)}: the folder's name is the label."
                 )
             self._paths.append(path)
-            self._labels.append(self.classes.setdefault(name, len(self.classes)))
+            self._labels.append(self._classes.setdefault(name, len(self._classes)))
             if self._versions_of is not None and infos is not None:
                 self._versions.append(self._versions_of.of(infos[number]))
         if len(self._paths) >= _AT_ONCE:
             self._flush()
         self._tell(f"{self.files:,} files")
 
-    def finish(self, empty: Iterable[str] = ()) -> Listed:
-        """The rows, with the classes numbered in sorted order. ``empty``: classes without images. Raises ConfigError if there are no images
-        at all."""
-        if not self.classes:
+    def finish(self) -> Listed:
+        """The rows, with the classes numbered in sorted order. Raises ConfigError if there are no images."""
+        if not self._classes:
             raise ConfigError(
                 f"no images under '{printable(self._root)}' ({self.files} other files). Expected {_expected(self._root)} ending in "
                 f"{', '.join(EXTENSIONS)}."
             )
         self._flush()
-        classes = sorted({*self.classes, *empty})
-        places = {name: number for number, name in enumerate(classes)}
-        numbers = np.array([places[name] for name in self.classes], dtype=np.int64)
+        classes = sorted(self._classes)
+        numbers = np.empty(len(classes), dtype=np.int64)
+        numbers[[self._classes[name] for name in classes]] = np.arange(len(classes))
         return self._writer.finish(numbers={"label": numbers}), tuple(map(printable, classes))
 
     def _flush(self) -> None:
