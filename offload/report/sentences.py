@@ -77,6 +77,12 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         return f"the run wants {event['workers']} workers and has room for {event['before']}: it asks for nodes"
     if kind == "others_hold":
         return f"other programs hold {shares(event['held'])}: this run uses the rest, and will not use resources that they release later"
+    if kind == "classes_differ":
+        there = "no class" if event["is_there"] is None else repr(event["is_there"])
+        return (
+            f"label {event['label']} is {event['is_here']!r} in {event['dataset']!r} and {there} in 'train': their labels do not mean the "
+            "same, and metrics of one model on both are wrong. Give both folders the same classes"
+        )
     if kind == "not_started":
         needs = " and ".join(f"{amount:g} {name}" for name, amount in event["needs"].items())
         free = " and ".join(f"{amount:g} {name}" for name, amount in event["free"].items())

@@ -46,7 +46,7 @@ _GROUP_OF = {
     **dict.fromkeys(
         (
             "worker_lost", "worker_hung", "preprocessing_lost", "preprocessing_slow", "out_of_memory", "node_excluded", "short_of_memory",
-            "not_started", "others_hold", "callback_failed",
+            "not_started", "others_hold", "classes_differ", "callback_failed",
         ),
         "fault",
     ),
@@ -83,7 +83,7 @@ def told(event: Mapping[str, Any], clock: Clock, nodes: Mapping[str, Node]) -> T
     )
 
 
-_ASIDE = ("measured", "resize_cost", "ready_to_resize", "ignored", "others_hold", "callback_failed")
+_ASIDE = ("measured", "resize_cost", "ready_to_resize", "ignored", "others_hold", "classes_differ", "callback_failed")
 
 
 def _keeps(event: Mapping[str, Any]) -> bool:

@@ -186,7 +186,9 @@ def checksum(path: Path) -> dict[str, int]:
 
 def _verify(folder: Path) -> None:
     """Raise ValueError for a file that differs from the one written."""
-    known: dict[str, dict[str, int]] = json.loads((folder / CHECKSUMS_FILE).read_text())
+    known: Any = json.loads((folder / CHECKSUMS_FILE).read_bytes())
+    if not isinstance(known, dict) or not all(isinstance(each, dict) and "bytes" in each for each in known.values()):
+        raise ValueError(f"{CHECKSUMS_FILE} does not hold the sizes and sums of files")
     for name, expected in known.items():
         found = checksum(folder / name)
         if found["bytes"] != expected["bytes"]:

@@ -41,7 +41,12 @@ def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Stor
     if storage_path is None:
         return Storage(path=str(run_dir))
     if "://" not in storage_path and filesystem is None:
-        return Storage(path=str(Path(storage_path).expanduser().absolute()))
+        try:
+            return Storage(path=str(Path(storage_path).expanduser().absolute()))
+        except RuntimeError:
+            raise ConfigError(
+                f"{argument('storage_path', storage_path)}: nobody knows the home folder {Path(storage_path).parts[0]}. Write the path in full."
+            ) from None
     fs, root = open_filesystem(storage_path, filesystem)
     if filesystem is None and not isinstance(fs, pafs.PyFileSystem):
         return Storage(path=storage_path)  # Ray opens it by its scheme

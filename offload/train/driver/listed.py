@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from offload.pipeline.sources.base import Index
 from offload.pipeline.sources.units import UnitIndex, UnitRecipe
 from offload.pipeline.spec import Pipeline
 from offload.pipeline.streams import Stream
+from offload.train.messages import TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +89,17 @@ class Listed:
         if self.units is not None:
             return replace(stream, units=self.units.table, unit_samples=self.units.samples)
         return replace(stream, dataset=self.pipeline.dataset)
+
+
+def classes_that_differ(listed: Mapping[str, Listed]) -> list[dict[str, Any]]:
+    """For each data set in which a label means another class than in the one for training: its name (``dataset``), the first such
+    ``label``, and that label's class there (``is_here``) and in training (``is_there``, None if it has none)."""
+    trained = listed[TRAIN].classes
+    found = []
+    for name, each in listed.items():
+        for label, is_here in enumerate(each.classes if trained else ()):
+            is_there = trained[label] if label < len(trained) else None
+            if is_here != is_there:
+                found.append({"dataset": name, "label": label, "is_here": is_here, "is_there": is_there})
+                break
+    return found

@@ -51,7 +51,7 @@ from offload.train.driver.failures import describe_failure, whole_story
 from offload.train.driver.fleet.messages import StopAsked
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet
-from offload.train.driver.listed import Listed
+from offload.train.driver.listed import Listed, classes_that_differ
 from offload.train.driver.ray_train import TorchTrainer
 from offload.train.driver.tuner import Tuner
 from offload.train.hub.actor import Hub
@@ -128,6 +128,8 @@ class Run:
         self._announce()
         if held := self.cluster.held_of_all():
             self.log.tell("others_hold", held=held)
+        for each in classes_that_differ(self.listed):
+            self.log.tell("classes_differ", **each)
         import_ahead(set(cores.nodes), cores.runtime_env)
         threads = FEED_THREADS + 6 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
 

@@ -7,6 +7,7 @@ DistributedDataParallel does not allow, exchange them just before a step.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -67,7 +68,10 @@ class Distributed:
         # Buffers are not broadcast before every forward pass: the ranks' own statistics serve training as well, and validation may
         # then run unequal numbers of batches. Validation makes them equal when it starts.
         given = {"device_ids": [device] if device.type == "cuda" else None, "broadcast_buffers": False, **options}
-        joined = DistributedDataParallel(model, **given)
+        with warnings.catch_warnings():
+            # The option's successor sends buffers at the start, and gloo cannot send those of every type.
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+            joined = DistributedDataParallel(model, **given)
         joined.register_comm_hook(
             None, lambda state, bucket: all_reduce(bucket)
         )  # annotations would have to be DDP's own

@@ -70,6 +70,13 @@ def test_a_file_that_is_missing_is_refused(saved: Path) -> None:
         checkpoint.load(saved)
 
 
+@pytest.mark.parametrize("content", ["[]", '{"model.pt": 3}', '{"model.pt": {}}', "nonsense"])
+def test_checksums_of_another_form_are_damage(saved: Path, content: str) -> None:
+    (saved / CHECKSUMS_FILE).write_text(content)
+    with pytest.raises(RunError, match=rf"{saved.name} is damaged: .*resume from the one before it"):
+        checkpoint.load(saved)
+
+
 ALTERED: dict[str, Any] = {
     "progress": [None, "nonsense", {}, torch.zeros(3), {**TRAINED.progress.to_state(), "epoch": "x"}]
     + [{**TRAINED.progress.to_state(), "trained": bad} for bad in ([[5, 3]], [[0, 99]], [[-2, 1]], 7, torch.ones(2))]

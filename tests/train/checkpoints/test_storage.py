@@ -35,6 +35,12 @@ def refusal(storage_path: str, filesystem: Any = None) -> str:
     return str(caught.value)
 
 
+def test_the_home_folder_of_nobody_is_named() -> None:
+    assert refusal("~nobody-of-that-name/runs") == (
+        "storage_path='~nobody-of-that-name/runs': nobody knows the home folder ~nobody-of-that-name. Write the path in full."
+    )
+
+
 # --- disks ------------------------------------------------------------------------------------------------------------
 
 

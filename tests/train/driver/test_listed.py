@@ -1,0 +1,38 @@
+"""What a run finds out about its data sets before it begins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import offload
+from offload.pipeline.sources.base import Index
+from offload.report.sentences import sentence
+from offload.train.driver.listed import Listed, classes_that_differ
+
+
+def listed(name: str, classes: tuple[str, ...]) -> Listed:
+    data = torch.utils.data.TensorDataset(torch.zeros(2, 1))
+    pipeline = offload.from_torch(data, columns=["x"])
+    assert pipeline.list is not None
+    made = pipeline.list()
+    index = Index(name=name, rows=made.rows, reader=made.reader, classes=classes)
+    return Listed(name=name, pipeline=pipeline, index=index, shuffle=False)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "said"),
+    [
+        ("abc", "abc", None),
+        ("abc", "ab", None),  # its labels mean the same
+        ("abc", "", None),  # it does not tell
+        ("", "ab", None),
+        ("abc", "acd", "label 1 is 'c' in 'val' and 'b' in 'train': their labels do not mean the same"),
+        ("ab", "abc", "label 2 is 'c' in 'val' and no class in 'train': their labels do not mean the same"),
+    ],
+)
+def test_labels_that_mean_different_classes_are_told(train: str, val: str, said: str | None) -> None:
+    found = classes_that_differ({"train": listed("train", tuple(train)), "val": listed("val", tuple(val))})
+    assert [sentence("classes_differ", each) is not None for each in found] == [True] * (said is not None)
+    if said is not None:
+        assert str(sentence("classes_differ", found[0])).startswith(said)
