@@ -117,16 +117,17 @@ class JoinedModels:
             return
         held = {id(p): p for o in optimizers for g in o.param_groups for p in g["params"]}
         parameters = [p for p in held.values() if self._exchanges(p)]
-        there = [p.grad is not None for p in parameters]
-        for parameter in parameters:
-            if parameter.grad is None:  # here, not on all ranks
-                parameter.grad = torch.zeros_like(parameter)
+        # Whether each has a gradient. It is made on the device: a copy from the host would wait for the backward pass.
+        there = torch.ones(len(parameters), dtype=torch.float32, device=parameters[0].device if parameters else None)
+        missing = [number for number, p in enumerate(parameters) if p.grad is None]  # here, not on all ranks
+        for number in missing:
+            parameters[number].grad = torch.zeros_like(parameters[number])
+            there[number].zero_()
         if weight != 1.0:
             scale_gradients(parameters, weight)
         averaged = [p.grad for p in parameters if p.grad is not None]
-        shares = torch.tensor(there, dtype=torch.float32, device=parameters[0].device) if parameters else None
-        if shares is not None:
-            averaged.append(shares)
+        if parameters:
+            averaged.append(there)
         if self._share is None and held:  # the first step of a global batch tells for all
             self._share = torch.full((1,), float(takes_part), device=next(iter(held.values())).device)
             averaged.append(self._share)
@@ -134,10 +135,11 @@ class JoinedModels:
             self._meter.last_gradient()
         if averaged:
             self._join.average(averaged)
-        if shares is not None and not all(there):
-            for parameter, share in zip(parameters, shares.tolist(), strict=True):
-                if not share:  # on no rank: as on one worker, weight decay and momentum must not move it
-                    parameter.grad = None
+        if missing:
+            shares = there.tolist()
+            for number in missing:
+                if not shares[number]:  # on no rank: as on one worker, weight decay and momentum must not move it
+                    parameters[number].grad = None
 
     def exchanges_some(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether :meth:`exchange` must run between the backward pass and this optimizer's step."""
