@@ -154,8 +154,9 @@ def as_array(value: Any) -> Array:
 
 def is_tensor(value: Any) -> bool:
     """Whether the value is a tensor of torch, of any subclass. Imports nothing."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    # While another thread imports torch, its module lacks some names.
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return kind is not None and isinstance(value, kind)
 
 
 def _of_tensor(tensor: Any) -> Array:
