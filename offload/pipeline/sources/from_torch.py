@@ -14,7 +14,7 @@ from offload.errors import ConfigError, RunError
 from offload.pipeline.annotations import annotated_parts
 from offload.pipeline.index_rows import Runs
 from offload.pipeline.ordinal import here
-from offload.pipeline.own_copies import own_column
+from offload.pipeline.own_copies import own
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.whole_samples import SAMPLES
 from offload.pipeline.wire import Column, UnsendableError, as_array, is_tensor, torch_only
@@ -134,11 +134,15 @@ class TorchReader:
         annotated = annotated_parts(samples[0])
         stay = annotated if self._typed else ()
         columns: dict[str, Column] = {
-            name: [s[name] if name in stay else plain(s[name]) for s in samples] for name in names
+            name: [self._value(s[name], stays=name in stay) for s in samples] for name in names
         }
-        if self._changed:
-            columns = {name: own_column(column) for name, column in columns.items()}
         return Samples(columns, annotated=annotated)
+
+    def _value(self, value: Any, *, stays: bool) -> Any:
+        made = value if stays else plain(value)
+        if not self._changed or (made is not value and _is_pillow(value)):  # its pixels are a copy already
+            return made
+        return own(made)
 
     def describe(self, rows: pa.Table, row: int) -> str:
         return f"item {rows.column('item')[row].as_py()} of {type(self.dataset).__name__}"
@@ -175,7 +179,7 @@ def _listed(names: Iterable[object]) -> str:
 def plain(value: Any) -> Any:
     """The value as an array if it is a tensor or an image. Other values stay: a transform may take them, or an error names them
     later."""
-    if type(value).__module__.startswith("PIL."):
+    if _is_pillow(value):
         return np.array(value)  # a copy, as Pillow's own memory is read-only: a transform may write to it
     if type(value).__module__.startswith(("torch", "torchvision")) and is_tensor(value):
         try:
@@ -184,3 +188,7 @@ def plain(value: Any) -> Any:
             return value
         return value if torch_only(array.dtype) else array
     return value
+
+
+def _is_pillow(value: Any) -> bool:
+    return type(value).__module__.startswith("PIL.")
