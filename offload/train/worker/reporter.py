@@ -117,7 +117,11 @@ class Reporter:
 
 class Forward(io.TextIOBase):
     """A text stream that forwards whole lines to the driver, and to the worker's own log. :meth:`close` forwards a last line without an
-    end. All else that a program may ask of its output, such as ``buffer`` or ``reconfigure``, is that of the log."""
+    end. All else that a program may ask of its output, such as ``encoding``, ``buffer`` or ``reconfigure``, is that of the log."""
+
+    # In io.TextIOBase, both are None.
+    encoding: Any = property(lambda self: self._log.encoding)
+    errors: Any = property(lambda self: self._log.errors)
 
     def __init__(self, reporter: Reporter, log: Any) -> None:
         self._reporter, self._log = reporter, log

@@ -30,5 +30,6 @@ def test_programs_ask_of_the_output_what_they_ask_of_any() -> None:
     reporter: Any = SimpleNamespace(event=lambda kind, text: None)
     with contextlib.redirect_stdout(Forward(reporter, log)):
         sys.stdout.reconfigure(line_buffering=True)
+        assert (sys.stdout.encoding, sys.stdout.errors) == ("utf-8", "strict")
         sys.stdout.buffer.write(b"bytes\n")
     assert log.line_buffering
