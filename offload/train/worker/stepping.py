@@ -228,7 +228,8 @@ class Stepper:
         if not self._skipped:
             raise RunError(
                 "the loop took the next batch without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch "
-                "of ctx.batches('train'), or ctx.skip(). A GradScaler of the loop's own leaves steps out: precision='fp16' has one."
+                "of ctx.batches('train'), or ctx.skip(). A GradScaler of the loop's own may have left the step out: drop it, and pass "
+                "precision='fp16' to the Trainer, which scales losses itself."
             )
         if not self._is_last:
             self._end_micro_batch(batch)
