@@ -134,7 +134,7 @@ def rate_shown(value: float) -> str:
 
 
 def usd_shown(value: float) -> str:
-    """Dollars: two digits after the point from a cent on, and two significant ones below."""
+    """Dollars: two digits after the point from ten cents on, and two significant ones below."""
     if value and abs(value) < 0.0995:
         return f"${value:.2g}" if abs(value) >= 1e-4 else f"${value:.1e}"
     return f"${value:,.2f}"

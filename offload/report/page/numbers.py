@@ -24,7 +24,7 @@ def rate(value: float | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """Dollars: two digits after the point from a cent on, and two significant ones below."""
+    """Dollars: two digits after the point from ten cents on, and two significant ones below."""
     if value is None or not math.isfinite(value):
         return "–"
     return usd_shown(value)
