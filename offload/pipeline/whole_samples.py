@@ -48,9 +48,12 @@ def is_nested(column: Any) -> bool:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a value is None, or a structure of nothing else, such as the crops of an image without objects."""
+    """Whether a value is None, or a structure of nothing else, such as the crops of an image without objects. A block of such images alone
+    holds arrays without elements."""
     if isinstance(value, Mapping):
         return all(map(_is_empty, value.values()))
+    if isinstance(value, np.ndarray):
+        return not value.size
     return value is None or (isinstance(value, list | tuple) and all(map(_is_empty, value)))
 
 

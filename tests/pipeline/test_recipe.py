@@ -441,6 +441,12 @@ def test_a_first_sample_without_objects_does_not_hide_that_others_hold_arrays(no
     assert [array.shape for (array,) in arrays] == [(1, 2), (2, 2)]
 
 
+def test_a_block_without_objects_does_not_hide_that_others_hold_arrays() -> None:
+    alone = np.zeros(0)  # what a worker gets of [] in a block of nothing else
+    assert whole_samples.is_nested([alone, [np.ones((1, 2))]])
+    assert not whole_samples.is_nested([alone, np.ones(2)])
+
+
 # --- what a user is told ----------------------------------------------------------------------------------------------
 
 
