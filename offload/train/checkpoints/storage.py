@@ -45,7 +45,8 @@ def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Stor
             return Storage(path=str(Path(storage_path).expanduser().absolute()))
         except RuntimeError:
             raise ConfigError(
-                f"{argument('storage_path', storage_path)}: nobody knows the home folder {Path(storage_path).parts[0]}. Write the path in full."
+                f"{argument('storage_path', storage_path)}: nobody knows the home folder {Path(storage_path).parts[0]}. Write the path in "
+                "full."
             ) from None
     fs, root = open_filesystem(storage_path, filesystem)
     if filesystem is None and not isinstance(fs, pafs.PyFileSystem):
