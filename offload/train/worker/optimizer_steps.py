@@ -44,9 +44,13 @@ class OptimizerSteps:
             return
         if any(each is stepped for each in optimizers for stepped in self._stepped):
             self._update_early(scaler)
+        unscaled: set[int] = set()
         for optimizer in optimizers:
-            if _reached(optimizer):
+            if reached := _reached(optimizer):
                 scaler.unscale_(optimizer)
+                if shared := [p for p in reached if id(p) in unscaled]:  # with an optimizer before: unscaled twice
+                    scale_gradients(shared, scaler.get_scale())
+                unscaled.update(map(id, reached))
 
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Step optimizers whose gradients are unscaled, and clear these."""
@@ -71,7 +75,8 @@ class OptimizerSteps:
         before = scaler.get_scale()
         self.end_batch()
         if (factor := scaler.get_scale() / before) != 1.0:
-            scale_gradients([p for each in self._trained.optimizers for p in _reached(each)], factor)
+            held = {id(p): p for each in self._trained.optimizers for p in _reached(each)}  # each once
+            scale_gradients(list(held.values()), factor)
 
 
 def _reached(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

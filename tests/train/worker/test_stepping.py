@@ -153,6 +153,17 @@ def test_an_optimizer_steps_twice_in_a_batch_and_an_overflow_does_not_change_lat
     assert scaler.get_scale() == 512.0
 
 
+def test_the_gradient_of_a_parameter_that_two_optimizers_share_is_unscaled_once() -> None:
+    model = weight()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=lr) for lr in (1.0, 0.5)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**6)
+    rank = Rank([model], optimizers, scaler=scaler)
+    rank.take()
+    rank.backward(model(ONE).sum() * 4.0)
+    rank.step()
+    assert model.weight.item() == -6.0
+
+
 def test_a_scaler_of_the_loops_own_may_leave_a_step_out() -> None:
     model = weight()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
