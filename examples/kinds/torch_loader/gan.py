@@ -27,13 +27,13 @@ def main():
     losses = []
     for _ in range(2):
         for real in loader:
-            fake = generator(torch.randn(len(real), 4, generator=noise))
+            fake = generator(torch.randn(len(real), 4, generator=noise).to(real.device))
             judged = judge(torch.cat([real, fake.detach()]))
-            loss = right(judged, torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)]))
+            loss = right(judged, torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)]).to(real.device))
             judges.zero_grad()
             loss.backward()
             judges.step()
-            fooled = right(judge(fake), torch.ones(len(real), 1))
+            fooled = right(judge(fake), torch.ones(len(real), 1, device=real.device))
             generates.zero_grad()
             fooled.backward()
             generates.step()

@@ -49,7 +49,7 @@ def main():
     for _ in range(2):
         for waves, lengths, pitches in loader:
             frames = model(waves.unsqueeze(1))
-            valid = torch.arange(frames.shape[-1]) < (lengths // 64).unsqueeze(1).clamp(min=1)
+            valid = torch.arange(frames.shape[-1], device=frames.device) < (lengths // 64).unsqueeze(1).clamp(min=1)
             scores = (frames * valid.unsqueeze(1)).sum(-1) / valid.sum(-1, keepdim=True)
             loss = torch.nn.functional.cross_entropy(scores, pitches)
             optimizer.zero_grad()

@@ -30,7 +30,7 @@ def main():
         for (first, second), about in loader:
             assert len(about["name"]) == len(about["index"]) == len(first)
             a, b = (torch.nn.functional.normalize(model(view)) for view in (first, second))
-            loss = torch.nn.functional.cross_entropy(a @ b.T / 0.2, torch.arange(len(a)))
+            loss = torch.nn.functional.cross_entropy(a @ b.T / 0.2, torch.arange(len(a), device=a.device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

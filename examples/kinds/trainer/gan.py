@@ -28,13 +28,13 @@ def train(ctx):
     noise = torch.Generator().manual_seed(1)
     for _ in ctx.epochs(2):
         for real in ctx.batches("train", drop_last=True):
-            fake = generator(torch.randn(len(real), 4, generator=noise))
+            fake = generator(torch.randn(len(real), 4, generator=noise).to(real.device))
             judged = judge(torch.cat([real, fake.detach()]))
-            loss = right(judged, torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)]))
+            loss = right(judged, torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)]).to(real.device))
             judges.zero_grad()
             loss.backward()
             judges.step()
-            fooled = right(judge(fake), torch.ones(len(real), 1))
+            fooled = right(judge(fake), torch.ones(len(real), 1, device=real.device))
             generates.zero_grad()
             fooled.backward()
             generates.step()

@@ -33,7 +33,7 @@ def train(ctx):
     for _ in ctx.epochs(2):
         for waves, lengths, pitches in ctx.batches("train"):
             frames = model(waves.unsqueeze(1))
-            valid = torch.arange(frames.shape[-1]) < (lengths // 64).unsqueeze(1).clamp(min=1)
+            valid = torch.arange(frames.shape[-1], device=frames.device) < (lengths // 64).unsqueeze(1).clamp(min=1)
             scores = (frames * valid.unsqueeze(1)).sum(-1) / valid.sum(-1, keepdim=True)
             loss = torch.nn.functional.cross_entropy(scores, pitches)
             optimizer.zero_grad()

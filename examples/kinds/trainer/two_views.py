@@ -31,7 +31,7 @@ def train(ctx):
         for (first, second), about in ctx.batches("train"):
             assert len(about["name"]) == len(about["index"]) == len(first)
             a, b = (torch.nn.functional.normalize(model(view)) for view in (first, second))
-            loss = torch.nn.functional.cross_entropy(a @ b.T / 0.2, torch.arange(len(a)))
+            loss = torch.nn.functional.cross_entropy(a @ b.T / 0.2, torch.arange(len(a), device=a.device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
