@@ -14,7 +14,9 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-COLOURS = {"plain": "#9e9e9e", "dataloader": "#5b8ff9", "ray": "#f6bd16", "offload": "#2ca05a"}
+COLOURS = {
+    "plain": "#9e9e9e", "dataloader": "#5b8ff9", "ray": "#f6bd16", "offload": "#2ca05a", "loader": "#8fd3a8", "dataset": "#1b6b3a",
+}  # fmt: skip
 
 
 @click.command()
