@@ -35,6 +35,8 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
 import offload
 from benchmarks.rows.digits import Digits, train
 from benchmarks.side_by_side import machine, versions

@@ -26,6 +26,8 @@ import torch
 import torchvision
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
 import offload
 from benchmarks.rows.digits import Digits, train
 from benchmarks.side_by_side import machine, versions

@@ -32,6 +32,8 @@ import torch
 import torchvision  # noqa: F401  # as a user's script would import it
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
 import offload
 from benchmarks.side_by_side import machine, versions
 from offload.report.run_dir import read_lines

@@ -21,6 +21,8 @@ import click
 import numpy as np
 from rich.progress import track
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
 from benchmarks.side_by_side import machine, versions
 from offload.model import Catalog, GradientNoise, InputRate, JointGoodput, NodeType, Profile, Shape, StepTime, plan
 from offload.prices import built_in

@@ -26,6 +26,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
 from benchmarks import workloads
 from benchmarks.rows.predicted import Arrivals
 from benchmarks.side_by_side import ENVIRONMENT, ROOT, SHM_BYTES, machine, versions

@@ -31,6 +31,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
 from benchmarks.rows.protocol import STEADY_FROM, STEADY_TO
 from benchmarks.side_by_side import cores, machine, versions
 from offload.errors import ConfigError, OffloadError

@@ -19,6 +19,8 @@ from typing import Any
 
 import click
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
 from benchmarks.side_by_side import ROOT, machine, versions
 
 RESULT = ROOT / "benchmarks" / "results" / "soak.json"

@@ -26,6 +26,8 @@ import click
 import psutil
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+
 from benchmarks.side_by_side import ENVIRONMENT, ROOT, SHM_BYTES, cores, machine, versions
 from offload.demo_data import make_demo_data
 from offload.report.run_dir import CHECKPOINTS, read_lines
