@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
+sys.path.sort(key=lambda path: path == str(Path(__file__).resolve().parent))  # last: `sagemaker` is the SDK
 
 from benchmarks.rows.protocol import STEADY_FROM, STEADY_TO
 from benchmarks.side_by_side import cores, machine, versions
