@@ -274,8 +274,11 @@ def _outcome(setting: Setting, lines: Sequence[dict[str, Any]]) -> dict[str, Any
     accuracy = 0.0
     for before, line in itertools.pairwise(lines):
         # During a change, the old workers cost as much as the new ones.
-        usd += (line["at"] - before["at"]) * (line["workers"] * per_worker + setting.cores * per_core)
-        spent_s += line.get("spent_s", 0.0)
+        cores = setting.cores + sum(count for at_s, count in setting.changes if at_s <= before["at"] - began)
+        evaluated_s = line.get("spent_s", 0.0)
+        seconds = line["at"] - before["at"] - evaluated_s
+        usd += seconds * (line["workers"] * per_worker + cores * per_core)
+        spent_s += evaluated_s
         accuracy = line.get("accuracy", accuracy)
         if reached is None and accuracy >= target:
             reached = line["at"] - began - spent_s, usd
