@@ -47,7 +47,8 @@ def main() -> None:
     )
     name = job_name(given.script, datetime.now(UTC))
     prepared = prepare(template, name, [groups_of(given.gpu, given.cpu)], given.script, catalog)
-    print(*prepared.notes, sep="\n", file=sys.stderr)
+    for note in prepared.notes:
+        print(note, file=sys.stderr)
     if given.dry_run:
         print(json.dumps(prepared.jobs[0].render(), indent=2))
         return

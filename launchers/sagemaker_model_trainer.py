@@ -115,7 +115,8 @@ def main() -> None:
     )
     name = job_name(given.script, datetime.now(UTC))
     prepared = prepare(template, name, [groups_of(given.gpu, given.cpu)], given.script, built_in())
-    print(*prepared.notes, sep="\n", file=sys.stderr)
+    for note in prepared.notes:
+        print(note, file=sys.stderr)
     submission = prepared.jobs[0]
     trainer = model_trainer(submission.job, service.session)
     if given.dry_run:
