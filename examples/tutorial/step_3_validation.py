@@ -2,6 +2,8 @@
 
 torchvision's v2 transforms resize uint8 tensors faster than PIL images. Validation has a data set of its own: each worker
 sees its part, and `ctx.sum` adds the parts up. The run keeps the best checkpoints and the newest one.
+
+    offload run examples/tutorial/step_3_validation.py
 """
 
 from pathlib import Path
