@@ -171,7 +171,7 @@ def plan(
 
     The joint model of GPUs and input pipeline evaluates every combination of the given types and ranges: nodes of one GPU type, and
     nodes of at most one CPU type. For a profile measured on another device than the planned GPU, say its speed (--gpu-speed, --step, or
-    gpu_speed in the catalog). Otherwise the plan guesses it from data sheets.
+    gpu_speed in the catalog). Otherwise the plan guesses it from data sheets. A profile measured on a CPU needs one of the three.
 
     --emit prints a file that brings up the recommended cluster, and the table on stderr. With --plan, it uses an existing plan:
 
