@@ -60,7 +60,9 @@ def check_python(version: tuple[int, int, int]) -> Check:
     if lowest <= version[:2] < limit:
         return Check(name="python", status="ok", found=found)
     wanted = f"{lowest[0]}.{lowest[1]} to {limit[0]}.{limit[1] - 1}"
-    return Check(name="python", status="fail", found=found, remedy=f"use Python {wanted}, e.g. make PYTHON=python3.11")
+    return Check(
+        name="python", status="fail", found=found, remedy=f"use Python {wanted}, e.g. make install PYTHON=python3.11"
+    )
 
 
 def check_ray(version: str | None) -> Check:
