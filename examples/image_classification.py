@@ -31,7 +31,7 @@ def transform(pixels: int, *, training: bool) -> v2.Compose:
 
 def train(ctx: offload.Context) -> None:
     args = ctx.config
-    model = timm.create_model(args["model"], num_classes=args["classes"])
+    model = timm.create_model(args["model"], num_classes=len(ctx.info().class_names))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args["lr"])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args["epochs"])
     model, optimizer, schedule = ctx.prepare(model, optimizer, schedule)
@@ -62,7 +62,6 @@ def build() -> offload.Trainer:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", help="a folder with train/ and val/")
     parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--pixels", type=int, default=224)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64)

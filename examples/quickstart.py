@@ -1,7 +1,7 @@
 """The smallest complete program: a folder of JPEGs, an augmentation that runs on every CPU, a training loop that stays yours.
 
 python examples/quickstart.py                       # generates a small data set and trains on it
-offload run examples/quickstart.py -- DATA/train    # or on your own: DATA/train/<class>/<name>.jpg
+offload run examples/quickstart.py -- DATA/train    # or on your own: DATA/train/<class>/<name>.jpg, of 96 pixels or more
 """
 
 import sys
@@ -35,7 +35,7 @@ def train(ctx: offload.Context) -> None:
         torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(4),
         torch.nn.Flatten(),
-        torch.nn.Linear(1024, 10),
+        torch.nn.Linear(1024, len(ctx.info().class_names)),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer = ctx.prepare(model, optimizer)
