@@ -218,16 +218,18 @@ def main(
     folder = folder.expanduser().resolve()
     peers = [peer for peer in PEERS if not names or peer.name in names]
     ready, lost = _environments(peers, folder, log)
-    lines: list[dict[str, Any]] = []
+    earlier: dict[str, Any] = {"rows": [], "versions_of_peers": {}}
     if resume and output is not None and output.exists():
-        lines = json.loads(output.read_text())["rows"]
+        earlier = json.loads(output.read_text())
+    lines: list[dict[str, Any]] = earlier["rows"]
+    versions = earlier["versions_of_peers"] | {name: environments.versions(name, folder) for name in ready}
     document = {
         "repeats": repeats,
         "seconds": seconds,
         "command": shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]]),
         "machine": side_by_side.machine(),
         "versions": side_by_side.versions(),
-        "versions_of_peers": {name: environments.versions(name, folder) for name in ready},
+        "versions_of_peers": versions,
     }
     for workload in workloads or WORKLOADS:
         kept = {line["name"] for line in lines if line["workload"] == workload}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from benchmarks import environments, peers, reference, side_by_side
@@ -103,6 +104,22 @@ def test_a_lost_row_stays_in_the_table_with_its_reason(ran: list[tuple[str, int]
     Console(width=peers.PLAIN_WIDTH, file=printed).print(peers.table_of(list(lines.values()), "blur"))
     assert all(name in printed.getvalue() for name in lines)
     assert "it has one host" in printed.getvalue()
+
+
+def test_a_resumed_table_keeps_the_versions_of_the_libraries_of_its_earlier_rows(
+    ran: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "unavailable", lambda: None)
+    monkeypatch.setattr(peers, "PEERS", (WORKS,))
+    monkeypatch.setattr(side_by_side, "machine", dict)
+    output, earlier = tmp_path / "peers.json", {"spdl": {"spdl": "0.8.0"}}
+    output.write_text(json.dumps({"rows": [], "versions_of_peers": earlier}))
+    arguments = ["--workload", "blur", "--hosts", "1", "--repeats", "1", "--resume", "-o", str(output)]
+    done = CliRunner().invoke(peers.main, arguments)
+    assert done.exit_code == 0, done.output
+    document = json.loads(output.read_text())
+    assert [row["name"] for row in document["rows"]] == ["plain", "works-1-host"]
+    assert document["versions_of_peers"] == earlier
 
 
 def test_notes_tell_of_samples_that_differ() -> None:
