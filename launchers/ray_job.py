@@ -33,7 +33,8 @@ def main() -> None:
 
     check_script(given.script)
     bundle = pack(given.script)
-    job = Job(name=run_name(given.script.stem), user=getpass.getuser(), script=bundle.script, args=for_script)
+    user = run_name(getpass.getuser(), "user")
+    job = Job(name=run_name(given.script.stem), user=user, script=bundle.script, args=for_script)
     ready = Submission.of(job, bundle)
     if given.dry_run:
         print(json.dumps(ready.render(), indent=2))
