@@ -121,7 +121,10 @@ SUMMARY: dict[str, Any] = {
     "local_batch_size": 16, "accum_steps": 1, "global_batch_size": 64, "device": "GPU", "stall": 0.3, "step_count_all_ranks": 20,
     "data_wait_s": 1.0, "peer_wait_s": 1.0, "compute_s": 1.0, "sync_s": 1.0, "preprocessing_cores": 4, "first_batch_s": 9.0, "skipped": 1,
     "input": {
-        "train": {"core_seconds_per_sample": 0.03, "wire_bytes_per_sample": 2.0, "input_ceiling_samples_per_s": 100.0, "blocked": 0.1}
+        "train": {
+            "core_seconds_per_sample": 0.03, "wire_bytes_per_sample": 2.0, "input_ceiling_samples_per_s": 100.0, "blocked": 0.1,
+            "cache_bytes": 3e9, "storage_bytes": 1e9,
+        }
     },
     "metrics": {}, "checkpoint": "runs/a/checkpoints/1", "run_dir": "runs/a",
 }  # fmt: skip
