@@ -13,11 +13,12 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "rebatched":
         return f"step {event['step']:,}: the global batch is {event['global_batch_size']:,} from here on"
     if kind == "decided" and event["decision"] == "resize":
-        return f"changing to {event['workers']} workers: {event['reason']}"
+        return f"changing to {counted(event['workers'], 'worker')}: {event['reason']}"
     if kind == "resized":
+        train = f"{counted(event['workers'], 'worker')} train{'s' if event['workers'] == 1 else ''}"
         if event["workers"] == event["workers_before"]:
-            return f"{event['workers']} workers train, on other nodes than before"
-        return f"{event['workers']} workers train, {event['workers_before']} before"
+            return f"{train}, on other nodes than before"
+        return f"{train}, {event['workers_before']} before"
     if kind == "worker_lost":
         return f"a worker died ({event['reason']}): all workers restart from the last checkpoint"
     if kind == "worker_hung":
@@ -43,7 +44,8 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         if not any(event[verb] for verb in verbs):  # another event reports their memory
             return None
         parts = [f"{verb} {', '.join(event[verb])}" for verb in verbs if event[verb]]
-        return f"the cluster changed ({'; '.join(parts)}): {event['preprocessing_cores']} cores preprocess"
+        cores = event["preprocessing_cores"]
+        return f"the cluster changed ({'; '.join(parts)}): {counted(cores, 'core')} preprocess{'es' if cores == 1 else ''}"
     if kind == "short_of_memory":
         each = ", ".join(f"{node} ({cores})" for node, cores in zip(event["nodes"], event["cores"], strict=True))
         mib = event["process_bytes"] / (1 << 20)
@@ -92,14 +94,19 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         )
     if kind == "not_granted":
         return (
-            f"the nodes that the run asked for did not come within {event['after_s']:.0f} s: {event['workers_now']} workers "
-            f"and {event['cores_now']} preprocessing cores go on"
+            f"the nodes that the run asked for did not come within {event['after_s']:.0f} s: {counted(event['workers_now'], 'worker')} "
+            f"and {counted(event['cores_now'], 'preprocessing core')} go on"
         )
     if kind == "callback_failed":
         return f"callback {event['callback']} failed in {event['method']} ({event['error']}): the run goes on"
     if kind == "pass_not_finished" and event["untrained"]:
         return f"training ended within a pass: {event['untrained']:,} of its samples were not trained"
     return None
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things in words: ``1 worker``, ``2 workers``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def shares(held: Mapping[str, Sequence[float]]) -> str:

@@ -430,6 +430,13 @@ def test_slow_rates_are_not_rounded_to_nothing() -> None:
     assert "could train 2.6 samples/s, and a core delivers 0.4" in (sentence("cores_wanted", wanted) or "")
 
 
+def test_one_worker_trains_and_two_train() -> None:
+    assert sentence("resized", {"workers": 1, "workers_before": 2}) == "1 worker trains, 2 before"
+    assert sentence("resized", {"workers": 2, "workers_before": 1}) == "2 workers train, 1 before"
+    changed = {"left": [], "leaving": ["10.0.0.7"], "joined": [], "preprocessing_cores": 1}
+    assert sentence("cluster_changed", changed) == "the cluster changed (leaving 10.0.0.7): 1 core preprocesses"
+
+
 def test_goodput_is_shown_where_it_is_another_number() -> None:
     assert format_line(interval(5, samples_per_s=2_710.0, goodput=2_240.4)).endswith(
         "4 workers × 64 × 1 | goodput 2,240"
