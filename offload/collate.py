@@ -42,8 +42,9 @@ class pad(_Collate):  # used like a function
     """Pad values to the largest of the batch, and stack them.
 
     Values of equal shapes are stacked as they are. Others are padded at their ends. The mask is a bool tensor of shape (samples,
-    length), True for the real elements along the first dimension of the first padded value. For tuples, it comes last. A batch in which
-    no value is padded has a mask, too, True everywhere: that of the value which ``length`` names, or else of the first with a dimension.
+    length), True for the real elements along the first dimension of the first padded value. For tuples, it comes last. A batch that
+    happens to need no padding has a mask, too, True everywhere: of the value that ``length`` names, or else, if all values with a dimension
+    are sequences, of the first. Beside images or boxes, name ``length`` to get a mask with every batch.
 
     Args:
         values: the value to pad with, by column (or by position, for tuples). Others are padded with 0.
@@ -78,13 +79,13 @@ class pad(_Collate):  # used like a function
 
     def __call__(self, samples: list[Any]) -> Any:
         masks: list[torch.Tensor] = []
-        unpadded: dict[Any, torch.Tensor] = {}  # the masks of values that need no padding
+        unpadded: dict[Any, list[torch.Tensor]] = {}  # values with a dimension that need no padding
 
         def collated(name: Any, values: list[Any]) -> Any:
             tensors = _tensors(values)
             if tensors is None or (name not in self._values and len({t.shape for t in tensors}) == 1):
                 if tensors is not None and tensors[0].ndim:
-                    unpadded[name] = torch.ones((len(tensors), len(tensors[0])), dtype=torch.bool)
+                    unpadded[name] = tensors
                 return _stacked(values, tensors)
             if len({t.ndim for t in tensors}) > 1 or tensors[0].ndim == 0:
                 found = " and ".join(sorted({str(t.ndim) for t in tensors}))
@@ -103,11 +104,19 @@ class pad(_Collate):  # used like a function
             return whole
 
         batch = _by_column(samples, collated)
-        # A batch of samples that happen to be equally long has the same parts as any other.
-        masks = masks or [unpadded[name] for name in (self._length, *unpadded) if name in unpadded]
+        if not masks and (tensors := self._sequence(unpadded)) is not None:
+            # A batch of texts that happen to be equally long has the same parts as any other.
+            masks.append(torch.ones((len(tensors), len(tensors[0])), dtype=torch.bool))
         if self._mask is None or not masks:
             return batch
         return _extended(batch, {self._mask: masks[0]})
+
+    def _sequence(self, unpadded: Mapping[Any, list[torch.Tensor]]) -> list[torch.Tensor] | None:
+        """The value to which the mask of a batch without padding belongs; None if it has none."""
+        if self._length in unpadded:
+            return unpadded[self._length]
+        alike = all(tensors[0].ndim == 1 for tensors in unpadded.values())
+        return next(iter(unpadded.values()), None) if alike else None
 
 
 class pack(_Collate):

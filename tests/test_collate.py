@@ -50,6 +50,7 @@ def test_a_batch_without_padding_has_a_mask_too() -> None:
     assert (ids.shape, label.tolist(), mask.tolist()) == ((2, 2), [0, 1], [[True] * 2] * 2)
     pictures = [{"image": torch.zeros(3, 4, 4), "ids": torch.arange(5)}]
     assert collate.pad(length="ids")(pictures)["mask"].shape == (1, 5)
+    assert "mask" not in collate.pad()(pictures)  # it could be the images' or the texts'
     assert "mask" not in collate.pad()([{"n": 1}, {"n": 2}])
 
 

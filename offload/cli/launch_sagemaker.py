@@ -224,6 +224,7 @@ def _look_at(
         document = launcher.stop(stop_job, _say, wait=wait)
     elif wait:
         try:
+            launcher.state(str(status_of))  # a wrong endpoint ends here, not after ten minutes
             document = launcher.watch(str(status_of), _say, _say)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None

@@ -437,7 +437,7 @@ def _describe(*, ours: bool) -> Cluster:
 def held_by_others(ours: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """The resources that others hold, by node id, without ``ours``. Takes a second or two if they hold any, and longer while Ray frees
     what this process has just left."""
-    while not are_free(_free_cpus(ours)):
+    while not are_free(lambda: _free_cpus(ours)):
         time.sleep(LOOK_S)
     held = _held()
     until = time.monotonic() + HELD_S
