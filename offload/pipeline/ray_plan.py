@@ -69,6 +69,7 @@ from ray.data._internal.logical.operators import (
 )
 from ray.data._internal.logical.optimizers import LogicalOptimizer
 from ray.data._internal.planner import create_planner
+from ray.data._internal.planner.plan_expression import synthetic_impl
 from ray.data.block import BlockAccessor
 from ray.data.exceptions import SystemException
 from ray.data.expressions import RandomExpr, UDFExpr, UUIDExpr
@@ -330,6 +331,17 @@ class _UnitSeed:
     def to_rng_args(self, task_idx: int) -> NDArray[np.int64]:
         """The arguments of a unit's own generator."""
         return np.random.randint(1 << 31, size=4)
+
+
+_EXPRESSIONS: Any = synthetic_impl
+_RANDOM = _EXPRESSIONS.eval_random
+
+
+def _random_of_unit(rows: int, block_type: Any, **options: Any) -> Any:
+    """The values of a ``random()`` expression, from the generators, which are seeded for each unit, unless its own seed is fixed."""
+    if options.get("seed") is None or options.get("reseed_after_execution", True):
+        options["seed"] = int(np.random.randint(1 << 31))
+    return _RANDOM(rows, block_type, **options)
 
 
 def _without_repartitions(dag: Any) -> Any:
@@ -634,6 +646,7 @@ class Runner:
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised; Ray logs each retry, too
         # Ray's reader of Parquet would decode columns on 32 threads; each process here has one core.
         parquet_file_reader._READER_CPU_COUNT = 0
+        _EXPRESSIONS.eval_random = _random_of_unit
         self._instances: list[Any] = []
         for transformer in chain.transformers:
             # Ray keeps the objects of one step's classes in this global, one step to a process.

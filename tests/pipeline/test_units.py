@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from ray.data import RandomSeedConfig
+from ray.data.expressions import random
 
 import offload
 from offload.errors import ConfigError, RunError
@@ -285,6 +286,17 @@ def test_a_random_sample_is_the_same_one_when_an_epoch_is_made_again(seed: Any) 
     first, again, other = ([int(row["id"]) for row in passing.rows(epoch=epoch).values()] for epoch in (0, 0, 1))
     assert first == again
     assert (set(first) == set(other)) == (seed == 4)
+    assert 0 < len(first) < N
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 4}, {"seed": 4, "reseed_after_execution": False}])
+def test_a_random_expression_draws_the_same_numbers_when_an_epoch_is_made_again(options: dict[str, Any]) -> None:
+    """The number of rows that a filter leaves must not change. Without a fixed seed, each epoch has numbers of its own."""
+    source = ray.data.range(N, override_num_blocks=9).filter(expr=random(**options) < 0.5)
+    passing = Passing(source, transform=None)
+    first, again, other = ([int(row["id"]) for row in passing.rows(epoch=epoch).values()] for epoch in (0, 0, 1))
+    assert first == again
+    assert (set(first) == set(other)) == (len(options) == 2)
     assert 0 < len(first) < N
 
 
