@@ -137,6 +137,28 @@ def test_a_rank_that_has_nothing_is_served_even_over_the_limit(make: Callable[..
     assert over or feed.take(key(), 1, 1) == ([], True)
 
 
+def test_a_validation_gets_several_cores_though_training_blocks_fill_the_store(make: Callable[..., Feed]) -> None:
+    blocks_in_store = 30
+    feed = make(store_bytes=blocks_in_store * ROWS * ROW_BYTES / HELD_SHARE)
+    feed.open(key(), request(), 0)
+    assert work_all(feed) == blocks_in_store
+    feed.open(key(name="val"), request(), 0)
+    under_way = [start(feed) for _ in range(3)]  # the worker waits for the first
+    assert 0 < work_all(feed) <= blocks_in_store // 2
+    for task, done in under_way:
+        done(block(task))
+    while not (found := feed.take(key(name="val"), 0, 99))[1]:
+        assert found[0], "the worker waits for ever"
+        work_all(feed)
+
+
+def test_blocks_that_nobody_takes_yet_get_no_room_beside_others(make: Callable[..., Feed]) -> None:
+    feed = make(store_bytes=SAMPLES * ROW_BYTES / HELD_SHARE)
+    feed.open(key(), PassRequest(world_size=1, first_rows=ROWS, epoch=0, followed=True), 0)
+    assert work_all(feed) <= SAMPLES // ROWS + 1
+    assert feed.held().total() <= (SAMPLES + ROWS) * ROW_BYTES
+
+
 def test_a_rank_may_be_a_visit_behind(make: Callable[..., Feed]) -> None:
     feed = make()
     for rank in (0, 1):

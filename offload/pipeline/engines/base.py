@@ -16,6 +16,9 @@ from offload.pipeline.streams import Cores, Stream
 DATA_SHARE = 0.3
 HELD_SHARE = 0.3
 
+# The share that a pass which workers take from may hold even where other passes, such as the next epoch's, hold all of HELD_SHARE.
+OWN_SHARE = 0.1
+
 
 class Run(Protocol):
     """What an engine knows of its feed."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from offload.pipeline.engines.base import HELD_SHARE, Run
+from offload.pipeline.engines.base import HELD_SHARE, OWN_SHARE, Run
 from offload.pipeline.index_tasks import IndexTasks
 from offload.pipeline.pace import ANY, Room
 from offload.pipeline.pass_tasks import Issued, PassTasks
@@ -102,8 +102,10 @@ class PoolEngine:
                 # for the running task, and all other cores would fill the store behind one slow task.
                 if current.starving() and not tasks.under_way():
                     found = tasks.next(node)
+                elif room or self._has_own_room(node, current):
+                    found = tasks.next(node, self._room_on_link(node, current, tasks))
                 else:
-                    found = tasks.next(node, self._room_on_link(node, current, tasks)) if room else None
+                    found = None
                 if found is not None:
                     if tasks.exhausted():
                         self._feed.issued(current)
@@ -165,3 +167,12 @@ class PoolEngine:
         held, cores = self._feed.held(), self._feed.cores
         of_node = cores.stores.get(node, math.inf)
         return held.total() < HELD_SHARE * cores.store_bytes and held[node] < HELD_SHARE * of_node
+
+    def _has_own_room(self, node: str, current: Pass) -> bool:
+        """Whether a pass has room beside what others hold. A validation would otherwise get one core: workers take nothing of the training
+        data meanwhile, whose next blocks fill the store."""
+        if len(self._passes) == 1 or current.abandoned():
+            return False
+        held, cores = current.held_bytes.copy(), self._feed.cores  # a copy at once: blocks arrive meanwhile
+        of_node = cores.stores.get(node, math.inf)
+        return held.total() < OWN_SHARE * cores.store_bytes and held[node] < OWN_SHARE * of_node
