@@ -38,10 +38,14 @@ class Listed:
 
     @property
     def identity(self) -> str | None:
-        """What tells its samples from those of another data set with as many; None if nothing does."""
-        if self.units is not None:
-            return self.units.identity
-        return None if self.index is None else self.index.identity
+        """What tells its samples, and the kind of their order, from those of another data set with as many; None if nothing does."""
+        order = None
+        if self.index is not None and self.index.draws is not None:
+            order = "drawn by weight"
+        elif self.pooled and not self.shuffle:
+            order = "not shuffled"
+        known: UnitIndex | Index | None = self.index if self.units is None else self.units
+        return ", ".join(filter(None, (None if known is None else known.identity, order))) or None
 
     @property
     def pooled(self) -> bool:

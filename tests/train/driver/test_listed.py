@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 
 import offload
+from offload.pipeline.draws import Draws
 from offload.pipeline.sources.base import Index
 from offload.report.sentences import sentence
 from offload.train.driver.listed import Listed, classes_that_differ
@@ -36,3 +40,17 @@ def test_labels_that_mean_different_classes_are_told(train: str, val: str, said:
     assert [sentence("classes_differ", each) is not None for each in found] == [True] * (said is not None)
     if said is not None:
         assert str(sentence("classes_differ", found[0])).startswith(said)
+
+
+def test_an_interrupted_epoch_goes_on_only_in_an_order_of_the_same_kind() -> None:
+    """Its checkpoints count trained samples by their places in that order."""
+    in_order = listed("train", ())
+    assert in_order.index is not None
+    drawn = dataclasses.replace(in_order.index, draws=Draws(weights=np.ones(2), number=2))
+    kinds = [
+        in_order,
+        dataclasses.replace(in_order, shuffle=True),
+        dataclasses.replace(in_order, shuffle=True, index=drawn),
+    ]
+    assert len({each.identity for each in kinds}) == len(kinds)
+    assert in_order.identity == listed("train", ()).identity
