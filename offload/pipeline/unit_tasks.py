@@ -48,8 +48,7 @@ class UnitTasks(PassTasks):
         return self._cursor >= len(self._order)
 
     def left(self) -> int:
-        each = self._seen_rows / self._seen_units if self._seen_units else ROWS_UNKNOWN
-        return max(round(self._known_left + each * self._unknown_left), 1)
+        return max(round(self._known_left + self._usual() * self._unknown_left), 1)
 
     def _least(self) -> int:
         return round(self._expected(self._order[self._cursor]))
@@ -58,9 +57,13 @@ class UnitTasks(PassTasks):
         """The next units: at least one, and otherwise as many as come closest to ``size`` rows."""
         taken, rows = [self._order[self._cursor]], self._expected(self._order[self._cursor])
         self._cursor += 1
+        # Behind a filter, units may hold next to nothing, and one core would take all that are left.
+        share = max((len(self._order) - self._cursor) // (2 * max(self._cores().cores, 1)), 1)
         while not self.exhausted():
             following = self._expected(self._order[self._cursor])
             if rows + following / 2 > size or rows + following > most:
+                break
+            if len(taken) >= share and self._rows_in(self._order[self._cursor]) is None:
                 break
             taken.append(self._order[self._cursor])
             rows += following
@@ -74,7 +77,11 @@ class UnitTasks(PassTasks):
         """The rows of a unit, about."""
         if (rows := self._rows_in(unit)) is not None:
             return float(rows)
-        return self._seen_rows / self._seen_units if self._seen_units else ROWS_UNKNOWN
+        return self._usual()
+
+    def _usual(self) -> float:
+        """The rows of a unit of which nothing is known, about."""
+        return self._seen_rows / self._seen_units if self._seen_rows else ROWS_UNKNOWN
 
     def _rows_in(self, unit: int) -> int | None:
         """The rows of a unit that are not trained yet; None if only making it tells."""

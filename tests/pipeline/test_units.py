@@ -249,6 +249,20 @@ def test_units_that_were_trained_are_not_made_again(passing: Passing) -> None:
     assert made <= passing.units.table.num_rows - len({p >> 2 * passing.units.ids.bits for p in begun}) + empty
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_units_that_give_next_to_nothing_are_shared_among_the_cores(first: int) -> None:
+    tasks = Passing(ray.data.range(N, override_num_blocks=9).filter(lambda row: False), transform=None).tasks()
+    left = N
+    for rows in (first, *[0] * N):
+        if (issued := tasks.next("node")) is None:
+            break
+        task, made = issued
+        assert task.rows.num_rows <= max(left // 4, 1)
+        left -= task.rows.num_rows
+        made(Block(ref=cast(Any, Ref()), cost=Cost(rows=rows, size_bytes=1, cpu_s=0.01, wall_s=0.01)))
+    assert left == 0
+
+
 def test_a_lost_block_is_made_again(passing: Passing) -> None:
     tasks = passing.tasks()
     issued = tasks.next("node")
