@@ -152,6 +152,16 @@ def test_a_validation_gets_several_cores_though_training_blocks_fill_the_store(m
         work_all(feed)
 
 
+def test_a_validation_comes_before_the_blocks_of_the_next_epoch(make: Callable[..., Feed]) -> None:
+    feed = make()
+    feed.open(key(), PassRequest(world_size=1, first_rows=ROWS, epoch=1, followed=True), 0)
+    while (begun := start(feed))[0].epoch == 1:
+        begun[1](block(begun[0]))
+    assert begun[0].epoch == 2
+    feed.open(key(name="val"), request(), 0)
+    assert start(feed)[0].epoch == 0
+
+
 def test_blocks_that_nobody_takes_yet_get_no_room_beside_others(make: Callable[..., Feed]) -> None:
     feed = make(store_bytes=SAMPLES * ROW_BYTES / HELD_SHARE)
     feed.open(key(), PassRequest(world_size=1, first_rows=ROWS, epoch=0, followed=True), 0)

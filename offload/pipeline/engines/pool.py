@@ -87,7 +87,7 @@ class PoolEngine:
         return self._pool.starting()
 
     def next_task(self, node: str) -> Issued | None:
-        """A task for a core of this node, from the first opened pass that may go on; None if none may."""
+        """A task for a core of this node, from the first opened pass that may go on, or else from one made ahead; None if none may."""
         with self._feed.lock:
             if self._redo:
                 return self._redo.popleft()
@@ -96,6 +96,9 @@ class PoolEngine:
                 for current, tasks in list(self._passes.values())
                 if not (tasks.exhausted() or current.closed or current.error is not None)
             ]
+            if len(current_passes) > 1:
+                # Nobody waits for the next epoch yet, and a validation would come after all of it that the store holds.
+                current_passes.sort(key=lambda each: each[0].abandoned())
             room = bool(current_passes) and self._has_room(node)
             for current, tasks in current_passes:
                 # Exceed the limit only if the pass starves and none of its tasks is running. Otherwise, workers may be waiting
