@@ -19,7 +19,7 @@ import ray
 
 from offload.errors import OffloadError, RunError, find_offload_error
 from offload.pipeline.allot import Allotment, Share, Stripes
-from offload.pipeline.pool import Block
+from offload.pipeline.pool import KILLED, Block
 
 TAKE_TIMEOUT_S = 5.0
 
@@ -297,7 +297,7 @@ def as_user_error(error: BaseException) -> OffloadError:
     if found is not None:
         return found
     lines = str(error).strip().splitlines()
-    if isinstance(error, ray.exceptions.RayActorError):
+    if isinstance(error, KILLED):
         return RunError(
             "preprocessing failed: the processes that got the same samples have died, one after the other. A library of the data set or "
             f"of the transform crashes on them, or the node has too little memory. Ray says: {lines[-1].strip() if lines else 'nothing'}"

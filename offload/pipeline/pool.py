@@ -40,7 +40,9 @@ IN_FLIGHT = 2  # tasks per actor: the running one and the next
 AT_ONCE_S = 0.25  # longest gap between consecutive tasks; a longer one means that the core was idle or in set-up
 REPLACEMENTS = 3  # replacements of one core's process if it keeps dying
 NODE_GONE = ray.exceptions.ActorUnschedulableError
-DEAD = (ray.exceptions.RayActorError, NODE_GONE)
+KILLED = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+"""A process died; of its own accord, or as Ray ended it because the node's memory is nearly full."""
+DEAD = (*KILLED, NODE_GONE)
 START_S = 60.0  # time for a process to start, with imports and set-up, before its core counts as slow
 TOLD_S = 10.0  # time for the hub to answer a process that is about to end
 RETRIES = 3  # retries of one task whose process died: the task itself may kill processes

@@ -7,7 +7,10 @@ from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
-from offload.pipeline.pool import Block, Cost, Pool, Task
+import pytest
+import ray
+
+from offload.pipeline.pool import IN_FLIGHT, Block, Cost, Pool, Task
 from tests.helpers import eventually
 
 FAR = [f"far-{number}" for number in range(20)]
@@ -89,3 +92,32 @@ def test_a_finished_block_makes_the_pool_ask_for_its_own_node_alone() -> None:
     assert all(work.asked[node] == before[node] for node in FAR)
     pool.look()
     eventually(lambda: all(work.asked[node] > before[node] for node in FAR))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ray.exceptions.ActorDiedError(), ray.exceptions.OutOfMemoryError("memory on the node was 60GB / 62GB")],
+    ids=["died", "memory"],
+)
+def test_a_process_that_ends_is_replaced_and_its_tasks_run_again(error: Exception) -> None:
+    """Ray ends processes of a node whose memory is nearly full, with an error that is no actor's."""
+    under_way = queue.SimpleQueue[Future[Any]]()
+    processes: list[str] = []
+
+    class ByHand(Pool):
+        def _new_actor(self, node: str, me: Any) -> Any:
+            processes.append(node)
+            return Core(under_way)
+
+    work = NearAlone()
+    pool = ByHand(["near"], 1.0, work, {})
+    recipe: Any = None
+    pool.warm(recipe)
+    for each in [under_way.get(timeout=300) for _ in range(IN_FLIGHT)]:
+        each.set_exception(error)
+    again = [under_way.get(timeout=300) for _ in range(IN_FLIGHT)]
+    assert processes == ["near"] * 2
+    assert work.done == 0
+    for each in again:
+        each.set_result(Cost(rows=1, size_bytes=1, cpu_s=1.0, wall_s=1.0))
+    eventually(lambda: work.done == IN_FLIGHT)
