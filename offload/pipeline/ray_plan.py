@@ -563,7 +563,8 @@ def _stored(op: Any) -> Iterator[Draft]:
             edges = np.linspace(start, stop, parts + 1).astype(int).tolist()
             for first, last in itertools.pairwise(edges):
                 count = last - first
-                yield dataclasses.replace(unit, start=first, stop=last, inputs=count, rows=count), ()
+                share = None if size is None else size * count // (rows or stop - start)
+                yield dataclasses.replace(unit, size_bytes=share, start=first, stop=last, inputs=count, rows=count), ()
 
 
 def _limited(drafts: Sequence[Draft], limit: int, name: str) -> Iterator[Draft]:

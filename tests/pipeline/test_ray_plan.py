@@ -476,6 +476,15 @@ def test_large_blocks_and_files_are_cut(monkeypatch: pytest.MonkeyPatch, folder:
     assert len(made(stored)) == 100
 
 
+def test_a_block_counts_by_its_parts_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a whole data set of Hugging Face, or of a data frame."""
+    monkeypatch.setattr(ray_plan, "UNIT_BYTES", 500)
+    monkeypatch.setattr(ray_plan, "MOST_UNIT_BYTES", 1000)
+    assert len(made(ray.data.from_numpy(np.zeros((100, 8))))) == 100
+    with pytest.raises(NotTakenOverError, match="at once"):
+        take_over(ray.data.from_numpy(np.zeros((2, 1000))))
+
+
 def test_read_tasks_of_many_small_rows_are_small() -> None:
     """A function of rows makes a dict of each."""
     plan = take_over(ray.data.range(50 * ray_plan.UNIT_ROWS * 10, override_num_blocks=2).map(lambda row: row))
