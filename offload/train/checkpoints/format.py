@@ -74,8 +74,7 @@ class Progress:
             seconds=float(state.get("seconds", 0.0)),
             stopped=bool(state.get("stopped", False)),
         )
-        first = progress.trained.pairs[0][0] if progress.trained.pairs else 0
-        least = min(progress.epoch, progress.step, progress.samples, progress.useful, progress.seconds, first)
+        least = min(progress.epoch, progress.step, progress.samples, progress.useful, progress.seconds)
         if not (least >= 0 and math.isfinite(progress.useful) and math.isfinite(progress.seconds)):
             raise ValueError(f"numbers below 0, or not finite: {progress}")
         return progress
@@ -137,11 +136,13 @@ class Training:
             sums = {str(name): float(value) for name, value in _mapping(state.get("sums", {})).items()}
             part = "seed"
             seed, samples = (None if state.get(name) is None else int(state[name]) for name in ("seed", "samples"))
-            last = progress.trained.pairs[-1][1] if progress.trained.pairs else 0
+            pairs = progress.trained.pairs
+            first, last = (pairs[0][0], pairs[-1][1]) if pairs else (0, 0)
             source = None if state.get("source") is None else str(state["source"])
-            if source is None and samples is not None and last > samples:
+            # Of a Dataset that Ray Data executes, the positions are the user's ids, which may be any numbers.
+            if source is None and samples is not None and not 0 <= first <= last <= samples:
                 part = "progress"
-                raise ValueError(f"position {last - 1} is trained, of {samples} samples")
+                raise ValueError(f"positions {first} to {last - 1} are trained, of {samples} samples")
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
             what = "is missing" if isinstance(error, KeyError) and error.args == (part,) else f"is wrong: {error!r}"
             raise ValueError(f"{part!r} {what}") from None

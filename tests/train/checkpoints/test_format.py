@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -45,6 +46,13 @@ def test_what_is_saved_is_loaded(saved: Path) -> None:
     assert training.adapting == TRAINED.adapting
     assert training.sums == TRAINED.sums
     checkpoint.set_rng_state(training.rng[0])
+
+
+def test_samples_that_the_user_numbers_may_have_any_numbers(tmp_path: Path) -> None:
+    """Such as hashes of 64 bits, of which half are negative."""
+    progress = Progress(trained=Ranges(((-(2**62), 1 - 2**62), (3, 5))), step=1, samples=3)
+    checkpoint.save(tmp_path, {}, dataclasses.replace(TRAINED, progress=progress, samples=None).to_state())
+    assert checkpoint.load(tmp_path)[1].progress == progress
 
 
 @pytest.mark.parametrize("name", [MODEL_FILE, TRAINING_FILE])
