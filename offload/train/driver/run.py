@@ -448,7 +448,9 @@ class Run:
     def _nothing_to_commit(self, fleet: Fleet) -> bool:
         """Whether nothing is trained yet, or no worker runs or is about to run that could commit it."""
         news = self.log.news
-        return not (news.totals or news.past) or (not fleet.workers and not news.running)
+        # After a failure, workers start only once the driver has looked at the cluster, and a run that ends looks no more.
+        none_follow = news.failures > fleet.failures_seen
+        return none_follow or not (news.totals or news.past) or (not fleet.workers and not news.running)
 
     def _answered(self, now_s: float) -> bool:
         """Whether the driver knows if the nodes of dead workers are alive. Ray needs some seconds to find out, and until then, it would
