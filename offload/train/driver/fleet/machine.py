@@ -201,7 +201,8 @@ class _Turn:
 
     def _want_workers(self, event: WorkersWanted) -> None:
         fleet = self.fleet
-        if event.workers == fleet.workers_goal:
+        # Where no decision chooses the number, the goal stays what fitted at the start: lost workers come back with their nodes.
+        if event.workers == fleet.workers_goal or not fleet.terms.chosen:
             return
         if event.workers > fleet.placement.workers:
             self._tell("workers_wanted", workers=event.workers, before=fleet.placement.workers)

@@ -224,6 +224,18 @@ def test_on_a_cluster_that_is_not_asked_for_nodes_workers_come_back_too() -> Non
     assert not run.autoscaler.missing
 
 
+def test_workers_come_back_though_decisions_about_batches_found_the_fewer_ones_right() -> None:
+    run = Run(GPU, GPU_2, CPU, started=2, chosen=False)
+    run.look(group(2, nodes=["gpu", "gpu 2"]), GPU, CPU)
+    run.look(group(1, attempt=2), GPU, CPU)
+    run.conductor.handle(WorkersWanted(workers=1))  # as the tuner says that the present number should stay
+    run.look(group(1, attempt=2), GPU, CPU)
+    assert run.autoscaler.missing == {ONE_MORE: 1}
+    run.look(group(1, attempt=2), GPU, CPU, gpu_node("new"))
+    assert isinstance(run.fleet.phase, MakingRoom)
+    assert run.fleet.phase.next.workers == 2
+
+
 def test_workers_under_notice_commit_at_once_and_start_elsewhere() -> None:
     run = Run(GPU, GPU_2, CPU, grows=False)
     run.look(group(1, nodes=["gpu 2"]), GPU, GPU_2, CPU)
