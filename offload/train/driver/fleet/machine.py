@@ -255,6 +255,7 @@ class _Turn:
         self._reshape(phase.next)
         if not phase.lost:
             self._tell("resized", workers_before=before, workers=phase.next.workers)
+        self._grow_back()
 
     def _measure_restart(self, event: Mapping[str, Any]) -> None:
         restart = self.fleet.restart
@@ -360,9 +361,14 @@ class _Turn:
             return
         self._set(phase=Steady(), placement=placement)
         self._reshape(placement)
-        more = None if fleet.terms.chosen else fleet.room.most(fleet.workers_goal)
-        if more is not None and more.workers > placement.workers:
-            self._make_room(more)  # lost nodes have come back, and no decision chooses the number
+        self._grow_back()
+
+    def _grow_back(self) -> None:
+        """Begin to change back to the earlier number of workers, if lost nodes have come back and no decision chooses the number."""
+        fleet = self.fleet
+        more = None if fleet.terms.chosen or fleet.stop else fleet.room.most(fleet.workers_goal)
+        if more is not None and more.workers > fleet.placement.workers:
+            self._make_room(more)
 
     def _make_room(
         self, placement: Placement, *, split: BatchSplit | None = None, decided: bool = False, at_once: bool = False

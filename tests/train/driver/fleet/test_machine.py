@@ -236,6 +236,24 @@ def test_workers_come_back_though_decisions_about_batches_found_the_fewer_ones_r
     assert run.fleet.phase.next.workers == 2
 
 
+def test_workers_come_back_to_a_node_that_is_there_again_before_the_others_have_started() -> None:
+    run = Run(GPU, GPU_2, CPU, started=2, chosen=False, grows=False)
+    both = group(2, nodes=["gpu", "gpu 2"])
+    run.look(both, GPU, GPU_2, CPU)
+    again = (GPU, CPU, gpu_node("gpu 2 again"))
+    run.look(replace(both, failures=1, running=False), GPU, CPU)
+    run.look(replace(both, failures=1, running=False), *again)
+    assert run.hub.orders.workers == 1, "a change that is under way ends first"
+    run.look(group(1, attempt=2, nodes=["gpu"], failures=1), *again)
+    assert isinstance(run.fleet.phase, MakingRoom)
+    run.hub.room.made = True
+    run.look(group(1, attempt=2, nodes=["gpu"], failures=1), *again)
+    assert (run.hub.orders.workers, run.hub.orders.end_of(2)) == (2, "resize")
+    run.look(group(2, attempt=3, nodes=["gpu", "gpu 2 again"], failures=1), *again)
+    assert not run.fleet.busy
+    assert run.fleet.placement.workers == 2
+
+
 def test_workers_under_notice_commit_at_once_and_start_elsewhere() -> None:
     run = Run(GPU, GPU_2, CPU, grows=False)
     run.look(group(1, nodes=["gpu 2"]), GPU, GPU_2, CPU)
