@@ -54,6 +54,7 @@ class Board:
         self._attempt = 0
         self._running = False
         self._committed = self._handed_over = 0  # attempts of the last groups that were ready to end, and that ended
+        self._failed = 0  # attempt of the last group of which a worker died
         self._most_local: int | None = None
         self._node_of: dict[int, str] = {}
         self._failed_at: dict[str, list[float]] = {}
@@ -130,7 +131,8 @@ class Board:
             if push.rank == 0:
                 self._epoch, self._step, self._samples = push.epoch, push.step, push.samples
                 self._group = push.group
-                self._running = push.group.workers > 0
+                # After a death, the others report until Ray Train ends them, but never train again.
+                self._running = push.group.workers > 0 and self._attempt > self._failed
                 self._metrics.update(push.metrics)
             self._events.extend(push.events)
             return self._orders
@@ -200,7 +202,7 @@ class Board:
         self.note("worker_lost", reason=reason)
         with self._changed:
             self._failures += 1
-            self._running = False
+            self._running, self._failed = False, self._attempt
             now = time.monotonic()
             died_on = {self._node_of[rank] for rank in ranks if rank in self._node_of}
             self._suspects = tuple(died_on if ranks else set(self._node_of.values()))

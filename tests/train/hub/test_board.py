@@ -9,7 +9,7 @@ from offload.model.batch_split import BatchSplit
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient
-from offload.train.messages import Orders, Push
+from offload.train.messages import GroupStatus, Orders, Push
 
 TWO = BatchSplit(workers=2, local_batch_size=64, accum_steps=0)
 
@@ -84,6 +84,18 @@ def test_after_a_failure_no_group_starts_before_the_driver_has_looked_at_what_is
     assert board.workers_to_start(0.0) == 0
     board.publish(Orders(serial=2, workers=1, failures_seen=1))
     assert board.workers_to_start(0.0) == 1
+
+
+def test_a_group_of_which_a_worker_died_does_not_train_though_the_others_go_on_reporting() -> None:
+    board = Board()
+    alive = Push(rank=0, totals=Totals(), epoch=0, step=1, samples=0, group=GroupStatus(workers=2))
+    for _ in range(2):
+        board.begin_group()
+        board.push(alive)
+        assert board.read(0).running
+        board.worker_failed("died", (1,))
+        board.push(alive)
+        assert not board.read(0).running
 
 
 def test_a_node_that_fails_repeatedly_is_told() -> None:
