@@ -5,6 +5,7 @@ Where it stops: :mod:`offload.report.watch_screen` draws the state, and :mod:`of
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -91,10 +92,11 @@ class FullScreen(LiveLine):
             if isinstance(stream, _Held):
                 stream.end()
         sys.stdout, sys.stderr = self._streams
-        self._screen.stop()
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            self._screen.stop()
         self._on_screen.__exit__(None, None, None)
         for line in self._held:
-            self._console.print(line, soft_wrap=True, markup=False)
+            self._say(line)
 
     def follow(self, run_dir: Path) -> None:
         self._reader = RunReader(run_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -63,7 +64,8 @@ class LiveLine:
 
     def __exit__(self, *exc: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):  # see _say
+                self._live.stop()
 
     def follow(self, run_dir: Path) -> None:
         """The run has begun to write this directory. The line needs nothing of it."""
@@ -75,7 +77,7 @@ class LiveLine:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
         elif time.monotonic() - self._shown_at >= PLAIN_INTERVAL_S:
             self._shown_at = time.monotonic()
-            self._console.print(line, soft_wrap=True, markup=False)
+            self._say(line)
 
     def status(self, text: str) -> None:
         """Show the run's progress before the first measurement."""
@@ -83,7 +85,7 @@ class LiveLine:
         if self._live is not None:
             self._live.update(Text(text, style="dim"))
         else:
-            self._console.print(text, soft_wrap=True, markup=False)
+            self._say(text)
 
     def waiting(self, text: str) -> None:
         """Show what the run waits for, and its progress: one changing line on a terminal, a line every half minute elsewhere."""
@@ -91,15 +93,25 @@ class LiveLine:
             self._live.update(Text(text, style="dim"))
         elif time.monotonic() - self._waited_at >= WAITING_INTERVAL_S:
             self._waited_at = time.monotonic()
-            self._console.print(text, soft_wrap=True, markup=False)
+            self._say(text)
 
     def printed(self, text: str, *, rank: int) -> None:
         """Show output of the user's function on a worker."""
         prefix = f"[rank {rank}] " if rank else ""
         for line in text.splitlines():
-            self._console.print(prefix + line, soft_wrap=True, markup=False)
+            self._say(prefix + line)
 
     def note(self, text: str) -> None:
         """Show a separate line, which stays."""
-        self._console.print(text, soft_wrap=True, markup=False)
-        sys.stderr.flush()
+        self._say(text)
+        if sys.stderr is not None:  # it is None in a program that was started without one
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
+
+    def _say(self, line: str) -> None:
+        """Write a line. Where standard error is gone, such as that of a closed terminal, say nothing more: the run has to go on, and to
+        commit a checkpoint if it was told to end."""
+        try:
+            self._console.print(line, soft_wrap=True, markup=False)
+        except OSError:
+            self._console.quiet = True
