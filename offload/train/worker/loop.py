@@ -319,9 +319,14 @@ class TrainingLoop:
             self.setup.hub.ready_to_end(self.attempt)
         until = time.monotonic() + RESIZE_DEADLINE_S
         with self.watchdog.waiting():
-            while time.monotonic() < until:  # in this time Ray Train ends this process, or the driver stops the run
-                if self.reporter.orders.stop:
+            while True:  # until Ray Train ends this process, or the driver stops the run
+                orders = self.reporter.orders
+                if orders.stop:
                     raise StopRun
+                if not orders.workers:  # nothing fits at present: the run waits for nodes, however long that takes
+                    until = time.monotonic() + RESIZE_DEADLINE_S
+                elif time.monotonic() >= until:
+                    break
                 self.place.sleep(WAIT_S)
         raise RunError(
             f"Ray Train did not start the new number of workers within {RESIZE_DEADLINE_S:.0f} s. The same command "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.streams import Cores, Stream
 from offload.testing.in_threads import LocalCheckpointer, LocalClient, LocalFeed, LocalHub, Ranks, Shelf, Unjoined
 from offload.train.config import Adaptation, BatchSize, Checkpoints
-from offload.train.messages import TRAIN
+from offload.train.messages import TRAIN, Orders
+from offload.train.worker import loop as loop_module
 from offload.train.worker.batches import NoPeers
 from offload.train.worker.context import Context
 from offload.train.worker.goal import Goal
@@ -104,3 +106,25 @@ def test_a_parameter_without_a_shape_is_named_with_what_gives_it_one(tmp_path: P
         RunError, match=r"a Sequential whose parameter '0.weight' has no shape yet\. Run the model once"
     ):
         LocalRun(tmp_path).train(train)
+
+
+@pytest.mark.parametrize("samples", [6], indirect=True)
+def test_workers_that_have_left_a_node_wait_for_another_however_long_that_takes(
+    loop: TrainingLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "RESIZE_DEADLINE_S", -1.0)  # it is over at once
+    hub, looks = loop.setup.hub, 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            hub.publish(Orders(serial=2, workers=1, ends_group=1))
+        loop.reporter.flush()
+
+    loop.place = replace(loop.place, sleep=sleep)
+    hub.publish(Orders(serial=1, workers=0, ends_group=1))
+    loop.reporter.flush()
+    with pytest.raises(RunError, match="Ray Train did not start the new number of workers"):
+        loop._obey("resize")
+    assert looks >= 3, "only workers that could be replaced have a deadline"
