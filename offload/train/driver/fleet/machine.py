@@ -262,10 +262,14 @@ class _Turn:
         if event["event"] == "checkpoint":
             restart = dataclasses.replace(restart, stopped_at=event["at"] - event["seconds"])
         elif event["event"] == "ready_to_resize":
-            restart = dataclasses.replace(restart, resized_at=restart.stopped_at)
+            # Workers that have trained nothing commit nothing, and tell no time.
+            restart = dataclasses.replace(restart, resized_at=restart.stopped_at or None)
         elif event["event"] == "first_step" and restart.resized_at is not None:
-            restart = dataclasses.replace(restart, cost_s=event["at"] - restart.resized_at, resized_at=None)
-            self._tell("resize_cost", without_steps_s=round(restart.cost_s, 3))
+            without_steps_s = event["at"] - restart.resized_at
+            restart = dataclasses.replace(restart, resized_at=None)
+            if without_steps_s > 0:  # otherwise, a clock was set back, or rank 0 moved to a host whose clock is behind
+                restart = dataclasses.replace(restart, cost_s=without_steps_s)
+                self._tell("resize_cost", without_steps_s=round(without_steps_s, 3))
         self._set(restart=restart)
 
     def _watch_start(self, news: News) -> None:

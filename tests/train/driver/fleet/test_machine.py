@@ -36,7 +36,16 @@ from offload.train.driver.fleet.messages import (
     WorkersWanted,
 )
 from offload.train.driver.fleet.room import Terms
-from offload.train.driver.fleet.state import Committing, Fleet, MakingRoom, Starting, Steady, Stranded, orders_of
+from offload.train.driver.fleet.state import (
+    FIRST_RESTART_S,
+    Committing,
+    Fleet,
+    MakingRoom,
+    Starting,
+    Steady,
+    Stranded,
+    orders_of,
+)
 from offload.train.messages import News, Orders
 from tests.train.driver.fleet.made_up import NOTHING, ONE_MORE, WORKER, Run, cpu_node, gpu_node, group, split_of
 
@@ -278,6 +287,22 @@ def test_workers_that_left_a_drained_node_come_back_when_another_joins() -> None
     run.look(group(1, attempt=2, nodes=["gpu"]), GPU, CPU, gpu_node("replaced"))
     assert isinstance(run.fleet.phase, MakingRoom)
     assert run.fleet.phase.next.workers == 2
+
+
+def test_a_change_whose_duration_the_clocks_do_not_tell_has_the_cost_of_the_one_before() -> None:
+    run = Run(GPU, GPU_2, CPU)
+
+    def cost_after(ready_at: float, first_step_at: float, *commits_at: float) -> float:
+        commits = [{"event": "checkpoint", "at": at, "seconds": 2.0} for at in commits_at]
+        change = [{"event": "ready_to_resize", "at": ready_at}, {"event": "first_step", "at": first_step_at}]
+        run.look(replace(TRAINS, events=(*commits, *change)), GPU, GPU_2, CPU)
+        return run.fleet.restart.cost_s
+
+    assert cost_after(1e9, 1e9 + 10.0) == FIRST_RESTART_S, "there was nothing to commit yet"
+    assert cost_after(1e9, 1e9 + 10.0, 1e9) == 12.0
+    assert cost_after(2e9, 2e9 - 30.0, 2e9) == 12.0, "the first step was on a host whose clock is behind"
+    assert cost_after(3e9, 3e9 + 5.0, 3e9) == 7.0
+    assert [event["without_steps_s"] for event in run.events("resize_cost")] == [12.0, 7.0]
 
 
 # --- workers that do not start ----------------------------------------------------------------------------------------
