@@ -86,7 +86,8 @@ class Interrupts:
             self.last_resort.kills.remove(kill)
 
     def end_within(self, seconds: float, said: str = SAID, exit_code: int = INTERRUPTED) -> None:
-        """Let the last resort wait at most ``seconds`` from now on, and then print ``said``. Does nothing without a last resort."""
+        """Let the last resort wait at most ``seconds`` from now on, and then print ``said``. The first signal shortens that time no more; a
+        second one does. Does nothing without a last resort."""
         if self.last_resort is not None:
             self.last_resort.end_within(seconds, said, exit_code)
 
@@ -162,7 +163,7 @@ class LastResort(threading.Thread):
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self.on_screen = False
-        self._patient = self._nothing_to_lose = False
+        self._patient = self._nothing_to_lose = self._has_limit = False
         self._heard, self._until = 0, float("inf")
         self._said, self._exit_code = SAID, INTERRUPTED
         self._ending = threading.Lock()
@@ -177,7 +178,7 @@ class LastResort(threading.Thread):
 
     def end_within(self, seconds: float, said: str, exit_code: int) -> None:
         """See :meth:`Interrupts.end_within`."""
-        self._said, self._exit_code = said, exit_code
+        self._said, self._exit_code, self._has_limit = said, exit_code, True
         self._until = min(self._until, time.monotonic() + seconds)
         self.wake()
 
@@ -203,7 +204,8 @@ class LastResort(threading.Thread):
             if not ready:
                 continue
             self._heard += sum(number in SIGNALS for number in os.read(self._woken, 64))
-            if (heard := max(self._heard, self._interrupts.presses)) and not (self._patient and heard == 1):
+            waits = self._patient or self._has_limit
+            if (heard := max(self._heard, self._interrupts.presses)) and not (waits and heard == 1):
                 self._until = min(self._until, time.monotonic() + (0.0 if self._nothing_to_lose else END_S))
 
     def end(self) -> NoReturn:

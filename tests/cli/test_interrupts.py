@@ -129,3 +129,22 @@ def test_the_first_press_is_answered_in_order() -> None:
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, out) == (0, "committed\n")
+
+
+def test_what_follows_a_commit_has_the_time_that_it_was_given() -> None:
+    """Again longer than the last resort would wait otherwise: callbacks may still upload what they heard."""
+    code = COMMAND + (
+        "with handlers.shielded(patient=True):\n"
+        "    print('ready', flush=True)\n"
+        "    while not handlers.presses: time.sleep(0.01)\n"
+        "    handlers.end_within(600.0)\n"
+        "with handlers.shielded():\n"
+        "    time.sleep(1.0)\n"
+        "    print('ended', flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, out) == (0, "ended\n")

@@ -163,8 +163,9 @@ class Run:
                 with interrupts.shielded(patient=True):
                     fitting.start()
                     stopped = self._watch(fitting, hub, interrupts, control, conductor, watchers)
-                if interrupts.presses:
-                    interrupts.end_within(COMMITTED_END_S)
+                    # Before the shield falls, and the usual time of the last resort begins.
+                    if interrupts.presses and not fitting.is_alive():
+                        interrupts.end_within(COMMITTED_END_S)
             self._read(hub)
             conductor.read(self.log.news)  # a change may have ended since the last look
             result = outcome[0] if outcome else None
