@@ -73,7 +73,9 @@ class Ahead:
         with contextlib.suppress(OSError):
             self.link.shutdown(socket.SHUT_RDWR)  # also ends the copies that the user's forks may have
         self.link.close()
-        threading.Thread(target=self.process.wait, daemon=True).start()  # or it would stay a zombie
+        # Or it would stay a zombie. While Python ends (from 3.12 on), no thread starts, and none is needed.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self.process.wait, daemon=True).start()
 
 
 def _read_at_import() -> dict[str, str]:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -299,6 +300,22 @@ def test_a_driver_s_server_that_was_told_nothing_ends_with_its_context(
         pass
     eventually(lambda: has_ended(server.pid))
     eventually(lambda: not list(folder.glob("*/*")))
+
+
+def test_a_driver_s_server_ends_where_python_starts_no_thread_any_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the exit handler with which a DataLoader ends its Ray, from Python 3.12 on."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with servers_ahead(folder, monkeypatch, "colorsys"):
+        assert ahead._now is not None
+        process = ahead._now.process
+        monkeypatch.setattr(threading.Thread, "start", start)
+    assert ahead.key() is None
+    assert process.wait(300) == 0
 
 
 def test_a_driver_s_server_ends_with_a_driver_that_was_killed(folder: Path, tmp_path: Path) -> None:
