@@ -48,7 +48,7 @@ class Feed:
         self._expected = frozenset[str]()
         self._passes: dict[PassKey, Pass] = {}
         self._failure: BaseException | None = None
-        self._attempt = 0
+        self._attempt = self._reshaped = 0
         pooled = any(stream.pooled for stream in streams.values())
         self.pool = PoolEngine(self, pool) if pooled else None
         self._ray_data = RayDataEngine(self)
@@ -173,12 +173,19 @@ class Feed:
             )
         )
 
-    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> bool:
+    def reshape(
+        self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float, number: int | None = None
+    ) -> bool:
         """Preprocess on these nodes from now on, one core for each mention; ``stores``: the present object stores.
 
-        Return whether the surplus cores finished their last tasks in time.
+        Return whether the surplus cores finished their last tasks in time. ``number``: a serial number. Ray does not keep the order of
+        calls: one that arrives behind a call with a higher number changes nothing.
         """
         with self.lock:
+            if number is not None:
+                if number < self._reshaped:
+                    return True
+                self._reshaped = number
             self.cores, self._failure = dataclasses.replace(self.cores, nodes=nodes, stores=stores), None
             for meter in self.meters.values():
                 meter.reshaped()

@@ -349,6 +349,16 @@ def test_a_core_of_a_node_that_has_left_may_still_ask(make: Callable[..., Feed])
     assert feed.pool.next_task("a") is not None  # type: ignore[union-attr]
 
 
+def test_a_change_of_the_cores_that_arrives_behind_a_newer_one_changes_nothing(make: Callable[..., Feed]) -> None:
+    """Preprocessing would keep the cores that workers are about to take."""
+    feed = make()
+    feed.reshape(("a",), {"a": 1e9}, 0.0, 2)
+    assert feed.reshape(("a", "b", "b"), {"a": 1e9, "b": 1e9}, 0.0, 1)
+    assert feed.cores.nodes == ("a",)
+    feed.reshape(("b", "b"), {"b": 1e9}, 0.0, 3)
+    assert feed.cores.nodes == ("b", "b")
+
+
 def test_a_rank_that_leaves_stops_waiting_at_once(make: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch) -> None:
     feed = make()
     monkeypatch.setattr(passes, "TAKE_TIMEOUT_S", 600.0)

@@ -82,7 +82,9 @@ class HubPort(Protocol):
     def publish(self, orders: Orders) -> None:
         """See :class:`offload.train.hub.client.HubClient`."""
 
-    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> Pending[bool]:
+    def reshape(
+        self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float, number: int
+    ) -> Pending[bool]:
         """See :class:`offload.train.hub.client.HubClient`."""
 
 
@@ -176,7 +178,7 @@ class Conductor:
                     assert_never(never)
 
     def _reshape(self, action: Reshape) -> None:
-        pending = self._hub.reshape(action.nodes, action.stores, action.timeout_s)
+        pending = self._hub.reshape(action.nodes, action.stores, action.timeout_s, action.number)
         self._making_room = (action.number, pending) if action.timeout_s else None
 
     def _tell_not_started(self, action: TellNotStarted) -> None:

@@ -51,9 +51,11 @@ class HubClient:
         """See :meth:`Board.read`."""
         return self._ask(Board.read, cursor)
 
-    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> Pending[bool]:
+    def reshape(
+        self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float, number: int | None = None
+    ) -> Pending[bool]:
         """See :meth:`Feed.reshape`."""
-        return self._start(Feed.reshape, nodes, stores, timeout_s)
+        return self._start(Feed.reshape, nodes, stores, timeout_s, number)
 
     def start_ahead(self, request: PassRequest, name: str, homes: Collection[str]) -> None:
         """See :meth:`Feed.start_ahead`. Does not wait."""

@@ -68,7 +68,7 @@ class Plant:
     def publish(self, orders: Orders) -> None:
         assert orders.workers == 1
 
-    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> Room:
+    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float, number: int) -> Room:
         if Counter(nodes) != self.used:
             self.used, self.used_since = Counter(nodes), self.now_s
         return Room()

@@ -59,13 +59,15 @@ class Hub:
     orders: Orders = field(default_factory=Orders)
     cores: tuple[str, ...] = ()
     room: Room = field(default_factory=Room)
+    number: int = 0
 
     def publish(self, orders: Orders) -> None:
         assert orders.serial > self.orders.serial
         self.orders = orders
 
-    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float) -> Room:
-        self.cores, self.room = nodes, Room()
+    def reshape(self, nodes: tuple[str, ...], stores: Mapping[str, float], timeout_s: float, number: int) -> Room:
+        assert number > self.number, "a later change of the cores has a higher number"
+        self.cores, self.room, self.number = nodes, Room(), number
         return self.room
 
 
