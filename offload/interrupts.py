@@ -122,7 +122,8 @@ def handled() -> Iterator[Interrupts]:
     finally:
         interrupts.installed = interrupts is installed
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # None stands for a handler of C, as where Python is embedded in another program. Python cannot give it back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _installed() -> Interrupts | None:

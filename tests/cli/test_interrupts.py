@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from offload import interrupts as interrupts_module
 from offload.interrupts import INTERRUPTED, SIGNALS, handled
 
 DEADLINE_S = 60.0
@@ -50,6 +51,19 @@ def test_handlers_that_a_library_took_meanwhile_are_taken_back() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
         with handled(), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_handler_that_is_not_pythons_does_not_break_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Python is embedded in a program with handlers of its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    real = interrupts_module.install
+    monkeypatch.setattr(interrupts_module, "install", lambda found: {**real(found), signal.SIGTERM: None})
+    try:
+        with handled():
+            pass
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_nohup_is_respected() -> None:
