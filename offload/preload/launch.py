@@ -92,7 +92,7 @@ def own_folder() -> str:
 
 def socket_folder() -> str:
     """The folder with the sockets of this user's servers."""
-    return os.path.join(os.environ.get("TMPDIR", "/tmp"), f"offload-{os.getuid()}")
+    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"offload-{os.getuid()}")
 
 
 def hand_over(path: str, modules: str, also: str, command: list[str], raylet: int) -> bool:

@@ -277,6 +277,12 @@ def servers_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch, *modules: str) 
         yield psutil.Process(ahead._now.process.pid)
 
 
+def test_an_empty_variable_for_temporary_files_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As :mod:`tempfile` takes it. The folder would lie in the working directory, a different one for each process."""
+    monkeypatch.setenv("TMPDIR", "")
+    assert launch.socket_folder() == f"/tmp/offload-{os.getuid()}"
+
+
 def test_a_driver_s_server_forks_once_it_knows_the_raylet(
     start: Callable[..., subprocess.Popen[str]], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
