@@ -135,9 +135,7 @@ class MLflow(Callback):
 
     def started(self, started: Started) -> None:
         self._run_dir = started.run_dir
-        found = self._client.get_experiment_by_name(self._experiment)
-        where = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
-        self._run = self._client.create_run(where, run_name=started.run_dir.name).info.run_id
+        self._run = self._client.create_run(self._experiment_id(), run_name=started.run_dir.name).info.run_id
         for name, value in self._params.items():
             self._client.log_param(self._run, _mlflow_name(name), value)
         self._client.set_tag(self._run, "offload.run_dir", str(started.run_dir))
@@ -156,6 +154,17 @@ class MLflow(Callback):
         finally:
             status = {"finished": "FINISHED", "interrupted": "KILLED"}.get(ended.status, "FAILED")
             self._client.set_terminated(self._run, status)
+
+    def _experiment_id(self) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(self._experiment))
+            except Exception:
+                found = self._client.get_experiment_by_name(self._experiment)
+                if found is None:  # otherwise, another run has made it meanwhile
+                    raise
+        return str(found.experiment_id)
 
     def _log(self, values: Mapping[str, float], step: int, at: float) -> None:
         for name, value in values.items():

@@ -90,6 +90,27 @@ def test_mlflow_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     assert [each.path for each in client.list_artifacts(run.info.run_id)] == ["summary.json"]
 
 
+def test_runs_that_begin_together_share_a_new_experiment_of_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import tracking
+
+    uri = (tmp_path / "mlflow").as_uri()
+    first, second = (callbacks.MLflow("vit", tracking_uri=uri) for _ in range(2))
+    play(first, tmp_path / "first")
+    find, asked = second._client.get_experiment_by_name, iter([True])
+
+    def found(name: str) -> Any:  # it asks just before the first run makes the experiment
+        return None if next(asked, False) else find(name)
+
+    monkeypatch.setattr(second._client, "get_experiment_by_name", found)
+    play(second, tmp_path / "second")
+    client = tracking.MlflowClient(tracking_uri=uri)
+    runs = client.search_runs([client.get_experiment_by_name("vit").experiment_id])
+    assert {run.info.run_name for run in runs} == {"first", "second"}
+
+
 @pytest.mark.parametrize(
     ("name", "known"),
     [
