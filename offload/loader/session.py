@@ -26,7 +26,7 @@ from offload.loader.job import Job
 from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
 from offload.train.cluster.connection import Cluster, describe, import_ahead, on_this_node
-from offload.train.cluster.idle import on_need
+from offload.train.cluster.idle import on_end, on_need, unless_used
 from offload.train.cluster.left import leave
 from offload.train.cluster.ray_processes import no_new_ray
 
@@ -176,24 +176,30 @@ def _release(user: str) -> None:
     """Note that this user is gone. A session without users ends after a while. The garbage collector may call this at any time."""
     for users in list(_users.values()):
         users.discard(user)
-    timer = threading.Timer(LINGER_S, end_unused)
-    timer.daemon = True
-    timer.start()
+    _end_later()
+
+
+def _end_later() -> None:
+    if _sessions:
+        timer = threading.Timer(LINGER_S, end_unused)
+        timer.daemon = True
+        timer.start()
 
 
 def end_unused() -> None:
-    """End the sessions that no loader uses. While another session is in use, only give back their cores: one of them may have started
-    the Ray of both. Ranks of a job keep theirs until their end, since others may need it."""
-    with _lock:
-        unused = [key for key in _sessions if not _users.get(key) and not _sessions[key].is_shared]
-        if len(unused) == len(_sessions):
-            closing = [_sessions.pop(key) for key in unused]
-        else:
-            closing = []
-            for key in unused:
-                _sessions[key].give_back()
-    for session in closing:
-        session.close()
+    """End the sessions that no loader uses. While another session or a run of this process is in use, only give back their cores: one of
+    them may have started the Ray of all. Ranks of a job keep theirs until their end, since others may need it."""
+    with unless_used() as free:
+        with _lock:
+            unused = [key for key in _sessions if not _users.get(key) and not _sessions[key].is_shared]
+            if free and len(unused) == len(_sessions):
+                closing = [_sessions.pop(key) for key in unused]
+            else:
+                closing = []
+                for key in unused:
+                    _sessions[key].give_back()
+        for session in closing:
+            session.close()
 
 
 def give_back_idle() -> None:
@@ -205,6 +211,7 @@ def give_back_idle() -> None:
 
 
 on_need(give_back_idle)
+on_end(_end_later)
 
 
 @atexit.register

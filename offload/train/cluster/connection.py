@@ -31,7 +31,7 @@ from offload.model.placement import NodeResources, beside
 from offload.preload import ahead
 from offload.preload.local_agent import LOOPBACK
 from offload.train.cluster import ray_processes
-from offload.train.cluster.idle import give_back_idle
+from offload.train.cluster.idle import give_back_idle, used_by_a_run
 from offload.train.cluster.left import are_free
 from offload.train.cluster.ray_nodes import addresses_here, free_resources, has_node, is_node_of
 from offload.train.cluster.reaper import MARK, end_marked
@@ -100,7 +100,7 @@ def connected(address: str | None, *, metrics_port: int | None = None) -> Iterat
 
     Raises ConfigError if nothing listens at ``address``, or the listener does not answer.
     """
-    with handled() as interrupts, _opened(address, interrupts, metrics_port) as ours:
+    with used_by_a_run(), handled() as interrupts, _opened(address, interrupts, metrics_port) as ours:
         give_back_idle()
         yield _describe(ours=ours)
 
