@@ -45,7 +45,9 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
             return None
         parts = [f"{verb} {', '.join(event[verb])}" for verb in verbs if event[verb]]
         cores = event["preprocessing_cores"]
-        return f"the cluster changed ({'; '.join(parts)}): {counted(cores, 'core')} preprocess{'es' if cores == 1 else ''}"
+        return (
+            f"the cluster changed ({'; '.join(parts)}): {counted(cores, 'core')} preprocess{'es' if cores == 1 else ''}"
+        )
     if kind == "short_of_memory":
         each = ", ".join(f"{node} ({cores})" for node, cores in zip(event["nodes"], event["cores"], strict=True))
         mib = event["process_bytes"] / (1 << 20)

@@ -159,13 +159,12 @@ class Run:
         try:
             if marker is not None:
                 marker.put()
-            with handled() as interrupts:
-                with interrupts.shielded(patient=True):
-                    fitting.start()
-                    stopped = self._watch(fitting, hub, interrupts, control, conductor, watchers)
-                    # Before the shield falls, and the usual time of the last resort begins.
-                    if interrupts.presses and not fitting.is_alive():
-                        interrupts.end_within(COMMITTED_END_S)
+            with handled() as interrupts, interrupts.shielded(patient=True):
+                fitting.start()
+                stopped = self._watch(fitting, hub, interrupts, control, conductor, watchers)
+                # Before the shield falls, and the usual time of the last resort begins.
+                if interrupts.presses and not fitting.is_alive():
+                    interrupts.end_within(COMMITTED_END_S)
             self._read(hub)
             conductor.read(self.log.news)  # a change may have ended since the last look
             result = outcome[0] if outcome else None
