@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -114,8 +115,9 @@ class Marker:
         Path(self.path).write_text(self.content)
 
     def remove(self) -> None:
-        """Remove the file, on the driver, at the end."""
-        Path(self.path).unlink(missing_ok=True)
+        """Remove the file, on the driver, at the end. It stays where the folder cannot be reached any more: the rest must end, too."""
+        with contextlib.suppress(OSError):
+            Path(self.path).unlink(missing_ok=True)
 
     def check(self) -> None:
         """Look for the file, on a worker. Raises ConfigError if it is missing, before hours of training that could not be stored."""
