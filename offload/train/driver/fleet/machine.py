@@ -310,9 +310,9 @@ class _Turn:
         self._set(now_s=event.now_s, nodes=nodes, failures_seen=fleet.group.failures)
         if change is not None:
             self._follow(change)
-        self._ask()
         if not self.fleet.busy and not event.leaving.isdisjoint(self.fleet.group.nodes):
             self._make_room(self.fleet.placement, at_once=True)
+        self._ask()  # last: requests pause during a change
 
     def _follow(self, change: Change) -> None:
         """Follow a change of the usable nodes."""
