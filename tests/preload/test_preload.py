@@ -339,9 +339,14 @@ with ahead.serving(sys.argv[1:], [], mark_name="MARK", mark="m", env={}):
             env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
         ) as process:  # fmt: skip
             assert process.stdout is not None
-            process.stdout.readline()
-            (server,) = _servers(folder)
-            process.kill()
+            try:
+                process.stdout.readline()
+                eventually(
+                    lambda: len(_servers(folder)) == 1
+                )  # its command line is empty for a moment, while it begins
+                (server,) = _servers(folder)
+            finally:
+                process.kill()
         eventually(lambda pid=server.pid: has_ended(pid))  # type: ignore[misc]
 
 
