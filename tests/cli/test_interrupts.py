@@ -128,6 +128,16 @@ def test_the_last_resort(tmp_path: Path, then: str, presses: int) -> None:
     assert out == ("killed\n" if "killed" in then else "")
 
 
+def after_one_press(code: str) -> tuple[int, str]:
+    """The exit code of a program that gets one Ctrl-C after its first line, and what it prints from then on."""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, out
+
+
 def test_the_first_press_is_answered_in_order() -> None:
     """Longer than the last resort would wait otherwise."""
     code = COMMAND + (
@@ -137,12 +147,7 @@ def test_the_first_press_is_answered_in_order() -> None:
         "    time.sleep(1.0)\n"
         "    print('committed', flush=True)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, out) == (0, "committed\n")
+    assert after_one_press(code) == (0, "committed\n")
 
 
 def test_what_follows_a_commit_has_the_time_that_it_was_given() -> None:
@@ -156,9 +161,4 @@ def test_what_follows_a_commit_has_the_time_that_it_was_given() -> None:
         "    time.sleep(1.0)\n"
         "    print('ended', flush=True)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, out) == (0, "ended\n")
+    assert after_one_press(code) == (0, "ended\n")

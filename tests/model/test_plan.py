@@ -271,14 +271,18 @@ def test_a_network_that_only_bursts_is_warned_of() -> None:
     assert not any("bursts" in w for w in planned().warnings)
 
 
-def test_a_bigger_host_is_named_where_it_is_the_better_buy() -> None:
-    # A little more preprocessing than four vCPUs can do, which a host of eight does for $0.107 more.
-    profile = Profile(
-        input=InputRate(core_seconds_per_sample=0.012, wire_bytes_per_sample=150528),
+def on_a10g(*, core_seconds_per_sample: float) -> Profile:
+    return Profile(
+        input=InputRate(core_seconds_per_sample=core_seconds_per_sample, wire_bytes_per_sample=150528),
         step_time=StepTime(0.01, 0.0016),
         device="NVIDIA A10G",
         batch_size=64,
     )
+
+
+def test_a_bigger_host_is_named_where_it_is_the_better_buy() -> None:
+    # A little more preprocessing than four vCPUs can do, which a host of eight does for $0.107 more.
+    profile = on_a10g(core_seconds_per_sample=0.012)
     made = planned(profile)
     assert made.alternative is not None
     assert made.alternative.shape == {"ml.g5.2xlarge": 1}
@@ -287,12 +291,7 @@ def test_a_bigger_host_is_named_where_it_is_the_better_buy() -> None:
 
 
 def test_rates_of_samples_that_take_seconds_are_not_rounded_to_nothing() -> None:
-    videos = Profile(
-        input=InputRate(core_seconds_per_sample=12.0, wire_bytes_per_sample=150528),
-        step_time=StepTime(0.01, 0.0016),
-        device="NVIDIA A10G",
-        batch_size=64,
-    )
+    videos = on_a10g(core_seconds_per_sample=12.0)
     said = planned(videos, cpu_types=[], cpu_nodes=(0, 0)).explanation
     assert "1 × ml.g5.xlarge alone: 0.25 samples/s at $" in said
     assert "ml.g5.16xlarge alone, 5.2 samples/s at $" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,3 +51,11 @@ def unless_used() -> Iterator[bool]:
     """A context in which no run begins to use this process's connection to Ray. Yields whether none uses it: then it may end."""
     with _lock:
         yield not _runs
+
+
+def _after_fork() -> None:
+    global _lock, _runs
+    _lock, _runs = threading.Lock(), 0  # another thread may have held it, for as long as Ray takes to end
+
+
+os.register_at_fork(after_in_child=_after_fork)
