@@ -30,6 +30,7 @@ LIBRARIES = ("offload", "ray", "torch", "torchvision", "timm", "simplejpeg", "nu
 # What offload's and Ray's processes do, and how their command lines begin.
 ROLES = {
     "preprocessing": r"ray::Preprocessor",
+    "senders": r"ray::BlockSender",
     "worker": r"ray::RayTrainWorker",
     "hub": r"ray::(Hub|run hub)",
     "raylets": r"\S*/raylet$",

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from offload.errors import RunError
+from offload.pipeline.block_sender import BlockSenders
 from offload.pipeline.engines.base import Engine
 from offload.pipeline.engines.pool import PoolEngine
 from offload.pipeline.engines.ray_data import RayDataEngine
@@ -49,6 +50,7 @@ class Feed:
         self._passes: dict[PassKey, Pass] = {}
         self._failure: BaseException | None = None
         self._attempt = self._reshaped = 0
+        self._senders = BlockSenders(cores.runtime_env)
         pooled = any(stream.pooled for stream in streams.values())
         self.pool = PoolEngine(self, pool) if pooled else None
         self._ray_data = RayDataEngine(self)
@@ -143,6 +145,13 @@ class Feed:
         if current is not None:
             self._engine(key).again(current, rank, piece)
 
+    def sender(self, node: str) -> Any:
+        """The actor that sends the blocks of a node to workers on other nodes, :class:`BlockSender`. None while it starts, or if the node
+        does not preprocess."""
+        sender = self._senders.of(node) if node in self.cores.by_node else None
+        self._senders.keep(self.cores.by_node)  # they may have changed meanwhile
+        return sender
+
     def leave(self, key: PassKey, rank: int) -> None:
         """Note that this rank takes no more of a pass, at its end or earlier. Once all ranks have left, drop the pass."""
         with self.lock:
@@ -190,6 +199,7 @@ class Feed:
             for meter in self.meters.values():
                 meter.reshaped()
             free = [engine.reshape() for engine in self._engines]
+            self._senders.keep(self.cores.by_node)
         until = time.monotonic() + timeout_s
         return all(each.wait(max(until - time.monotonic(), 0.0)) for each in free)
 

@@ -136,7 +136,7 @@ class PassTasks(ABC):
                     "data set must depend on their rows and seeded random numbers alone."
                 )
             self._made_by[block.ref.hex()] = task, rows
-            return piece._replace(ref=block.ref)
+            return piece._replace(ref=block.ref, node=block.node)
 
         return task, found
 

@@ -28,12 +28,14 @@ Reach = Literal["any", "near", "far"]
 
 
 class Slice(NamedTuple):
-    """Rows ``[start, stop)`` of a block; the block's first row is number ``first`` of its pass."""
+    """Rows ``[start, stop)`` of a block; the block's first row is number ``first`` of its pass. ``node`` holds the block; empty if
+    unknown."""
 
     ref: ray.ObjectRef[pa.Table]
     start: int
     stop: int
     first: int
+    node: str = ""
 
 
 class _Held(NamedTuple):
@@ -281,7 +283,7 @@ class Pass:
         for share in shares:
             block, first = self._firsts[share.block]
             size = block.cost.size_bytes * share.rows // max(block.cost.rows, 1)
-            piece = Slice(block.ref, share.start, share.stop, first)
+            piece = Slice(block.ref, share.start, share.stop, first, block.node)
             line, home = self._lines[share.rank], self._homes.get(share.rank)
             far = not self.ordered and home is not None and block.node not in ("", home)
             (line.far if far else line.near).append(_Held(piece, block.node, size))

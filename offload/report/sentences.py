@@ -37,6 +37,11 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         )
     if kind == "cache_stopped":
         return f"node {event['node']} stores nothing more in its cache ({event['reason']}): the run goes on without"
+    if kind == "blocks_through_ray":
+        return (
+            f"samples of node {event['node']} cannot be sent to the workers directly ({event['reason']}): Ray carries them, for more CPU "
+            "time. A firewall may close the workers' ports"
+        )
     if kind == "node_excluded":
         return f"the run stops using {', '.join(event['nodes'])}: {event['reason']}"
     if kind == "cluster_changed":

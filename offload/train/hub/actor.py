@@ -38,6 +38,7 @@ class Hub(Feed, Board):
         self._run_dir, self._tails = run_dir, tails_in(run_dir)
         Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=nodes)
         self._without_cache: set[str] = set()
+        self._through_ray: set[str] = set()
         Feed.__init__(self, streams, cores, handle=ray.get_runtime_context().current_actor)
 
     def run_dir(self) -> Path:
@@ -67,6 +68,12 @@ class Hub(Feed, Board):
         if node not in self._without_cache:
             self._without_cache.add(node)
             self.note("cache_stopped", node=_address(node), reason=reason)
+
+    def blocks_through_ray(self, node: str, reason: str) -> None:
+        """Report that the blocks of a node do not reach the workers directly. The first report of a node counts."""
+        if node not in self._through_ray:
+            self._through_ray.add(node)
+            self.note("blocks_through_ray", node=_address(node), reason=reason)
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process ends because nothing can interrupt its call."""

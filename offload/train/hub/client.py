@@ -115,6 +115,14 @@ class HubClient:
         """See :meth:`Feed.again`."""
         self._ask(Feed.again, key, rank, piece)
 
+    def sender(self, node: str) -> Pending[Any]:
+        """See :meth:`Feed.sender`."""
+        return self._start(Feed.sender, node)
+
+    def blocks_through_ray(self, node: str, reason: str) -> None:
+        """See :meth:`Hub.blocks_through_ray`. Does not wait."""
+        self._start(Hub.blocks_through_ray, node, reason)
+
     def leave(self, key: PassKey, rank: int) -> None:
         """See :meth:`Feed.leave`. Does not wait."""
         self._start(Feed.leave, key, rank)

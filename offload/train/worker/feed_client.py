@@ -13,6 +13,7 @@ from offload.pipeline import wire
 from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.train.hub.client import HubClient, Pending
+from offload.train.worker.block_receiver import DirectBlocks
 
 
 class BlockLostError(Exception):
@@ -69,10 +70,12 @@ def _columns(block: pa.Table, piece: Slice) -> Columns:
 
 
 class HubFeed(BlockReader):
-    """The hub as a :class:`FeedClient`. It asks for the next slices while it fetches the last ones."""
+    """The hub as a :class:`FeedClient`. It asks for the next slices while it fetches the last ones. Blocks of other nodes come from
+    a sender there, or through Ray where that fails."""
 
     def __init__(self, hub: HubClient) -> None:
         self._hub = hub
+        self._direct = DirectBlocks(hub)
         self._asked: dict[Reach, Pending[tuple[list[Slice], bool]]] = {}
 
     def take(
@@ -86,6 +89,17 @@ class HubFeed(BlockReader):
         if not over:
             self._asked[reach] = self._hub.take(key, rank, want, reach, arrived)
         return slices, over
+
+    def fetch(self, piece: Slice) -> Callable[[], Columns]:
+        block = self._direct.fetch(piece)
+        if block is None:
+            return super().fetch(piece)
+
+        def columns() -> Columns:
+            found = block()
+            return _columns(found, piece) if found is not None else BlockReader.fetch(self, piece)()
+
+        return columns
 
     def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
         asked = self._asked.get(reach)

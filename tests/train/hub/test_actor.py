@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from offload.pipeline.streams import Cores
+from offload.report.sentences import sentence
 from offload.train.hub.actor import Hub
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -20,6 +21,22 @@ class Asked(Hub):
 
     def switch_s(self) -> float:
         return sys.getswitchinterval()
+
+
+def test_a_node_whose_blocks_ray_carries_is_told_once(tmp_path: Path) -> None:
+    asked: Any = ray.remote(Hub)
+    here = ray.get_runtime_context().get_node_id()
+    hub = asked.options(num_cpus=0).remote({}, Cores(nodes=(here,), task_cpus=1.0, stores={}), 1, tmp_path)
+    for reason in ("TimeoutError: timed out", "OSError: no route to host"):
+        ray.get(hub.blocks_through_ray.remote(here, reason), timeout=300)
+    events = ray.get(hub.read.remote(0), timeout=300).events
+    said = [sentence(str(event["event"]), event) for event in events]
+    address = ray.util.get_node_ip_address()
+    assert said == [
+        f"samples of node {address} cannot be sent to the workers directly (TimeoutError: timed out): Ray carries them, for more CPU "
+        "time. A firewall may close the workers' ports"
+    ]
+    ray.kill(hub)
 
 
 def test_threads_of_a_hub_switch_more_often_than_those_of_other_processes(tmp_path: Path) -> None:

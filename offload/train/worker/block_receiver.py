@@ -1,0 +1,239 @@
+"""Receives blocks of other nodes in this worker, over connections from :mod:`offload.pipeline.block_sender`.
+
+The worker listens on its node's address, on a port that the system chooses. It reads a block only from who shows a secret that the worker
+has sent to the block's node through Ray. So whoever cannot use the cluster cannot give the worker a block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import ray
+
+from offload.pipeline import block_stream
+from offload.pipeline.block_sender import SECRET_BYTES, STALLED_S, Address, NoBlockError, Ticket
+from offload.pipeline.passes import Slice
+from offload.pipeline.reused_memory import ReusedMemory
+from offload.train.hub.client import HubClient, Pending
+
+KEPT_BYTES = 256 << 20
+MOST_BYTES = 1 << 30  # of blocks in use here: beyond that, Ray carries blocks, into a store that can spill to disk
+STRANGERS = 64  # connections that have shown no secret yet
+SECRET_S = 10.0  # time for a connection to show one
+ACCEPT_AGAIN_S = 0.1
+CONNECTED_S = 30.0  # time for a sender to connect: it may have other blocks to send first
+ASK_AGAIN_S = 1.0  # until a sender that starts is asked for again
+AGAIN_S, AGAIN_MOST_S = 30.0, 3600.0  # until a sender that failed is tried again: the first time, and at most
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A block did not come. ``way``: others would not come either. ``tell``: users can do something about it."""
+
+    reason: str
+    way: bool = True
+    tell: bool = False
+
+
+class Expected:
+    """A block that a sender was asked for."""
+
+    def __init__(self) -> None:
+        self.ticket: Ticket = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES)
+        self.connected = threading.Event()
+        self._outcome: Future[pa.Table | Missed] = Future()
+
+    def settle(self, outcome: pa.Table | Missed) -> None:
+        """Note how it ended. The first outcome counts."""
+        with contextlib.suppress(InvalidStateError):
+            self._outcome.set_result(outcome)
+
+    def wait(self) -> pa.Table | Missed:
+        """Wait for the block."""
+        with contextlib.suppress(TimeoutError):
+            return self._outcome.result(CONNECTED_S)
+        if not self.connected.is_set():
+            self.settle(Missed("no connection to the worker", tell=True))
+        return self._outcome.result()  # of a connection without progress, the receiver settles it
+
+
+class BlockReceiver:
+    """The port of a worker. Raises OSError if the worker cannot listen on ``host``."""
+
+    def __init__(self, host: str) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self.address: Address = self._listener.getsockname()[:2]
+        self.reached = False  # by any sender
+        self._memory = ReusedMemory(KEPT_BYTES)
+        self._expected: dict[bytes, Expected] = {}
+        self._strangers = threading.BoundedSemaphore(STRANGERS)
+        threading.Thread(target=self._accept, daemon=True, name="block-receiver").start()
+
+    @property
+    def full(self) -> bool:
+        """Whether the blocks in use take as much memory as they may."""
+        return self._memory.lent_bytes() > MOST_BYTES
+
+    def expect(self) -> Expected:
+        """Expect a block, with new secrets."""
+        expected = Expected()
+        self._expected[expected.ticket[0]] = expected
+        return expected
+
+    def forget(self, expected: Expected) -> None:
+        """Take this block from nobody any more."""
+        self._expected.pop(expected.ticket[0], None)
+
+    def _accept(self) -> None:
+        while True:
+            self._strangers.acquire()
+            try:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._receive, args=(connection,), daemon=True, name="receive-block").start()
+            except (OSError, RuntimeError):  # a limit on files or threads, or the connection has ended
+                self._strangers.release()
+                time.sleep(ACCEPT_AGAIN_S)
+
+    def _receive(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                expected = self._known(connection)
+            finally:
+                self._strangers.release()
+            if expected is None:
+                return
+            expected.connected.set()
+            self.reached = True
+            try:
+                connection.sendall(expected.ticket[1])
+                block_stream.time_out(connection, STALLED_S)
+                expected.settle(block_stream.receive(connection, self._memory.take))
+            except BaseException as error:  # a column's own type may raise anything
+                expected.settle(Missed(_line(error)))
+
+    def _known(self, connection: socket.socket) -> Expected | None:
+        with contextlib.suppress(OSError):
+            block_stream.time_out(connection, SECRET_S)
+            return self._expected.pop(connection.recv(SECRET_BYTES, socket.MSG_WAITALL), None)
+        return None
+
+
+@dataclass
+class _Route:
+    """The way to a node. ``closed_until``: a time before which blocks come through Ray."""
+
+    sender: Any = None
+    asked: Pending[Any] | None = None
+    closed_until: float = 0.0
+    failures: int = 0
+
+    def close(self) -> None:
+        """Use it no more for a while, the longer the more often it failed."""
+        self.sender = None
+        self.closed_until = time.monotonic() + min(AGAIN_S * 2 ** min(self.failures, 16), AGAIN_MOST_S)
+        self.failures += 1
+
+
+class DirectBlocks:
+    """Brings blocks of other nodes to this worker, where that works. ``receiver``: makes the worker's port."""
+
+    def __init__(self, hub: HubClient, receiver: Callable[[str], BlockReceiver] = BlockReceiver) -> None:
+        self._hub, self._make = hub, receiver
+        self._home: str | None = None
+        self._receiver: BlockReceiver | None = None
+        self._routes: dict[str, _Route] = {}
+        self._all = _Route()  # closed as long as no sender has ever reached this worker
+        self._lock = threading.Lock()
+
+    def fetch(self, piece: Slice) -> Callable[[], pa.Table | None] | None:
+        """Ask for a slice's block. The result waits for it; None: it did not come. None: the block is on this node, or only Ray knows the
+        way."""
+        if not piece.node:
+            return None
+        with self._lock:
+            if self._home is None:
+                self._home, self._receiver = ray.get_runtime_context().get_node_id(), self._listen()
+            if self._receiver is None or piece.node == self._home or time.monotonic() < self._all.closed_until:
+                return None
+            route = self._routes.setdefault(piece.node, _Route())
+            sender = self._sender(piece.node, route)
+        return None if sender is None or self._receiver.full else self._ask(self._receiver, route, sender, piece)
+
+    def _listen(self) -> BlockReceiver | None:
+        # These connections are as open as Ray's own without TLS.
+        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+            return None
+        try:
+            return self._make(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        except (OSError, RuntimeError):  # such as an address that only other hosts know, or a limit on threads
+            return None
+
+    def _sender(self, node: str, route: _Route) -> Any:
+        now = time.monotonic()
+        if route.sender is None and now >= route.closed_until:
+            route.asked = route.asked or self._hub.sender(node)
+            if route.asked.done():
+                asked, route.asked = route.asked, None
+                route.closed_until = now + ASK_AGAIN_S
+                with contextlib.suppress(Exception):  # whatever keeps the hub from starting one
+                    route.sender = asked.result()
+        return route.sender
+
+    def _ask(
+        self, receiver: BlockReceiver, route: _Route, sender: Any, piece: Slice
+    ) -> Callable[[], pa.Table | None] | None:
+        expected = receiver.expect()
+        try:
+            call = sender.send.remote([piece.ref], receiver.address, expected.ticket)
+            sent: Future[None] = call.future()
+        except Exception as error:  # such as of an actor that has been killed
+            self._miss(receiver, route, sender, piece.node, expected, Missed(_line(error)))
+            return None
+
+        def told(sent: Future[None]) -> None:
+            if (error := sent.exception()) is not None:
+                way, tell = not isinstance(error, NoBlockError), isinstance(error, OSError)
+                expected.settle(Missed(_line(error), way, tell))
+
+        sent.add_done_callback(told)
+
+        def block() -> pa.Table | None:
+            outcome = expected.wait()
+            if isinstance(outcome, Missed):
+                if not sent.done():  # it may wait behind others, and would keep its block
+                    ray.cancel(call)
+                self._miss(receiver, route, sender, piece.node, expected, outcome)
+                return None
+            route.failures = 0
+            return outcome
+
+        return block
+
+    def _miss(
+        self, receiver: BlockReceiver, route: _Route, sender: Any, node: str, expected: Expected, missed: Missed
+    ) -> None:
+        receiver.forget(expected)
+        with self._lock:
+            if not missed.way or route.sender is not sender:  # others of this sender did not come either, and closed it
+                return
+            route.close()
+            if not receiver.reached:
+                self._all.close()
+        if missed.tell:
+            self._hub.blocks_through_ray(node, missed.reason)
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
