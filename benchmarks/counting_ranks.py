@@ -16,6 +16,7 @@ from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.wire import POSITION
 from offload.train.hub.client import HubClient
 from offload.train.messages import GroupStatus, Push
+from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.feed_client import HubFeed
 from offload.train.worker.fetching import Fetcher
 
@@ -79,7 +80,7 @@ class Ranks:
 
     def _take_all(self, key: PassKey, request: PassRequest, rank: int) -> None:
         self._hub.open(key, request, rank, self._node)
-        feed = HubFeed(self._hub)
+        feed = HubFeed(self._hub, DirectBlocks(self._hub))
         fetcher = Fetcher(feed, key, rank, ordered=False)
         while not self._ended.is_set():
             with contextlib.suppress(queue.Empty):

@@ -1,7 +1,7 @@
 """Sends the blocks of a node to workers on other nodes, over connections of its own.
 
-Ray's daemons copy a block from one node's object store into the other's, which takes the CPU of both nodes more than twice as long as
-a TCP connection does. Here, an actor on the block's node reads it in the object store and writes it to a connection. The worker reads it
+Ray's daemons copy a block from one node's object store into the other's. That takes more than twice the CPU time of a TCP connection. Here,
+an actor on the block's node reads it in the object store and writes it to a connection. The worker reads it
 into its own memory (:mod:`offload.train.worker.block_receiver`). The block stays in the object store until the worker has it: Ray keeps
 account of it as before, and where a connection fails, the worker fetches the block through Ray.
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 import hmac
 import socket
 import threading
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +27,7 @@ AT_ONCE = 32  # blocks that one node sends at a time
 HERE_S = 5.0  # time to find a block that should be on this node
 CONNECT_S = 5.0
 STALLED_S = 30.0  # time without progress after which a connection counts as broken
+START_AGAIN_S = 30.0  # until another sender is started in place of one that could not start
 SECRET_BYTES = 16
 
 Address = tuple[str, int]
@@ -44,18 +47,22 @@ class BlockSender:
     def ready(self) -> None:
         """Answer: the actor runs."""
 
-    def send(self, refs: list[ray.ObjectRef[pa.Table]], to: Address, ticket: Ticket) -> None:
-        """Send the block of the only reference to the worker that made the ticket.
+    def send(self, refs: list[ray.ObjectRef[pa.Table]], rows: tuple[int, int], to: Address, ticket: Ticket) -> None:
+        """Send rows ``[start, stop)`` of the block ``refs[0]`` to the worker at ``to``, which made the ticket.
 
         The reference lies in a list because Ray would otherwise wait for its block before the call. Raises NoBlockError, and OSError if the
-        worker cannot be reached.
+        connection fails.
         """
-        block = _block(*refs)
+        start, stop = rows
+        block = _block(*refs).slice(start, stop - start)
         mine, theirs = ticket
         with socket.create_connection(to, timeout=CONNECT_S) as connection:
             connection.settimeout(STALLED_S)
             connection.sendall(mine)
-            if not hmac.compare_digest(connection.recv(SECRET_BYTES), theirs):
+            shown = connection.recv(SECRET_BYTES)
+            if not shown:
+                raise ConnectionAbortedError("the worker does not want the block any more")
+            if not hmac.compare_digest(shown, theirs):
                 raise PermissionError("another program listens on the worker's port")
             block_stream.send(connection, block)
 
@@ -72,38 +79,56 @@ def _block(ref: ray.ObjectRef[pa.Table]) -> pa.Table:
     return found
 
 
-class BlockSenders:
-    """The senders of a run's nodes, each of which starts with the first request. ``runtime_env``: of their processes."""
+@dataclass(frozen=True)
+class _Started:
+    """A sender, the answer that it runs, and the time at which it was started."""
 
-    def __init__(self, runtime_env: Mapping[str, Any]) -> None:
+    actor: Any
+    ready: Future[None]
+    at: float
+
+
+class BlockSenders:
+    """The senders of a run's nodes, each of which starts with the first request.
+
+    ``runtime_env``: of their processes; ``nodes``: the present nodes that make blocks.
+    """
+
+    def __init__(self, runtime_env: Mapping[str, Any], nodes: Callable[[], Collection[str]]) -> None:
         self._actor: Any = ray.remote(BlockSender)
-        # Ray restarts a process that dies. It needs no CPU of its own: it works in place of Ray's daemons.
+        # A sender reserves no CPU: it works in place of Ray's daemons. Ray restarts it if its process dies.
         self._options = {
             "num_cpus": 0,
             "max_concurrency": AT_ONCE,
             "max_restarts": -1,
             "runtime_env": dict(runtime_env) or None,
         }
-        self._started: dict[str, tuple[Any, Future[None]]] = {}
+        self._nodes = nodes
+        self._started: dict[str, _Started] = {}
         self._lock = threading.Lock()
 
     def of(self, node: str) -> Any:
-        """The sender of a node; None while it starts."""
+        """The sender of a node. None while it starts, if it could not start, or if the node makes no blocks."""
         with self._lock:
-            if node not in self._started:
+            self._end_unused()
+            if node not in self._nodes():
+                return None
+            now, started = time.monotonic(), self._started.get(node)
+            if started is None or (_failed(started) and now > started.at + START_AGAIN_S):
                 where = NodeAffinitySchedulingStrategy(node, soft=False)
-                sender = self._actor.options(**self._options, scheduling_strategy=where).remote()
-                self._started[node] = sender, sender.ready.remote().future()
-            sender, ready = self._started[node]
-            if not ready.done():
-                return None
-            if ready.exception() is not None:  # the next request starts another
-                del self._started[node]
-                return None
-            return sender
+                actor = self._actor.options(**self._options, scheduling_strategy=where).remote()
+                started = self._started[node] = _Started(actor, actor.ready.remote().future(), now)
+            return started.actor if started.ready.done() and not _failed(started) else None
 
-    def keep(self, nodes: Collection[str]) -> None:
-        """End the senders of all other nodes: a process without work would keep an autoscaler from giving its node back."""
+    def end_unused(self) -> None:
+        """End the senders of nodes that make no blocks: a process without work would keep an autoscaler from giving such a node back."""
         with self._lock:
-            for node in self._started.keys() - set(nodes):
-                ray.kill(self._started.pop(node)[0])
+            self._end_unused()
+
+    def _end_unused(self) -> None:
+        for node in self._started.keys() - set(self._nodes()):
+            ray.kill(self._started.pop(node).actor)
+
+
+def _failed(started: _Started) -> bool:
+    return started.ready.done() and started.ready.exception() is not None

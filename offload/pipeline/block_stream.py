@@ -15,9 +15,8 @@ import pyarrow as pa
 from offload.pipeline.reused_memory import Bytes
 
 _SIZE = struct.Struct("!Q")
-_SENT_BYTES = 1 << 20  # of one call: its time limit is that of a connection that is about to break
-_RECEIVED_BYTES = 4 << 20  # of one call: after each, this thread waits for those that compute to let it go on
-_WAKING_BYTES = 512 << 10  # the system wakes a call that receives for so many: each time costs as much as copying 20 kB
+_RECEIVED_BYTES = 4 << 20  # per call: after each, the thread must get Python's lock again
+_WAKING_BYTES = 512 << 10  # wakes the receiving thread: each time costs as much as copying 20 kB
 
 
 class BrokenStreamError(OSError):
@@ -37,7 +36,7 @@ def send(connection: socket.socket, block: pa.Table) -> None:
 def receive(connection: socket.socket, memory: Callable[[int], Bytes]) -> pa.Table:
     """A block that :func:`send` sends. ``memory``: returns memory for so many bytes. Raises OSError; BrokenStreamError if it is not
     complete."""
-    # The end of the connection wakes it, too, and so does its time limit.
+    # A call also returns when the connection ends or its time limit passes.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _WAKING_BYTES)
     head = bytearray(_SIZE.size)
     _fill(connection, memoryview(head))
@@ -49,7 +48,8 @@ def receive(connection: socket.socket, memory: Callable[[int], Bytes]) -> pa.Tab
 
 
 def time_out(connection: socket.socket, seconds: float) -> None:
-    """Let calls that receive fail after so many seconds without a byte. Unlike ``settimeout``, it lets one call receive many packets."""
+    """Limit the waiting of each receiving call to so many seconds. The first call that gets nothing meanwhile fails. Unlike ``settimeout``,
+    this lets one call receive many packets."""
     connection.settimeout(None)
     connection.setsockopt(
         socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
@@ -83,8 +83,7 @@ class _Sink:
         rest = memoryview(content)
         self._broken = True
         while len(rest):
-            self._connection.sendall(rest[:_SENT_BYTES])
-            rest = rest[_SENT_BYTES:]
+            rest = rest[self._connection.send(rest) :]  # not sendall: its time limit would count for all of it
         self._broken = False
         return len(content)
 

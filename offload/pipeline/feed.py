@@ -50,7 +50,7 @@ class Feed:
         self._passes: dict[PassKey, Pass] = {}
         self._failure: BaseException | None = None
         self._attempt = self._reshaped = 0
-        self._senders = BlockSenders(cores.runtime_env)
+        self._senders = BlockSenders(cores.runtime_env, lambda: self.cores.by_node)
         pooled = any(stream.pooled for stream in streams.values())
         self.pool = PoolEngine(self, pool) if pooled else None
         self._ray_data = RayDataEngine(self)
@@ -148,9 +148,7 @@ class Feed:
     def sender(self, node: str) -> Any:
         """The actor that sends the blocks of a node to workers on other nodes, :class:`BlockSender`. None while it starts, or if the node
         does not preprocess."""
-        sender = self._senders.of(node) if node in self.cores.by_node else None
-        self._senders.keep(self.cores.by_node)  # they may have changed meanwhile
-        return sender
+        return self._senders.of(node)
 
     def leave(self, key: PassKey, rank: int) -> None:
         """Note that this rank takes no more of a pass, at its end or earlier. Once all ranks have left, drop the pass."""
@@ -199,7 +197,7 @@ class Feed:
             for meter in self.meters.values():
                 meter.reshaped()
             free = [engine.reshape() for engine in self._engines]
-            self._senders.keep(self.cores.by_node)
+        self._senders.end_unused()
         until = time.monotonic() + timeout_s
         return all(each.wait(max(until - time.monotonic(), 0.0)) for each in free)
 

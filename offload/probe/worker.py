@@ -28,6 +28,7 @@ from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
 from offload.train.worker.agreement import NoAgreement
 from offload.train.worker.batches import Batches, Cutting, NoPeers
+from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.feed_client import BlockReader, HubFeed
 from offload.train.worker.loop import StopRun, TrainingLoop, budget_of, first_pass
 from offload.train.worker.process import place_of, run_user_function
@@ -138,7 +139,7 @@ class _Teller:
 def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Teller) -> dict[str, Any]:
     """Take batches as fast as they come, and keep some."""
     setup = loop.setup
-    feed = _Recording(setup.hub)
+    feed = _Recording(setup.hub, loop.direct)
     key = PassKey(attempt=loop.attempt, name=TRAIN, number=0)
     setup.hub.open(key, first_pass(setup.split, deterministic=setup.deterministic), context.rank, loop.place.node)
     batches = _batches(context, setup, feed, key, ordered=setup.ordered[TRAIN])
@@ -188,6 +189,8 @@ def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey,
 
 def _ingest(context: ProbeContext, setup: WorkerSetup, kept: list[Slice], seconds: float) -> float:
     """The rate, in samples/s, at which this worker fetches ready blocks, cuts and joins them, and copies them to its device."""
+    # Those of other nodes were sent to this process: no link may count now.
+    ray.wait(list({piece.ref: None for piece in kept}), num_returns=len({piece.ref for piece in kept}), timeout=seconds)
     feed = _Replaying(kept)
     batches = _batches(context, setup, feed, PassKey(attempt=0, name=TRAIN, number=0), ordered=True)
     batches.get()
@@ -222,8 +225,8 @@ def _stages(budget: Budget) -> dict[str, Any] | None:
 class _Recording(HubFeed):
     """A feed that keeps its first blocks."""
 
-    def __init__(self, hub: HubClient) -> None:
-        super().__init__(hub)
+    def __init__(self, hub: HubClient, direct: DirectBlocks) -> None:
+        super().__init__(hub, direct)
         self.kept: list[Slice] = []
 
     def take(

@@ -39,8 +39,8 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         return f"node {event['node']} stores nothing more in its cache ({event['reason']}): the run goes on without"
     if kind == "blocks_through_ray":
         return (
-            f"samples of node {event['node']} cannot be sent to the workers directly ({event['reason']}): Ray carries them, for more CPU "
-            "time. A firewall may close the workers' ports"
+            f"samples of node {event['node']} could not be sent to a worker directly ({event['reason']}): Ray carries them, which takes "
+            "more CPU time. A firewall may be blocking the workers' ports"
         )
     if kind == "node_excluded":
         return f"the run stops using {', '.join(event['nodes'])}: {event['reason']}"

@@ -24,6 +24,7 @@ from offload.train.checkpoints import format as checkpoints
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient, Pending
+from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.checkpointer import Content
 from offload.train.worker.feed_client import BlockLostError, HubFeed
 
@@ -191,8 +192,8 @@ class _Later:
 class LocalFeed(HubFeed):
     """A feed that reads blocks of :class:`Nodes`."""
 
-    def __init__(self, hub: HubClient) -> None:
-        super().__init__(hub)
+    def __init__(self, hub: HubClient, direct: DirectBlocks) -> None:
+        super().__init__(hub, direct)
         self._nodes: Nodes = hub.actor.nodes
 
     def take(

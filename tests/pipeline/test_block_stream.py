@@ -16,6 +16,7 @@ import pytest
 from offload.pipeline import block_stream, whole_samples, wire
 from offload.pipeline.block_stream import BrokenStreamError
 from offload.pipeline.reused_memory import ReusedMemory
+from offload.pipeline.whole_samples import CONTENTS
 
 ROWS = 300
 
@@ -128,19 +129,42 @@ def test_memory_serves_again_only_once_no_view_is_left() -> None:
     assert (third == 2).all()
 
 
-def test_the_time_limit_counts_for_pieces_of_a_block() -> None:
-    """The limit of a connection is that of one call, however much it sends."""
-    sizes: list[int] = []
+def test_a_call_that_sends_a_part_is_followed_by_others() -> None:
+    """The time limit of a connection is that of one call. `sendall` would have it for the whole block."""
+    sent: list[bytes] = []
 
-    class Connection:
+    class Slow:
         def setsockopt(self, *option: int) -> None: ...
 
         def sendall(self, content: Any) -> None:
-            sizes.append(len(content))
+            assert len(content) <= 8
+            sent.append(bytes(content))
 
-    block_stream.send(Connection(), pa.table({"x": np.zeros(5 << 20, np.uint8)}))  # type: ignore[arg-type]
-    assert sum(sizes) > 5 << 20
-    assert max(sizes) <= 1 << 20
+        def send(self, content: Any) -> int:
+            sent.append(bytes(content[:100_000]))
+            return len(sent[-1])
+
+    block = pa.table({"x": np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)})
+    block_stream.send(Slow(), block)  # type: ignore[arg-type]
+    here, there = connected()
+    with there:
+        sender = threading.Thread(target=lambda: (here.sendall(b"".join(sent)), here.close()))
+        sender.start()
+        assert block_stream.receive(there, memory).equals(block)
+        sender.join()
+
+
+def test_a_part_of_a_block_takes_as_many_bytes_as_it_has() -> None:
+    """Ranks on one node may each take a part of the same block."""
+    block = BLOCKS["numbers, text and objects"].append_column("samples", BLOCKS["whole samples"].column(CONTENTS))
+
+    def size_of(part: pa.Table) -> int:
+        sink = pa.MockOutputStream()
+        block_stream._write(sink, part)
+        return int(sink.size())
+
+    parts = [block.slice(start, 30) for start in range(0, ROWS, 30)]
+    assert sum(map(size_of, parts)) < 1.1 * size_of(block)
 
 
 def test_a_connection_that_broke_while_sending(ends: Ends) -> None:

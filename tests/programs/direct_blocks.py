@@ -3,6 +3,7 @@ last. Prints what it saw."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -42,8 +43,9 @@ class Answer:
 class Hub:
     """The part of the hub that knows senders."""
 
-    def __init__(self) -> None:
-        self.senders = BlockSenders({})
+    def __init__(self, node: str) -> None:
+        self.nodes = {node}
+        self.senders = BlockSenders({}, lambda: self.nodes)
 
     def sender(self, node: str) -> Answer:
         return Answer(self.senders.of(node))
@@ -70,7 +72,12 @@ class Watched(block_receiver.DirectBlocks):
 
 
 def sender_processes() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.cmdline()[:1] == ["ray::BlockSender"]]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "".join(process.cmdline()[:1]).startswith("ray::BlockSender"):
+                found.append(process)
+    return found
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -84,6 +91,15 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     other = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        watch(cluster, other)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+def watch(cluster: Cluster, other: Any) -> None:
+    """Fetch blocks of the other node while its sender dies, ends, and the node is lost."""
 
     @ray.remote(max_retries=0)  # as a method of an actor
     def make(rows: int, size_bytes: int) -> pa.Table:
@@ -97,9 +113,9 @@ def main() -> None:
         ray.wait([ref], fetch_local=False, timeout=DEADLINE_S)
         return Slice(ref, 1, rows, 0, other.node_id)
 
-    hub = Hub()
-    feed = HubFeed(hub)  # type: ignore[arg-type]
-    feed._direct = watched = Watched(hub)  # type: ignore[arg-type]
+    hub = Hub(other.node_id)
+    watched = Watched(hub)  # type: ignore[arg-type]
+    feed = HubFeed(hub, watched)  # type: ignore[arg-type]
 
     def direct(piece: Slice) -> bool:
         """Whether the slice came without Ray; it must come in any case."""
@@ -118,17 +134,17 @@ def main() -> None:
     direct(made(3))  # in any case
     wait_for(lambda: direct(made(2)))
     told["restarted"] = len(sender_processes())
+    hub.nodes.clear()
+    hub.senders.end_unused()
+    wait_for(lambda: not sender_processes())
+    told["without_senders"] = direct(made(3))
     lost = made(3)
     cluster.remove_node(other, allow_graceful=False)
     try:
         feed.fetch(lost)()
     except BlockLostError:
         told["lost"] = True
-    hub.senders.keep([])
-    wait_for(lambda: not sender_processes())
     print(json.dumps(told))
-    ray.shutdown()
-    cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Receives blocks of other nodes in this worker, over connections from :mod:`offload.pipeline.block_sender`.
 
-The worker listens on its node's address, on a port that the system chooses. It reads a block only from who shows a secret that the worker
-has sent to the block's node through Ray. So whoever cannot use the cluster cannot give the worker a block.
+The worker listens on its node's address, on a port that the system chooses. It accepts a block only over a connection that shows a secret,
+which the worker has sent to the block's node through Ray. So only programs of the cluster can send it blocks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AGAIN_S, AGAIN_MOST_S = 30.0, 3600.0  # until a sender that failed is tried agai
 
 @dataclass(frozen=True)
 class Missed:
-    """A block did not come. ``way``: others would not come either. ``tell``: users can do something about it."""
+    """A block did not come. ``way``: the connection failed, so other blocks would fail too. ``tell``: a firewall may be the reason."""
 
     reason: str
     way: bool = True
@@ -64,7 +64,7 @@ class Expected:
             return self._outcome.result(CONNECTED_S)
         if not self.connected.is_set():
             self.settle(Missed("no connection to the worker", tell=True))
-        return self._outcome.result()  # of a connection without progress, the receiver settles it
+        return self._outcome.result()  # the receiver settles a connection without progress
 
 
 class BlockReceiver:
@@ -75,6 +75,7 @@ class BlockReceiver:
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.address: Address = self._listener.getsockname()[:2]
         self.reached = False  # by any sender
+        self._closed = False
         self._memory = ReusedMemory(KEPT_BYTES)
         self._expected: dict[bytes, Expected] = {}
         self._strangers = threading.BoundedSemaphore(STRANGERS)
@@ -92,18 +93,29 @@ class BlockReceiver:
         return expected
 
     def forget(self, expected: Expected) -> None:
-        """Take this block from nobody any more."""
+        """Stop accepting this block."""
         self._expected.pop(expected.ticket[0], None)
 
+    def close(self) -> None:
+        """Listen no more."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for connections
+        self._listener.close()
+
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             self._strangers.acquire()
+            connection: socket.socket | None = None
             try:
                 connection, _ = self._listener.accept()
                 threading.Thread(target=self._receive, args=(connection,), daemon=True, name="receive-block").start()
             except (OSError, RuntimeError):  # a limit on files or threads, or the connection has ended
                 self._strangers.release()
-                time.sleep(ACCEPT_AGAIN_S)
+                if connection is not None:
+                    connection.close()
+                if not self._closed:
+                    time.sleep(ACCEPT_AGAIN_S)
 
     def _receive(self, connection: socket.socket) -> None:
         with connection:
@@ -139,45 +151,48 @@ class _Route:
     failures: int = 0
 
     def close(self) -> None:
-        """Use it no more for a while, the longer the more often it failed."""
+        """Do not use it for a while. Each failure doubles the time."""
         self.sender = None
         self.closed_until = time.monotonic() + min(AGAIN_S * 2 ** min(self.failures, 16), AGAIN_MOST_S)
         self.failures += 1
 
 
-class DirectBlocks:
-    """Brings blocks of other nodes to this worker, where that works. ``receiver``: makes the worker's port."""
+def _here() -> tuple[str, str]:
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
 
-    def __init__(self, hub: HubClient, receiver: Callable[[str], BlockReceiver] = BlockReceiver) -> None:
-        self._hub, self._make = hub, receiver
+
+class DirectBlocks:
+    """Brings blocks of other nodes to this worker, where that works. ``here``: tells this node's id and address."""
+
+    def __init__(self, hub: HubClient, here: Callable[[], tuple[str, str]] = _here) -> None:
+        self._hub, self._here = hub, here
         self._home: str | None = None
         self._receiver: BlockReceiver | None = None
         self._routes: dict[str, _Route] = {}
-        self._all = _Route()  # closed as long as no sender has ever reached this worker
+        self._all = _Route()  # closed for a while after a failure, if no sender has ever reached this worker
         self._lock = threading.Lock()
 
     def fetch(self, piece: Slice) -> Callable[[], pa.Table | None] | None:
-        """Ask for a slice's block. The result waits for it; None: it did not come. None: the block is on this node, or only Ray knows the
-        way."""
+        """Ask for the rows of a slice. Return a function that waits for them, and returns None if they did not come. Return None itself if
+        they must come through Ray."""
         if not piece.node:
             return None
         with self._lock:
             if self._home is None:
-                self._home, self._receiver = ray.get_runtime_context().get_node_id(), self._listen()
+                self._home, address = self._here()
+                self._receiver = _listen(address)
             if self._receiver is None or piece.node == self._home or time.monotonic() < self._all.closed_until:
                 return None
             route = self._routes.setdefault(piece.node, _Route())
             sender = self._sender(piece.node, route)
         return None if sender is None or self._receiver.full else self._ask(self._receiver, route, sender, piece)
 
-    def _listen(self) -> BlockReceiver | None:
-        # These connections are as open as Ray's own without TLS.
-        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-            return None
-        try:
-            return self._make(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        except (OSError, RuntimeError):  # such as an address that only other hosts know, or a limit on threads
-            return None
+    def close(self) -> None:
+        """Receive no more."""
+        with self._lock:
+            if self._receiver is not None:
+                self._receiver.close()
+                self._receiver = None
 
     def _sender(self, node: str, route: _Route) -> Any:
         now = time.monotonic()
@@ -195,7 +210,7 @@ class DirectBlocks:
     ) -> Callable[[], pa.Table | None] | None:
         expected = receiver.expect()
         try:
-            call = sender.send.remote([piece.ref], receiver.address, expected.ticket)
+            call = sender.send.remote([piece.ref], (piece.start, piece.stop), receiver.address, expected.ticket)
             sent: Future[None] = call.future()
         except Exception as error:  # such as of an actor that has been killed
             self._miss(receiver, route, sender, piece.node, expected, Missed(_line(error)))
@@ -203,6 +218,7 @@ class DirectBlocks:
 
         def told(sent: Future[None]) -> None:
             if (error := sent.exception()) is not None:
+                receiver.forget(expected)
                 way, tell = not isinstance(error, NoBlockError), isinstance(error, OSError)
                 expected.settle(Missed(_line(error), way, tell))
 
@@ -225,15 +241,26 @@ class DirectBlocks:
     ) -> None:
         receiver.forget(expected)
         with self._lock:
-            if not missed.way or route.sender is not sender:  # others of this sender did not come either, and closed it
+            if not missed.way or route.sender is not sender:  # an earlier failure has closed this route
                 return
             route.close()
-            if not receiver.reached:
+            if not receiver.reached and time.monotonic() >= self._all.closed_until:
                 self._all.close()
-        if missed.tell:
+        if missed.tell and not receiver.reached:
             self._hub.blocks_through_ray(node, missed.reason)
 
 
+def _listen(address: str) -> BlockReceiver | None:
+    # These connections are as open as Ray's own without TLS.
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return None
+    try:
+        return BlockReceiver(address)
+    except (OSError, RuntimeError):  # such as an address that only other hosts know, or a limit on threads
+        return None
+
+
 def _line(error: BaseException) -> str:
+    error = getattr(error, "cause", None) or error  # of an actor's
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"

@@ -70,12 +70,11 @@ def _columns(block: pa.Table, piece: Slice) -> Columns:
 
 
 class HubFeed(BlockReader):
-    """The hub as a :class:`FeedClient`. It asks for the next slices while it fetches the last ones. Blocks of other nodes come from
-    a sender there, or through Ray where that fails."""
+    """The hub as a :class:`FeedClient`. It asks for the next slices while it fetches the last ones. ``direct`` brings blocks of other
+    nodes; Ray brings those that it cannot."""
 
-    def __init__(self, hub: HubClient) -> None:
-        self._hub = hub
-        self._direct = DirectBlocks(hub)
+    def __init__(self, hub: HubClient, direct: DirectBlocks) -> None:
+        self._hub, self._direct = hub, direct
         self._asked: dict[Reach, Pending[tuple[list[Slice], bool]]] = {}
 
     def take(
@@ -96,8 +95,10 @@ class HubFeed(BlockReader):
             return super().fetch(piece)
 
         def columns() -> Columns:
-            found = block()
-            return _columns(found, piece) if found is not None else BlockReader.fetch(self, piece)()
+            if (found := block()) is None:
+                return BlockReader.fetch(self, piece)()
+            rows = piece.stop - piece.start
+            return _columns(found, piece._replace(start=0, stop=rows, first=piece.first + piece.start))
 
         return columns
 

@@ -20,8 +20,8 @@ PREFETCH_BLOCKS = 2
 """The fetched slices that wait in a line for the cutting thread."""
 
 FAR_AT_ONCE = 4
-"""The slices of other nodes that are under way at a time, at most. Ray sends a block anew that has not come after ten seconds, which a slow
-link then carries twice. So there is one at first, and more while they come soon."""
+"""The slices of other nodes that are under way at a time, at most. A block that Ray carries is sent anew if it has not come after ten
+seconds, and a slow link then carries it twice. So there is one at first, and more while they come soon."""
 
 SOON_S, LONG_S = 1.0, 3.0
 """The seconds of waiting for a slice that allow one more at a time, and those that halve their number."""

@@ -25,6 +25,7 @@ from offload.train.worker.agreement import OVERS, Heard, Mailbox, NoAgreement, O
 from offload.train.worker.batch import shown_batch
 from offload.train.worker.batch_scaling import BatchScaling
 from offload.train.worker.batches import Batches, Cutting, LocalBatch, Peers
+from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.checkpointer import Checkpointer
 from offload.train.worker.committing import Committer
 from offload.train.worker.cutting import Budget, Cut, Skipped
@@ -75,7 +76,7 @@ class Place:
     checkpoints: Checkpointer
     join: Join
     share: Callable[[torch.nn.Module], None]
-    feed: Callable[[HubClient], FeedClient] = HubFeed
+    feed: Callable[[HubClient, DirectBlocks], FeedClient] = HubFeed
     sleep: Callable[[float], None] = time.sleep
     report_every_s: float = 2.0
 
@@ -94,6 +95,7 @@ class TrainingLoop:
         self.setup, self.place = setup, place
         self.rank, self.world_size, self.device, self.talk = place.rank, place.world_size, place.device, place.talk
         self.epoch = self.rows = 0
+        self.direct = DirectBlocks(setup.hub)
         names = sorted(setup.sized)
         start = setup.hub.begin_group() if self.rank == 0 else None
         if self.talk is not None:
@@ -366,7 +368,7 @@ class TrainingLoop:
         if not training:
             self._share_buffers()
         batches = Batches(
-            self.place.feed(self.setup.hub),
+            self.place.feed(self.setup.hub, self.direct),
             key,
             peers=self.place.peers[name],
             split=self._split,
@@ -763,6 +765,7 @@ class TrainingLoop:
         """Push the last measurements."""
         self.reporter.totals = self.meter.totals()
         self.reporter.close()
+        self.direct.close()
 
 
 def _workers(ranks: Sequence[int]) -> str:

@@ -33,8 +33,8 @@ def test_a_node_whose_blocks_ray_carries_is_told_once(tmp_path: Path) -> None:
     said = [sentence(str(event["event"]), event) for event in events]
     address = ray.util.get_node_ip_address()
     assert said == [
-        f"samples of node {address} cannot be sent to the workers directly (TimeoutError: timed out): Ray carries them, for more CPU "
-        "time. A firewall may close the workers' ports"
+        f"samples of node {address} could not be sent to a worker directly (TimeoutError: timed out): Ray carries them, which takes more "
+        "CPU time. A firewall may be blocking the workers' ports"
     ]
     ray.kill(hub)
 

@@ -8,18 +8,22 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from offload.pipeline import block_stream, wire
-from offload.pipeline.block_sender import SECRET_BYTES, NoBlockError
+from offload.pipeline import block_sender, block_stream, wire
+from offload.pipeline.block_sender import SECRET_BYTES, BlockSenders, NoBlockError
 from offload.pipeline.passes import Slice
+from offload.pipeline.wire import POSITION, SAMPLE_ID
 from offload.train.worker import block_receiver
 from offload.train.worker.block_receiver import BlockReceiver, DirectBlocks, Expected, Missed
+from offload.train.worker.feed_client import HubFeed
 from tests.helpers import ROOT, eventually
 
 BLOCK = wire.encode({"x": np.arange(5000.0).reshape(50, 100)})
@@ -27,12 +31,14 @@ PIECE = Slice(None, 0, 50, 0, "away")  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def receiver() -> BlockReceiver:
-    return BlockReceiver("127.0.0.1")
+def receiver() -> Iterator[BlockReceiver]:
+    made = BlockReceiver("127.0.0.1")
+    yield made
+    made.close()
 
 
 def connect(receiver: BlockReceiver, secret: bytes) -> socket.socket:
-    connection = socket.create_connection(receiver.address)
+    connection = socket.create_connection(receiver.address, timeout=60.0)
     connection.sendall(secret)
     return connection
 
@@ -51,7 +57,6 @@ def send(receiver: BlockReceiver, expected: Expected, block: pa.Table = BLOCK) -
 
 def ended(connection: socket.socket) -> bool:
     """Wait until the other end closes the connection."""
-    connection.settimeout(60.0)
     try:
         return connection.recv(1) == b""
     except ConnectionError:
@@ -78,7 +83,7 @@ def test_a_ticket_counts_once(receiver: BlockReceiver) -> None:
 def test_strangers_get_nothing_and_disturb_nobody(receiver: BlockReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_receiver, "SECRET_S", 0.2)
     expected = receiver.expect()
-    silent = [socket.create_connection(receiver.address) for _ in range(2 * block_receiver.STRANGERS)]
+    silent = [socket.create_connection(receiver.address, timeout=60.0) for _ in range(2 * block_receiver.STRANGERS)]
     with connect(receiver, b"x" * SECRET_BYTES) as stranger:
         send(receiver, expected)
         assert expected.wait().equals(BLOCK)
@@ -156,7 +161,7 @@ class Sender:
         self.error, self.asked = error, 0
         self.send = self
 
-    def remote(self, refs: list[Any], to: tuple[str, int], ticket: tuple[bytes, bytes]) -> Told:
+    def remote(self, refs: list[Any], rows: tuple[int, int], to: tuple[str, int], ticket: tuple[bytes, bytes]) -> Told:
         self.asked += 1
         if self.error is not None:
             return Told(self.error)
@@ -165,9 +170,9 @@ class Sender:
             with socket.create_connection(to) as connection:
                 connection.sendall(ticket[0])
                 assert connection.recv(SECRET_BYTES) == ticket[1]
-                block_stream.send(connection, BLOCK)
+                block_stream.send(connection, BLOCK.slice(rows[0], rows[1] - rows[0]))
 
-        threading.Thread(target=run).start()
+        threading.Thread(target=run, daemon=True).start()
         return Told()
 
 
@@ -203,30 +208,35 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-@pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process as one of a cluster, without Ray."""
+Make = Callable[..., DirectBlocks]
 
-    class Context:
-        def get_node_id(self) -> str:
-            return "home"
 
-    monkeypatch.setattr(block_receiver.ray, "get_runtime_context", Context)
-    monkeypatch.setattr(block_receiver.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+@pytest.fixture
+def direct_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes a worker's :class:`DirectBlocks`, without Ray."""
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    made: list[DirectBlocks] = []
+
+    def make(hub: Hub, address: str = "127.0.0.1") -> DirectBlocks:
+        made.append(DirectBlocks(hub, lambda: ("home", address)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
-def test_blocks_of_this_node_and_of_unknown_ones_come_through_ray() -> None:
+def test_blocks_of_this_node_and_of_unknown_ones_come_through_ray(direct_to: Make) -> None:
     hub = Hub(Sender())
-    direct = DirectBlocks(hub)  # type: ignore[arg-type]
+    direct = direct_to(hub)
     assert direct.fetch(PIECE._replace(node="home")) is None
     assert direct.fetch(PIECE._replace(node="")) is None
     assert not hub.asked
 
 
-def test_blocks_of_other_nodes_come_from_a_sender_once_it_runs(clock: Clock) -> None:
+def test_blocks_of_other_nodes_come_from_a_sender_once_it_runs(clock: Clock, direct_to: Make) -> None:
     hub = Hub(Sender(), starts=1)
-    direct = DirectBlocks(hub)  # type: ignore[arg-type]
+    direct = direct_to(hub)
     assert direct.fetch(PIECE) is None, "it starts"
     assert direct.fetch(PIECE) is None, "it is not asked for again at once"
     clock.now += block_receiver.ASK_AGAIN_S
@@ -242,10 +252,12 @@ def outcome(coming: Any) -> Any:
     return coming()
 
 
-def test_after_a_failure_blocks_come_through_ray_for_a_while_and_longer_each_time(clock: Clock) -> None:
+def test_after_a_failure_blocks_come_through_ray_for_a_while_and_longer_each_time(
+    clock: Clock, direct_to: Make
+) -> None:
     sender = Sender()
     hub = Hub(sender)
-    direct = DirectBlocks(hub)  # type: ignore[arg-type]
+    direct = direct_to(hub)
     assert outcome(direct.fetch(PIECE)).equals(BLOCK)
     sender.error = OSError("no route to host")
     for seconds in (block_receiver.AGAIN_S, 2 * block_receiver.AGAIN_S):
@@ -261,54 +273,122 @@ def test_after_a_failure_blocks_come_through_ray_for_a_while_and_longer_each_tim
     assert outcome(direct.fetch(PIECE)) is None
     clock.now += block_receiver.AGAIN_S
     assert direct.fetch(PIECE) is not None, "a success ends the count of failures"
-    assert hub.told[0] == ("away", "OSError: no route to host")
+    assert not hub.told, "no firewall is between"
 
 
-def test_a_worker_that_nobody_ever_reached_is_tried_by_no_other_sender_for_a_while(clock: Clock) -> None:
-    direct = DirectBlocks(Hub(Sender(OSError("no route to host"))))  # type: ignore[arg-type]
+def test_a_worker_that_nobody_ever_reached_is_tried_by_no_other_sender_for_a_while(
+    clock: Clock, direct_to: Make
+) -> None:
+    hub = Hub(Sender(OSError("no route to host")))
+    direct = direct_to(hub)
     assert outcome(direct.fetch(PIECE)) is None
+    assert hub.told == [("away", "OSError: no route to host")]
     another = PIECE._replace(node="another")
     assert direct.fetch(another) is None
     clock.now += block_receiver.AGAIN_S
     assert direct.fetch(another) is not None
 
 
-def test_a_block_that_is_not_there_says_nothing_about_others(clock: Clock) -> None:
+def test_a_block_that_is_not_there_says_nothing_about_others(clock: Clock, direct_to: Make) -> None:
     sender = Sender(NoBlockError("lost"))
     hub = Hub(sender)
-    direct = DirectBlocks(hub)  # type: ignore[arg-type]
+    direct = direct_to(hub)
     assert outcome(direct.fetch(PIECE)) is None
     sender.error = None
     assert outcome(direct.fetch(PIECE)).equals(BLOCK)
     assert not hub.told
 
 
-def test_a_hub_that_cannot_start_a_sender_is_no_reason_to_fail() -> None:
+def test_a_hub_that_cannot_start_a_sender_is_no_reason_to_fail(direct_to: Make) -> None:
     class Broken(Hub):
         def sender(self, node: str) -> Told:
             raise_later = Told()
             raise_later.result = lambda: 1 / 0  # type: ignore[method-assign]
             return raise_later
 
-    assert DirectBlocks(Broken(Sender())).fetch(PIECE) is None  # type: ignore[arg-type]
+    assert direct_to(Broken(Sender())).fetch(PIECE) is None
 
 
-def test_with_tls_all_blocks_come_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_tls_all_blocks_come_through_ray(monkeypatch: pytest.MonkeyPatch, direct_to: Make) -> None:
     monkeypatch.setenv("RAY_USE_TLS", "1")
-    assert DirectBlocks(Hub(Sender())).fetch(PIECE) is None  # type: ignore[arg-type]
+    assert direct_to(Hub(Sender())).fetch(PIECE) is None
 
 
-def test_a_worker_that_cannot_listen_takes_all_blocks_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_receiver.ray.util, "get_node_ip_address", lambda: "203.0.113.1")
-    assert DirectBlocks(Hub(Sender())).fetch(PIECE) is None  # type: ignore[arg-type]
+def test_a_worker_that_cannot_listen_takes_all_blocks_through_ray(direct_to: Make) -> None:
+    assert direct_to(Hub(Sender()), "203.0.113.1").fetch(PIECE) is None
+
+
+def test_passes_of_one_worker_share_a_port(direct_to: Make) -> None:
+    direct = direct_to(Hub(Sender()))
+    ports = set()
+    for _ in range(3):
+        columns = HubFeed(Hub(Sender()), direct).fetch(PIECE._replace(start=7, stop=11))()  # type: ignore[arg-type]
+        np.testing.assert_array_equal(columns["x"], np.arange(5000.0).reshape(50, 100)[7:11])
+        assert columns[POSITION].tolist() == columns[SAMPLE_ID].tolist() == [7, 8, 9, 10]
+        assert direct._receiver is not None
+        ports.add(direct._receiver.address)
+    assert len(ports) == 1
+
+
+def test_a_receiver_that_is_closed_listens_no_more(receiver: BlockReceiver) -> None:
+    receiver.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(receiver.address, timeout=60.0)
+
+
+class Started:
+    """A sender's actor, as :class:`BlockSenders` starts it."""
+
+    def __init__(self, made: list[Started], error: BaseException | None) -> None:
+        made.append(self)
+        self.killed = False
+        self.ready = SimpleNamespace(remote=lambda: Told(error))
+
+
+A, B, C = (letter * 56 for letter in "abc")  # node ids
+
+
+def test_senders_start_once_per_node_and_end_when_their_node_makes_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Started] = []
+    nodes, error = {A, B}, None
+    senders = BlockSenders({}, lambda: nodes)
+    monkeypatch.setattr(
+        senders, "_actor", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: Started(made, error)))
+    )
+    monkeypatch.setattr(block_sender.ray, "kill", lambda actor: setattr(actor, "killed", True))
+    assert senders.of(A) is senders.of(A) is made[0]
+    assert senders.of(B) is made[1]
+    assert senders.of(C) is None, "it makes no blocks"
+    nodes = {B}
+    senders.end_unused()
+    assert [each.killed for each in made] == [True, False]
+    assert senders.of(A) is None
+    assert senders.of(B) is made[1]
+
+
+def test_a_sender_that_cannot_start_is_started_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    made: list[Started] = []
+    error: BaseException | None = OSError("no room")
+    senders = BlockSenders({}, lambda: {A})
+    monkeypatch.setattr(block_sender, "time", clock)
+    monkeypatch.setattr(
+        senders, "_actor", SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: Started(made, error)))
+    )
+    assert senders.of(A) is senders.of(A) is None
+    assert len(made) == 1
+    clock.now += block_sender.START_AGAIN_S + 1
+    error = None
+    assert senders.of(A) is made[1]
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_real_senders_send_and_die_and_blocks_come_as_long_as_their_node_is_there() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.programs.direct_blocks"], capture_output=True, text=True, timeout=900, cwd=ROOT
+        [sys.executable, "-m", "tests.programs.direct_blocks"], capture_output=True, text=True, timeout=600, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told == {"first": False, "next": [True] * 5, "restarted": 1, "lost": True}
+    assert told == {"first": False, "next": [True] * 5, "restarted": 1, "without_senders": False, "lost": True}

@@ -10,6 +10,7 @@ import pytest
 
 from offload.pipeline.passes import PassKey, Slice
 from offload.testing import Hosts, HostSpec
+from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.feed_client import HubFeed
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
 
@@ -95,7 +96,7 @@ class WaitingHub:
 
 def test_an_arrival_is_told_at_once_only_while_the_next_request_waits() -> None:
     key, hub = PassKey(attempt=1, name="train", number=0), WaitingHub()
-    feed = HubFeed(hub)  # type: ignore[arg-type]
+    feed = HubFeed(hub, DirectBlocks(hub))  # type: ignore[arg-type]
     feed.arrived(key, 0, "far", 0)
     assert hub.told == [], "there was no request yet: the next one tells it"
     assert len(feed.take(key, 0, 1, "far", arrived=0)[0]) == 1
