@@ -30,14 +30,12 @@ class ReusedMemory:
         """``size`` bytes of any content. Once nobody refers to the array or a view of it, its memory serves again."""
         with self._lock:
             fits = [each for each in self._free if size <= len(each) <= 2 * size]  # more would be wasted
-            whole = (
-                min(fits, key=len) if fits else np.empty(size + size // 8, np.uint8)
-            )  # the next may have some more rows
+            # The next block may have some more rows.
+            whole = min(fits, key=len) if fits else np.empty(size + size // 8, np.uint8)
             self._free = [each for each in self._free if each is not whole]
             self._lent_bytes += len(whole)
-        lent = np.frombuffer(
-            memoryview(whole)[:size], np.uint8
-        )  # of a slice, numpy would make `whole` the base of views
+        # Of a slice, numpy would make `whole` the base of views.
+        lent = np.frombuffer(whole.data[:size], np.uint8)
         weakref.finalize(lent, self._give_back, whole).atexit = False
         return lent
 
