@@ -5,7 +5,7 @@
 Copy this script and change what your jobs need: `Job` has fields for the number of workers, requirements, the run directory and the
 checkpoint storage. ``offload launch ray`` has an option for each.
 
-Needs ``pip install 'offload[ray]'``. With ``--dry-run`` no cluster is needed.
+Needs ``pip install '.[ray]'`` in a checkout. With ``--dry-run`` no cluster is needed.
 """
 
 import argparse

@@ -6,7 +6,8 @@
 Copy this script and change what your jobs need: `JobTemplate` has fields for inputs, tags, spot capacity, VPCs, keys and spending limits.
 ``offload launch sagemaker`` has an option for each, follows the job, and tries the next best plan if AWS lacks capacity.
 
-Needs version 2 of the SageMaker SDK (pip install 'offload[sagemaker]'). Without ``--dry-run`` the script starts the job, which costs money.
+Needs version 2 of the SageMaker SDK (``pip install '.[sagemaker]'`` in a checkout). Without ``--dry-run`` the script starts the job,
+which costs money.
 """
 
 import argparse
@@ -20,8 +21,19 @@ from offload.launch.launcher import launch
 from offload.launch.sagemaker.groups import groups_of
 from offload.launch.sagemaker.job_template import JobTemplate, job_name
 from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
-from offload.launch.sagemaker.service import Service
+from offload.launch.sagemaker.service import NoRegionError, Service
 from offload.prices import built_in
+
+
+def service_of(region: str | None, dry_run: bool) -> Service:
+    """The service of a region; where none is known, the request of ``--dry-run`` names us-east-1."""
+    try:
+        return Service(region)
+    except NoRegionError:
+        if not dry_run:
+            raise
+        print("the AWS region is unknown: the request uses us-east-1; pass --region.", file=sys.stderr)
+        return Service("us-east-1")
 
 
 def main() -> None:
@@ -36,7 +48,7 @@ def main() -> None:
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
 
-    service, catalog = Service(given.region), built_in()
+    service, catalog = service_of(given.region, given.dry_run), built_in()
     template = JobTemplate(
         script=given.script.name,
         args=for_script,
@@ -62,4 +74,4 @@ if __name__ == "__main__":
     try:
         main()
     except OffloadError as error:
-        sys.exit(f"Error: {error}")
+        sys.exit(f"Error: {error.naming({'--region'})}")

@@ -1,6 +1,6 @@
 """Start the job of ``offload launch sagemaker`` through the ``ModelTrainer`` of version 3 of the SageMaker SDK.
 
-    pip install offload boto3 'sagemaker>=3,<4'
+    pip install . boto3 'sagemaker>=3,<4'       # in a checkout
     python launchers/sagemaker_model_trainer.py examples/vit_blur.py --gpu ml.g5.xlarge:1 --cpu ml.c5.4xlarge:1 \\
         --role arn:aws:iam::123456789012:role/training --bucket my-bucket --image-uri URI --dry-run -- --epochs 3
 
@@ -19,12 +19,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import boto3
+
 from offload.errors import OffloadError
 from offload.launch.sagemaker.groups import groups_of
 from offload.launch.sagemaker.job import CHECKPOINTS, Job
 from offload.launch.sagemaker.job_template import JobTemplate, channel_of, job_name
 from offload.launch.sagemaker.launch import prepare
-from offload.launch.sagemaker.service import Service
+from offload.launch.sagemaker.service import NoRegionError, Service
 from offload.launch.sagemaker.submit import upload
 from offload.prices import built_in
 
@@ -90,6 +92,17 @@ def model_trainer(job: Job, boto_session: Any) -> Any:
     )
 
 
+def service_of(region: str | None, dry_run: bool) -> Service:
+    """The service of a region; where none is known, the request of ``--dry-run`` names us-east-1."""
+    try:
+        return Service(region)
+    except NoRegionError:
+        if not dry_run:
+            raise
+        print("the AWS region is unknown: the request uses us-east-1; pass --region.", file=sys.stderr)
+        return Service("us-east-1")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script", type=Path)
@@ -102,7 +115,7 @@ def main() -> None:
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
 
-    service = Service(given.region)
+    service = service_of(given.region, given.dry_run)
     template = JobTemplate(
         script=given.script.name,
         args=for_script,
@@ -118,7 +131,7 @@ def main() -> None:
     for note in prepared.notes:
         print(note, file=sys.stderr)
     submission = prepared.jobs[0]
-    trainer = model_trainer(submission.job, service.session)
+    trainer = model_trainer(submission.job, boto3.Session(region_name=service.region))  # the SDK takes its region
     if given.dry_run:
         print(json.dumps(trainer._create_training_job_args(boto3=True), indent=2, default=str))
         return
@@ -130,4 +143,4 @@ if __name__ == "__main__":
     try:
         main()
     except OffloadError as error:
-        sys.exit(f"Error: {error}")
+        sys.exit(f"Error: {error.naming({'--region'})}")

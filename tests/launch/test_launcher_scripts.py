@@ -40,13 +40,18 @@ def test_the_cluster_files_are_what_emit_prints(name: str) -> None:
     )
 
 
-def printed(script: str, *arguments: str, home: Path) -> dict[str, object]:
-    """The request that a script prints under --dry-run, without credentials and without a network."""
-    done = subprocess.run(
+def started(script: str, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """A script that ran without credentials, without an AWS configuration and without a network."""
+    return subprocess.run(
         [sys.executable, str(LAUNCHERS / script), *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"},
     )  # fmt: skip
+
+
+def printed(script: str, *arguments: str, home: Path) -> dict[str, object]:
+    """The request that a script prints under --dry-run."""
+    done = started(script, *arguments, home=home)
     assert done.returncode == 0, done.stderr
     document: dict[str, object] = json.loads(done.stdout)
     return document
@@ -66,6 +71,21 @@ def test_the_estimator_script_prints_the_request_of_the_command(tmp_path: Path) 
     )
     unique = re.compile(r"source-[0-9a-f]{8}")
     assert unique.sub("", json.dumps(document)) == unique.sub("", json.dumps(json.loads(done.stdout)))
+
+
+@pytest.mark.parametrize("script", ["sagemaker_estimator.py", "sagemaker_model_trainer.py"])
+def test_a_script_needs_a_region_except_for_a_dry_run(tmp_path: Path, script: str) -> None:
+    arguments = [
+        "examples/vit_blur.py", "--gpu", "ml.g5.xlarge:1", "--bucket", "my-bucket", "--image-uri", "URI",
+        "--role", "arn:aws:iam::123456789012:role/training",
+    ]  # fmt: skip
+    done = started(script, *arguments, home=tmp_path)
+    assert done.returncode == 1
+    assert "the AWS region is unknown: pass, for example, --region us-east-1, or set" in done.stderr
+    dry = started(script, *arguments, "--dry-run", home=tmp_path)
+    assert "the AWS region is unknown: the request uses us-east-1" in dry.stderr
+    if script == "sagemaker_estimator.py":  # the other one needs version 3 of the SDK
+        assert json.loads(dry.stdout)["AlgorithmSpecification"]["TrainingImage"] == "URI"
 
 
 def test_the_ray_script_prints_what_would_be_submitted(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ NEEDED = (
     ("pyarrow", "pyarrow"),
     ("fsspec", "fsspec"),
     ("psutil", "psutil"),
+    ("platformdirs", "platformdirs"),
     ("click", "click"),
     ("rich", "rich"),
     ("jinja2", "jinja2"),

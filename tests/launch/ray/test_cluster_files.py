@@ -381,6 +381,20 @@ def test_listed_hosts_stand_in_the_file_the_first_as_head() -> None:
     assert config["provider"] == {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["gpu-2.example", "10.0.0.3"]}
 
 
+def test_hosts_of_ones_own_get_the_dashboard_through_which_jobs_come() -> None:
+    text = RENDER["hosts"](plan_of(SHAPE)).text()
+    assert "pip install --no-cache-dir 'ray[data,default,train]==2.60.0' torch==2.15.0" in text
+
+
+def test_a_job_needs_offload_in_its_image() -> None:
+    def head(job: str | None) -> str:
+        file = kuberay.cluster_file(plan_of(SHAPE), SOFTWARE, cluster="train", image="registry/mine:1", job=job)
+        return file.text().partition("\n\n")[0]
+
+    assert "pip install ./offload" in head("offload run /app/train.py")
+    assert "pip install ./offload" not in head(None)  # a job that is submitted ships offload
+
+
 @pytest.mark.parametrize("has_gpus", [True, False])
 def test_a_host_says_which_of_the_planned_types_it_is(tmp_path: Path, has_gpus: bool) -> None:
     """The command that starts Ray, run by a shell, with stand-ins for the two programs that it calls."""

@@ -106,7 +106,11 @@ def _head(planned: Planned, software: Software, cluster: str, head: str, on_head
         cluster,
         " if such nodes were rented",
         {
-            "Before": [make_token(cluster), f"on all hosts Python {major}.{minor} and", software.pip_install],
+            "Before": [
+                make_token(cluster),
+                f"on all hosts Python {major}.{minor} and",
+                software.pip_install_with_dashboard,
+            ],
             "Up": ["ray up -y cluster.yaml"],
             "Or by hand": [
                 f"the token as {token_folder(cluster)}/{TOKEN_FILE} on all hosts (mode 600), then on {head}",

@@ -49,6 +49,11 @@ _JOB = (
     "the loss of workers, and its checkpoints are at its --storage-path. The cluster ends with the command."
 )
 
+_FOR_JOB = (
+    "the script in the image, or on a volume that you add to the head's pod; and offload itself in the image, for all pods:",
+    "    COPY a checkout as ./offload, and RUN pip install ./offload",
+)
+
 
 def cluster_file(
     planned: Planned, software: Software, *, cluster: str, image: str | None, job: str | None = None
@@ -83,7 +88,7 @@ def _head(planned: Planned, software: Software, cluster: str, *, own_image: bool
     before = [
         f"the KubeRay operator, {OPERATOR} or later, and NVIDIA's device plugin",
         *([] if own_image else image),
-        *(["the script in that image, or on a volume that you add to the head's pod"] if job else []),
+        *(_FOR_JOB if job else []),
     ]
     return head_of(
         "kuberay",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
+
+from packaging.requirements import Requirement
 
 from offload.launch.requirements import IN_IMAGE, requirements
 
@@ -26,7 +29,12 @@ class Software:
     @property
     def pip_install(self) -> str:
         """The shell command that installs the requirements."""
-        return f"pip install --no-cache-dir {' '.join(map(_quoted, self.requirements))}"
+        return _pip_install(self.requirements)
+
+    @property
+    def pip_install_with_dashboard(self) -> str:
+        """The same where Ray's own image, which has the dashboard, is not used. Jobs come through the dashboard."""
+        return _pip_install(map(_with_dashboard, self.requirements))
 
 
 def installed() -> Software:
@@ -38,6 +46,18 @@ def installed() -> Software:
         python=(sys.version_info.major, sys.version_info.minor),
         requirements=(*requirements(), *torch),
     )
+
+
+def _pip_install(requirements: Iterable[str]) -> str:
+    return f"pip install --no-cache-dir {' '.join(map(_quoted, requirements))}"
+
+
+def _with_dashboard(requirement: str) -> str:
+    found = Requirement(requirement)
+    if found.name != "ray":
+        return requirement
+    found.extras.add("default")
+    return str(found)
 
 
 def _quoted(requirement: str) -> str:
