@@ -1,7 +1,7 @@
 """The smallest complete program: a folder of JPEGs, an augmentation that runs on every CPU, a training loop that stays yours.
 
-python examples/quickstart.py                       # generates a small data set and trains on it
-offload run examples/quickstart.py -- DATA/train    # or on your own: DATA/train/<class>/<name>.jpg, of 96 pixels or more
+python examples/quickstart.py    # generates a small data set and trains on it; or on your own:
+offload run examples/quickstart.py --run-dir runs/mine -- DATA/train    # DATA/train/<class>/<name>.jpg, of 96 pixels or more
 """
 
 import sys

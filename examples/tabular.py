@@ -1,7 +1,7 @@
 """Rows of a table, joined with a second one, filtered and normalised on every CPU while a model trains on them.
 
-python examples/tabular.py                       # generates two small tables and trains on them
-offload run examples/tabular.py -- DATA          # or on your own: DATA/visits/*.parquet and DATA/users/*.parquet
+python examples/tabular.py    # generates two small tables and trains on them; or on your own:
+offload run examples/tabular.py --run-dir runs/mine -- DATA    # DATA/visits/*.parquet and DATA/users/*.parquet
 """
 
 import logging

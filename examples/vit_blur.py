@@ -3,8 +3,8 @@
 The workload comes from a published experiment on SageMaker heterogeneous clusters, which compares one ml.g5.xlarge with the same
 instance plus an ml.c5.4xlarge. It has two variants:
 
-    offload run examples/vit_blur.py --               # as published: ships float32 images, 602 kB each
-    offload run examples/vit_blur.py -- --uint8       # as offload recommends: ships uint8 images, 151 kB each
+    offload run examples/vit_blur.py                                   # as published: ships float32 images, 602 kB each
+    offload run examples/vit_blur.py --run-dir runs/mine -- --uint8    # as offload recommends: ships uint8 images, 151 kB each
 
 ``--depth`` and ``--samples`` make the workload small enough for a machine without a GPU.
 """

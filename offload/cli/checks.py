@@ -271,6 +271,14 @@ def check_cluster(
         return fail(
             "no cluster known here", "give --address HOST:PORT or set RAY_ADDRESS; or start one: ray start --head"
         )
+    if "://" in address:  # Ray's client, or a dashboard: no run joins through them
+        rest = address.partition("://")[2].split("/")[0]
+        host = rest.rpartition(":")[0] or rest or "HOST"
+        return fail(
+            f"{address!r} is not HOST:PORT",
+            f"give the head's address as HOST:PORT, e.g. --address {host}:6379, on one of the cluster's nodes; from elsewhere, "
+            "offload launch ray sends a training there",
+        )
     target = _host_and_port(address)
     if target is None:
         return fail(
@@ -296,7 +304,7 @@ def check_cluster(
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         return None
     return host.strip("[]"), int(port)

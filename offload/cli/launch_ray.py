@@ -33,13 +33,14 @@ OF_A_JOB = {"status_of": ("address", "as_json"), "stop_job": ("address", "as_jso
     help="Address of the cluster's dashboard, such as http://head:8265.",
 )  # fmt: skip
 @click.option("--working-dir", type=FILE, help="The folder to upload (default: the script's).")
-@click.option("--name", help="Name of the run, and with the time, of the job (default: the script's).")
+@click.option("--name", help="Name of the run (default: the script's). The job's id is this name and the time.")
 @click.option("--max-workers", type=int, metavar="N", help="The most workers, instead of the script's setting.")
 @click.option("--cpus-per-worker", type=float, metavar="N", help="CPUs that each worker reserves.")
 @click.option("--gpus-per-worker", type=float, metavar="N", help="GPUs that each worker reserves.")
 @click.option("--requirements", type=FILE, help="pip requirements to install on the nodes for this job.")
 @click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="Variable of the job's processes. No secrets: all can see it.",
+    "--env", "environment", multiple=True, metavar="NAME=VALUE",
+    help="Variable of the job's processes. Pass no secrets: everyone with access to the dashboard can see them.",
 )  # fmt: skip
 @click.option("--run-dir", help="Run directory on the cluster's head (default: ~/offload-runs/USER/NAME).")
 @click.option(

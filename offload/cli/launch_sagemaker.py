@@ -136,7 +136,7 @@ POSITIVE = Positive()
 @click.option("--volume-gib", type=int, default=50, show_default=True, help="Disk size of each instance.")
 @click.option(
     "--hosts-deadline", type=POSITIVE, default=600.0, show_default=True, metavar="SECONDS",
-    help="How long running instances wait for the others.",
+    help="The time that started instances wait for the others.",
 )  # fmt: skip
 @click.option("--catalog", "catalog_path", type=FILE, help="TOML file with more instance types, or other prices.")
 @click.option(

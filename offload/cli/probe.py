@@ -76,7 +76,7 @@ def probe(
     and writes nothing.
 
     With --loader NAME, SCRIPT is any program that iterates over an offload.DataLoader. The probe runs it, drains the loader,
-    replays some of its batches, and ends the program inside its loop. What the program writes before its loop, it writes.
+    replays some of its batches, and ends the program inside its loop. Files that the program itself writes before its loop stay.
 
     With --apply, the probe also runs samples of the data set with the classes of offload.transforms in place of torchvision's. It
     prints the core-ms before and after, how far the outputs differ, the predicted input ceiling, and a diff of SCRIPT and of the modules

@@ -293,6 +293,14 @@ def test_bad_address(address: str) -> None:
     assert check_cluster(address).status == "fail"
 
 
+@pytest.mark.parametrize("address", ["ray://head:10001", "ray://head", "http://head:8265"])
+def test_an_address_that_no_run_takes_is_refused(address: str) -> None:
+    check = check_cluster(address, answer={"ray": "2.60.0", "nodes": 3, "cpus": 24.0, "gpus": 2.0})
+    assert check.status == "fail"
+    assert "--address head:6379" in check.remedy
+    assert "offload launch ray" in check.remedy
+
+
 def test_cluster_that_accepts_and_then_says_nothing() -> None:
     check = check_cluster("head:6379", answer="no answer within 60 s")
     assert check.status == "fail"

@@ -19,14 +19,15 @@ RAISED = (
 
 
 def template(node: ast.expr) -> str:
-    """The text that an expression makes, with ``…`` for what is known only later. ``argument("name", ...)`` is the name."""
+    """The text that an expression makes, with ``…`` for what is known only later. ``argument("name")`` is the name, and
+    ``argument("name", value)`` is ``name=…``, as in Python."""
     match node:
         case ast.Constant(value=value):
             return str(value)
         case ast.JoinedStr(values=values):
             return "".join(map(template, values))
-        case ast.FormattedValue(value=ast.Call(func=ast.Name(id="argument"), args=[ast.Constant(value=name), *_])):
-            return str(name)
+        case ast.FormattedValue(value=ast.Call(func=ast.Name(id="argument"), args=[ast.Constant(value=name), *value])):
+            return f"{name}=…" if value else str(name)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return template(left) + template(right)
     return "…"

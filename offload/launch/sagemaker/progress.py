@@ -65,7 +65,7 @@ class ProgressLines:
 def progress_line(values: Mapping[str, Any]) -> str:
     """Format one interval of ``metrics.jsonl``::
 
-    offload: epoch=0 step=1200 samples/s=84.5 stall=0.020 goodput=81.3 loss=2.31 workers=2 batch=64
+    offload: epoch=0 step=1200 samples/s=84.5 stall=0.02 goodput=81.3 loss=2.31 workers=2 batch=64
     """
     found = {
         "epoch": values["epoch"],
