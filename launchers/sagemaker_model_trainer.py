@@ -8,8 +8,9 @@ The launcher checks everything, makes the bundle and uploads it; ModelTrainer se
 image's own training toolkit fetches the bundle that the hyperparameters name. Without ``--dry-run`` the script starts the job, which
 costs money.
 
-Where it stops: version 3.27 sent this request to an emulated service, never to AWS. ModelTrainer adds the time to the job's name, asks
-AWS whether the role suffices, and cannot switch the service's profiler off. It sends no entrypoint, so a stop does not reach the script.
+Where it stops: version 3.27 sent this request to an emulated service, never to AWS. ModelTrainer adds the time to the job's name,
+asks AWS whether the role suffices (so ``--dry-run`` needs credentials), and cannot switch the service's profiler off. It sends no
+entrypoint, so a stop does not reach the script.
 """
 
 import argparse

@@ -27,7 +27,7 @@ def template(node: ast.expr) -> str:
         case ast.JoinedStr(values=values):
             return "".join(map(template, values))
         case ast.FormattedValue(value=ast.Call(func=ast.Name(id="argument"), args=[ast.Constant(value=name), *value])):
-            return f"{name}=…" if value else str(name)
+            return str(name) + ("=…" if value else "")
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return template(left) + template(right)
     return "…"
