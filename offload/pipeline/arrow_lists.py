@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 def as_arrays(lists: pa.Array) -> list[NDArray[Any]] | None:
     """An array for each list, or for each list of lists of one length. The arrays can be written to.
 
-    None for lists of other things, for missing lists or numbers, and for lists whose own lists differ in length.
+    A missing float is NaN. None for lists of other things, for missing lists, for other missing numbers, and for lists whose own lists differ
+    in length.
     """
     kind = lists.type
     fixed = pa.types.is_fixed_size_list(kind)
@@ -24,7 +25,7 @@ def as_arrays(lists: pa.Array) -> list[NDArray[Any]] | None:
     places = list(itertools.pairwise(ends.tolist()))
     of = inner.type
     if pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_boolean(of):
-        if inner.null_count:
+        if inner.null_count and not pa.types.is_floating(of):
             return None
         numbers = np.array(inner.to_numpy(zero_copy_only=False))  # a copy: those of Arrow cannot be written to
         return [numbers[start:stop] for start, stop in places]

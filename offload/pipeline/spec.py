@@ -230,9 +230,13 @@ def parquet(
 ) -> Pipeline:
     """Parquet files: one file, or all files below a folder.
 
-    A sample is a row: a dict with a value for each column, None where its file lacks a column of the others. Folders named ``KEY=VALUE``
-    below the given one are columns too (Hive partitions): int64 if all their values are whole numbers, text otherwise. Other folders
-    whose names begin with ``_``, such as Delta's ``_delta_log``, are left out. Shuffling reorders row groups, and rows within each.
+    A sample is a row: a dict with a value for each column. A missing float is NaN, as in pandas. Any other missing value is None. A column
+    of integers or bools is an array where none is missing, and a list otherwise: fill it in the transform, or write floats. Where a file lacks a column of
+    the others, its values are missing.
+
+    Folders named ``KEY=VALUE`` below the given one are columns too (Hive partitions): int64 if all their values are whole numbers, text
+    otherwise. Other folders whose names begin with ``_``, such as Delta's ``_delta_log``, are left out. Shuffling reorders row groups, and
+    rows within each.
 
     Args:
         path: a local file or folder, ``s3://...``, or any path that pyarrow or fsspec opens.

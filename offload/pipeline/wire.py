@@ -272,10 +272,18 @@ def _decode(name: str, column: pa.ChunkedArray, foreign: bool) -> Column:
             raise RunError(
                 f"column {name!r} holds objects that cannot be loaded in a worker: {first_line(error)}. Return {_PLAIN}."
             ) from None
-    if pa.types.is_primitive(array.type) and array.null_count == 0 and not pa.types.is_time(array.type):
+    if is_whole(array) and not pa.types.is_time(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
     lists = as_arrays(array)
     return list(array.to_pylist()) if lists is None else lists
+
+
+def is_whole(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether NumPy has a value for each row of a column of numbers or times. A missing float is NaN, whichever rows a chunk holds: pandas
+    writes NaN as missing. NumPy has no missing integer and no missing bool."""
+    return bool(pa.types.is_primitive(column.type)) and (
+        column.null_count == 0 or bool(pa.types.is_floating(column.type))
+    )
 
 
 def first_line(error: BaseException) -> str:

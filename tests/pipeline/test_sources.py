@@ -26,6 +26,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ray.data.block import BlockAccessor
 
 from benchmarks.s3_server import BUCKET, Server, slow_s3
 from offload.errors import ConfigError, RunError
@@ -854,6 +855,35 @@ def test_files_whose_columns_differ_in_type(tmp_path: Path, case: str) -> None:
         assert all(np.all((got == value) | (got != got)) for got, value in zip(column, want, strict=True))
 
 
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_missing_float_is_nan_as_ray_data_reads_it(tmp_path: Path, kind: pa.DataType, begun: bool) -> None:
+    """The type of a column must not depend on the rows of a chunk."""
+    ages = pa.array([np.float16(1), None, np.float16(3), np.float16(4)], pa.float16()).cast(kind)
+    table = pa.table({"age": ages, "box": [[1.0, None], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]})
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=2)
+    pq.write_table(pa.table({"other": [1, 2]}), tmp_path / "1.parquet")
+    index = list_parquet(tmp_path)
+    if begun:  # the rows of a row group are taken at once
+        index.reader.begin(index.table, 0)
+    lacked = index.reader.read(index.table.take(pa.array([4, 5]))).columns["age"]
+    assert (lacked.dtype, np.isnan(lacked).tolist()) == (kind.to_pandas_dtype(), [True, True])
+    for rows in ([0, 1], [2, 3], [1, 2], [3]):
+        found = index.reader.read(index.table.take(pa.array(rows))).columns
+        want = BlockAccessor.for_block(table.take(pa.array(rows))).to_numpy(["age", "box"])
+        assert found["age"].dtype == want["age"].dtype == kind.to_pandas_dtype()
+        np.testing.assert_array_equal(found["age"], want["age"])
+        np.testing.assert_array_equal(found["box"], np.stack(want["box"]))
+
+
+def test_a_missing_integer_or_bool_is_none(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1, None, 3], "flag": [True, None, False]}), tmp_path / "0.parquet")
+    index = list_parquet(tmp_path)
+    found = read(index).columns
+    assert (found["n"], found["flag"]) == ([1, None, 3], [True, None, False])
+    assert [column.dtype for column in read(index, [0, 2]).columns.values()] == [np.int64, np.bool_]
+
+
 @pytest.fixture
 def hive(tmp_path: Path) -> Path:
     """Folders as Spark writes them: a number, a name with an escaped slash, and a missing value."""
@@ -904,20 +934,21 @@ def write_without(folder: Path) -> dict[str, list[Any]]:
     arrays = list(tensor.to_numpy_ndarray())
     return {
         "id": [0, 1, 2, 3, 4],
-        "n": [None, None, 5, 6, 7.5],
+        "n": [np.nan, np.nan, 5, 6, 7.5],
         "kind": [None, None, "a", "b", None],
         "t": [None, None, *arrays, None],
     }
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [0, 1], [4], [3, 0], [2]])
-def test_a_column_that_some_files_lack_holds_none_there(tmp_path: Path, rows: list[int]) -> None:
+def test_a_column_that_some_files_lack_holds_nan_or_none_there(tmp_path: Path, rows: list[int]) -> None:
     want = write_without(tmp_path)
     for columns in (None, ["id", "t"], ["kind"], ["n"]):
         found = read(list_parquet(tmp_path, columns=columns), rows).columns
         assert sorted(found) == sorted(columns or want), "whichever file's rows these are"
         for name, column in found.items():
-            assert all(np.array_equal(got, want[name][row]) for got, row in zip(column, rows, strict=True))
+            nan = {"equal_nan": True} if name == "n" else {}
+            assert all(np.array_equal(got, want[name][row], **nan) for got, row in zip(column, rows, strict=True))
     assert "0.parquet' has no column 'm'; its columns are id." in refusal(list_parquet, tmp_path, columns=["n", "m"])
     assert "0.parquet' has no column 'n'" in refusal(list_parquet, tmp_path, images=["n"])
 

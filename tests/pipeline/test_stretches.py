@@ -70,17 +70,19 @@ def test_a_row_group_is_read_once_for_all_calls_of_its_stretch() -> None:
 
 
 def test_what_a_transform_writes_is_not_in_later_calls() -> None:
-    """Arrow unpacks booleans and dates to arrays that can be written to, unlike other numbers."""
-    flags, days = [True] * ROWS, pa.array([3] * ROWS, pa.date32())
-    table = pa.table({"flag": flags, "day": days, "list": pa.array([[1.0]] * ROWS)})
+    """Arrow makes arrays that can be written to of booleans, of dates, and of floats some of which are missing."""
+    flags, days, ages = [True] * ROWS, pa.array([3] * ROWS, pa.date32()), [1.0] * (ROWS - 1) + [None]
+    table = pa.table({"flag": flags, "day": days, "age": ages, "list": pa.array([[1.0]] * ROWS)})
     held = Stretches([(1, np.arange(ROWS))])
     for _ in range(2):
         found: dict[str, Any] = columns_of([held.rows(1, np.arange(2, 6), lambda: table)])
         assert found["flag"].all()
         assert found["day"][0] == np.datetime64("1970-01-04")
+        assert found["age"].tolist() == [1.0] * 4
         assert found["list"].tolist() == [[1.0]] * 4
         found["flag"][:] = False
         found["day"][:] = np.datetime64("2026-01-01")
+        found["age"][:] = 0
         found["list"][:] = 0
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offload.pipeline.wire import Column, Columns, decode, stack_lists
+from offload.pipeline.wire import Column, Columns, decode, is_whole, stack_lists
 
 MOST_BYTES = 16 << 20
 """The largest row group whose rows are taken at once. The copy of a larger one would fit in no cache, and take much memory."""
@@ -76,7 +76,7 @@ class Rows:
         self._table, self._start = table, start
         self._count = table.num_rows if count is None else count
         if arrays is None:
-            whole = [name for name in table.column_names if _is_plain(table.column(name))]
+            whole = [name for name in table.column_names if is_whole(table.column(name))]
             arrays = decode(table.select(whole), foreign=True)
         self._arrays = arrays
 
@@ -108,12 +108,9 @@ def columns_of(pieces: Sequence[Rows]) -> Columns:
 
 
 def _unshared(column: Column) -> Column:
-    """A copy of what can be written to, since later calls need it as it is: Arrow unpacks booleans and dates to such arrays."""
+    """A copy of what can be written to, since later calls need it as it is. Arrow makes such arrays of booleans, of dates, and of floats
+    some of which are missing."""
     return column.copy() if isinstance(column, np.ndarray) and column.flags.writeable else column
-
-
-def _is_plain(column: pa.ChunkedArray) -> bool:
-    return bool(pa.types.is_primitive(column.type)) and column.null_count == 0
 
 
 def _listed(table: pa.Table) -> Columns:
