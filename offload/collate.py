@@ -10,6 +10,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
@@ -30,12 +31,33 @@ class _Collate:
         if max_tokens is not None:
             max_tokens = check_count(f"{name}: max_tokens", max_tokens, least=1, sane="such as 4096")
         self.max_tokens = max_tokens
-        self._length = length
+        self._name, self._length = name, length
 
     def tokens(self, sample: Any) -> int:
-        """The number of a sample's tokens: the length of its first value, or of the one that ``length`` names."""
-        value = _value(sample, self._length) if self._length is not None else _first(sample)
-        return int(torch.as_tensor(value).shape[0])
+        """The number of a sample's tokens: the length of the value that ``length`` names, or else of the first that is neither text nor
+        a single number.
+
+        Raises RunError if that value is no array of numbers.
+        """
+        if self._length is not None:
+            return self._counted(sample, self._length, _value(sample, self._length))
+        for name, value in _values(sample):
+            if not _is_single(value):
+                return self._counted(sample, name, value)
+        raise RunError(
+            f"{self._name} counts the tokens of a sample by its first array of numbers, and a sample has none: {shown(sample)}. Return "
+            "one from the data set or its transform, such as the text's token ids."
+        )
+
+    def _counted(self, sample: Any, name: Any, value: Any) -> int:
+        if (length := _length_of(value)) is not None:
+            return length
+        # Another array may be the wrong one: where this value is missing in some samples only, batches would count different columns.
+        others = [key for key, other in _values(sample) if not _is_single(other) and _length_of(other) is not None]
+        raise RunError(
+            f"{self._name} counts the tokens of a sample by its {_named(name)}, which holds {shown(value)}: that has no length of tokens. "
+            f"Name the column of tokens: {self._name}(length={[*others, 'input_ids'][0]!r}, ...)."
+        )
 
 
 class pad(_Collate):  # used like a function
@@ -51,7 +73,7 @@ class pad(_Collate):  # used like a function
         mask: the name of the mask's column; None leaves it out.
         multiple_of: round lengths up to a multiple of this.
         max_tokens: the most tokens of a batch, before padding.
-        length: the column whose length counts as the number of tokens; None: the first.
+        length: the column whose length counts as the number of tokens; None: the first that is neither text nor a single number.
 
     Example::
 
@@ -128,7 +150,7 @@ class pack(_Collate):
 
     Args:
         max_tokens: the most tokens of a batch.
-        length: the column whose length counts as the number of tokens; None: the first.
+        length: the column whose length counts as the number of tokens; None: the first that is neither text nor a single number.
 
     Example::
 
@@ -157,7 +179,7 @@ class nest(_Collate):
 
     Args:
         max_tokens: the most tokens of a batch.
-        length: the column whose length counts as the number of tokens; None: the first.
+        length: the column whose length counts as the number of tokens; None: the first that is neither text nor a single number.
 
     Raises ConfigError for invalid arguments.
     """
@@ -180,7 +202,7 @@ class lists(_Collate):
 
     Args:
         max_tokens: the most tokens of a batch.
-        length: the column whose length counts as the number of tokens; None: the first.
+        length: the column whose length counts as the number of tokens; None: the first that is neither text nor a single number.
 
     Raises ConfigError for invalid arguments.
     """
@@ -237,10 +259,29 @@ def _value(sample: Any, name: Any) -> Any:
         ) from None
 
 
-def _first(sample: Any) -> Any:
+def _values(sample: Any) -> list[tuple[Any, Any]]:
+    """The values of a sample with their names, or with their places."""
     if isinstance(sample, Mapping):
-        return next(iter(sample.values()))
-    return sample[0] if isinstance(sample, tuple | list) else sample
+        return list(sample.items())
+    return list(enumerate(sample)) if isinstance(sample, tuple | list) else [(0, sample)]
+
+
+def _is_single(value: Any) -> bool:
+    """Whether the value is text or one number, as ids and labels are: never a sequence of tokens, in any sample."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.ndim == 0
+    return isinstance(value, str | bytes | bool | int | float | np.generic)
+
+
+def _length_of(value: Any) -> int | None:
+    """The length of an array of numbers; None for anything else."""
+    if _is_single(value):
+        return None
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return int(tensor.shape[0]) if tensor.ndim else None
 
 
 def _named(name: Any) -> str:

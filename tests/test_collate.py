@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -105,6 +106,52 @@ def test_they_work_with_torchs_own_loader() -> None:
 def test_bad_arguments_are_named(make: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
         make()
+
+
+ROWS = [{"id": 7, "text": "a b", "score": torch.tensor(0.5), "ids": list(range(n)), "box": [1.0] * 4} for n in (2, 3)]
+"""As Hugging Face's data sets give them: ids, text and labels come before the tokens."""
+
+
+@pytest.mark.parametrize("make", [collate.pad, collate.pack, collate.nest, collate.lists])
+def test_tokens_are_those_of_the_first_array_of_numbers(make: Any) -> None:
+    function = make(max_tokens=5)
+    assert [function.tokens(row) for row in ROWS] == [2, 3]
+    assert function.tokens(tuple(ROWS[0].values())) == 2
+    assert function.tokens([7, np.int64(8), np.array(1.5), b"a", np.arange(6)]) == 6
+    assert make(length="box").tokens(ROWS[0]) == 4
+    function(ROWS)
+
+
+def test_pack_takes_rows_that_begin_with_text() -> None:
+    batch = collate.pack()([{name: row[name] for name in ("text", "id", "ids")} for row in ROWS])
+    assert (batch["text"], batch["id"].tolist()) == (["a b"] * 2, [7, 7])
+    assert (batch["ids"].tolist(), batch["cu_seqlens"].tolist()) == ([0, 1, 0, 1, 2], [0, 2, 5])
+
+
+@pytest.mark.parametrize("make", [collate.pad, collate.pack, collate.nest, collate.lists])
+def test_what_has_no_length_of_tokens_is_named_with_a_column_that_has(make: Any) -> None:
+    name = make.__name__
+
+    def said(sample: Any, **options: Any) -> str:
+        with pytest.raises(RunError) as caught:
+            make(max_tokens=9, **options).tokens(sample)
+        return str(caught.value)
+
+    assert said(ROWS[0], length="text") == (
+        f"{name} counts the tokens of a sample by its column 'text', which holds 'a b': that has no length of tokens. Name the column "
+        f"of tokens: {name}(length='ids', ...)."
+    )
+    # Missing in some samples only, it must not make the batch count different columns.
+    assert "column 'caption', which holds nothing: that has no length" in said({"caption": None, "ids": [1]})
+    assert (
+        f"value 0, which holds ['a', 'b']: that has no length of tokens. Name the column of tokens: {name}(length=1"
+        in said((["a", "b"], [1, 2]))
+    )
+    assert f"{name}(length='input_ids', ...)" in said({"meta": {"a": 1}})
+    assert said({"text": "a b", "label": 3}).startswith(
+        f"{name} counts the tokens of a sample by its first array of numbers, and a sample has none: {{'text': 'a b', 'label': 3}}. Return"
+    )
+    assert "has none: 'a b'" in said("a b")
 
 
 def test_what_cannot_be_padded_or_counted_is_named() -> None:
