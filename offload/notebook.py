@@ -127,7 +127,7 @@ def probe(
         name: the workload's name in the profile.
         seconds: the time for measuring, at least 5, besides the start of Ray; about a minute by default. Less time gives wider ranges.
         address: a Ray cluster (``"auto"``, ``"host:port"``); by default ``RAY_ADDRESS``, or else one on this machine.
-        core_speed: the speed of this machine's cores, all of them busy, relative to an ml.c5 vCPU.
+        core_speed: the speed of this machine's cores, all of them busy, relative to an ml.c5 vCPU: 0.01 to 100.
         quiet: whether to hide the progress bar.
 
     Raises:
@@ -140,7 +140,7 @@ def probe(
         raise ConfigError(f"trainer must be an offload.Trainer, found {shown(trainer)}.")
     if seconds is not None:
         check_number("seconds", seconds, least=LEAST_S, most=3600.0, sane="such as 20")
-    check_number("core_speed", core_speed, least=1e-4, most=1e4, sane="1 is an ml.c5 vCPU")
+    check_number("core_speed", core_speed, least=0.01, most=100.0, sane="1 is an ml.c5 vCPU")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     measured = {"at": now, "core_speed": core_speed, **profile_age.facts(None)}
     known = {"workload": check_text("name", name, sane='such as "blur"'), "measured": measured}

@@ -13,7 +13,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from offload import ConfigError, notebook
+from offload import ConfigError, Trainer, notebook
 from offload.model.plans import Plan
 from tests.helpers import ROOT
 from tests.model.test_profile import WHOLE
@@ -85,6 +85,13 @@ def test_the_tour(tmp_path: Path) -> None:
 def test_bad_arguments_are_named(call: Callable[[], Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         call()
+
+
+@pytest.mark.parametrize(("speed", "said"), [(0.005, "must be at least 0.01"), (200, "must be at most 100")])
+def test_a_core_speed_that_no_profile_may_hold_is_refused_before_anything_is_measured(speed: float, said: str) -> None:
+    trainer = Trainer(print, datasets={"train": [1, 2]}, batch_size=1)
+    with pytest.raises(ConfigError, match=f"core_speed {said}"):
+        notebook.probe(trainer, core_speed=speed)
 
 
 def test_saved_documents_serve_the_commands(tmp_path: Path) -> None:
