@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from offload.pipeline.tensors import map_tensors
+from offload.pipeline.tensors import moved, record_use
 
 
 class Finish:
@@ -43,20 +43,13 @@ class Finish:
         if self._stream is None:
             with torch.no_grad():
                 return self._on_device(batch)
+        assert self._device is not None
         with torch.no_grad(), self._stream:
-            finished = self._on_device(map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True)))
+            finished = self._on_device(moved(batch, self._device))
         self._stream.synchronize()
         return finished
 
     def hand_over(self, batch: Any) -> None:
         """Note, on the program's thread, that its stream uses the batch: its memory must not serve another batch before."""
-        if self._stream is not None:
-            current = torch.accelerator.current_stream()
-
-            def used(tensor: torch.Tensor) -> torch.Tensor:
-                # A function of the user may return tensors on the CPU, too.
-                if self._device is not None and tensor.device.type == self._device.type:
-                    tensor.record_stream(current)
-                return tensor
-
-            map_tensors(batch, used)
+        if self._stream is not None and self._device is not None:
+            record_use(batch, self._device, torch.accelerator.current_stream())

@@ -45,7 +45,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         address: the cluster, ``"auto"`` or ``host:port``; by default ``$RAY_ADDRESS``, or else a new cluster on this machine. A process
             that is already connected to a Ray cluster uses that one; an address of another is an error.
         seed: the seed of augmentations. By default, torch's generator draws one in each epoch, as torch does.
-        on_device: a function of the batch. The loader first moves the batch's tensors to this process's accelerator, if there is one.
+        on_device: a function of the batch. The loader first moves the batch to this process's accelerator, if there is one.
         placement: the nodes whose CPUs work: ``"all"``, ``"other_nodes"`` or ``"this_node"``.
 
     Raises:

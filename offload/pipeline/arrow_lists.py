@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 def as_arrays(lists: pa.Array) -> list[NDArray[Any]] | None:
     """An array for each list, or for each list of lists of one length. The arrays can be written to.
 
-    A missing float is NaN. None for lists of other things, for missing lists, for other missing numbers, and for lists whose own lists differ
-    in length.
+    A missing float is NaN. None for lists of other things, for missing lists, for other missing numbers, and for lists whose own lists
+    differ in length.
     """
     kind = lists.type
     fixed = pa.types.is_fixed_size_list(kind)

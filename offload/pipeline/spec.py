@@ -231,8 +231,8 @@ def parquet(
     """Parquet files: one file, or all files below a folder.
 
     A sample is a row: a dict with a value for each column. A missing float is NaN, as in pandas. Any other missing value is None. A column
-    of integers or bools is an array where none is missing, and a list otherwise: fill it in the transform, or write floats. Where a file lacks a column of
-    the others, its values are missing.
+    of integers or bools is an array where none is missing, and a list otherwise: fill it in the transform, or write floats. Where a file
+    lacks a column of the others, its values are missing.
 
     Folders named ``KEY=VALUE`` below the given one are columns too (Hive partitions): int64 if all their values are whole numbers, text
     otherwise. Other folders whose names begin with ``_``, such as Delta's ``_delta_log``, are left out. Shuffling reorders row groups, and

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The structure (dicts and other mappings, lists, tuples, named tuples, dataclasses) with every tensor changed."""
+def _kept(leaf: Any) -> Any:
+    return leaf
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any], change_other: Callable[[Any], Any] = _kept) -> Any:
+    """The structure (dicts and other mappings, lists, tuples, named tuples, dataclasses) with every tensor changed. ``change_other``
+    changes what is neither a tensor nor such a structure."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        changed = {key: map_tensors(each, change) for key, each in value.items()}
+        changed = {key: map_tensors(each, change, change_other) for key, each in value.items()}
         if type(value) is dict:
             return changed
         whole: Any = copy.copy(value)
@@ -25,16 +32,80 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         return whole
     if isinstance(value, PackedSequence):  # torch wants its batch sizes on the CPU
         data, *orders = (
-            map_tensors(each, change) for each in (value.data, value.sorted_indices, value.unsorted_indices)
+            map_tensors(each, change, change_other)
+            for each in (value.data, value.sorted_indices, value.unsorted_indices)
         )
         return type(value)(data, value.batch_sizes, *orders)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(each, change) for each in value))
+        return type(value)(*(map_tensors(each, change, change_other) for each in value))
     if isinstance(value, list | tuple):
-        return type(value)(map_tensors(each, change) for each in value)
+        return type(value)(map_tensors(each, change, change_other) for each in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         rebuilt: Any = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(rebuilt, field.name, map_tensors(getattr(value, field.name), change))
+            object.__setattr__(rebuilt, field.name, map_tensors(getattr(value, field.name), change, change_other))
         return rebuilt
-    return value
+    return change_other(value)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch on the device. Objects with a method ``to``, such as batches of graphs, move themselves."""
+
+    def to(leaf: Any) -> Any:
+        if not _moves_itself(leaf):
+            return leaf
+        try:
+            there = leaf.to(device)
+        except (TypeError, AttributeError, ValueError):  # its method means something else, such as a time zone
+            return leaf
+        return leaf if there is None else there
+
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True), to)
+
+
+def record_use(batch: Any, device: torch.device, stream: Any) -> None:
+    """Note that the stream uses what the batch holds on the device: this memory must not serve another batch before."""
+
+    def used(tensor: torch.Tensor) -> torch.Tensor:
+        # A function of the user may return tensors on the CPU, too.
+        if tensor.device.type == device.type:
+            tensor.record_stream(stream)
+        return tensor
+
+    def used_within(leaf: Any) -> Any:
+        if _moves_itself(leaf):
+            if callable(getattr(type(leaf), "record_stream", None)):
+                with contextlib.suppress(Exception):  # graphs on the CPU refuse
+                    leaf.record_stream(stream)  # some hold tensors that Python does not see
+            for tensor in _tensors_within(leaf):
+                used(tensor)
+        return leaf
+
+    map_tensors(batch, used, used_within)
+
+
+def _moves_itself(leaf: Any) -> bool:
+    # The class is asked: an object may make up its attributes.
+    return not isinstance(leaf, type | torch.nn.Module) and callable(getattr(type(leaf), "to", None))
+
+
+def _tensors_within(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an object holds in its attributes, however deep."""
+    seen, coming = set[int](), [value]
+    while coming:
+        each = coming.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor):
+            yield each
+            continue
+        if isinstance(each, Mapping):
+            coming += each.values()
+        elif isinstance(each, list | tuple | set):
+            coming += each
+        if isinstance(own := getattr(each, "__dict__", None), dict):
+            coming += own.values()
+        slots = [kind.__dict__.get("__slots__", ()) for kind in type(each).__mro__]
+        names = [name for of in slots for name in ([of] if isinstance(of, str) else of)]
+        coming += [getattr(each, name, None) for name in names if not name.startswith("__")]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from offload.loader import device
 from offload.loader.device import Finish
 
 
@@ -18,4 +20,29 @@ def test_what_on_device_returns_on_the_cpu_belongs_to_no_stream(monkeypatch: pyt
     finish = Finish(pin=False, on_device=lambda batch: batch)
     finish._device, finish._stream = torch.device("meta"), stream  # as on a machine with an accelerator
     finish.hand_over({"image": torch.ones(2, device="meta"), "lengths": torch.ones(2)})
+    assert recorded == [("meta", stream)]
+
+
+class Graphs:
+    """A batch that is an object, and moves itself."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(2)
+
+    def to(self, device: torch.device) -> Graphs:
+        self.x = self.x.to(device)
+        return self
+
+
+def test_a_batch_that_is_an_object_moves_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream: Any = MagicMock()
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)
+    monkeypatch.setattr(device, "pin_memory", lambda batch, kind: batch)
+    recorded: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, to: recorded.append((tensor.device.type, to)))
+    finish = Finish(pin=False, on_device=lambda batch: batch)
+    finish._device, finish._stream = torch.device("meta"), stream  # as on a machine with an accelerator
+    batch = finish({"graphs": Graphs()})
+    assert batch["graphs"].x.device.type == "meta"
+    finish.hand_over(batch)
     assert recorded == [("meta", stream)]

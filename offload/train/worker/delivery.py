@@ -10,7 +10,7 @@ import torch
 
 from offload.errors import RunError
 from offload.pipeline.owned_memory import writable
-from offload.pipeline.tensors import map_tensors
+from offload.pipeline.tensors import map_tensors, moved, record_use
 from offload.pipeline.whole_samples import is_nested
 from offload.pipeline.wire import (
     HIDDEN,
@@ -90,13 +90,7 @@ class Delivery:
             return
         current = torch.cuda.current_stream(self._device)
         current.wait_event(event)
-
-        def used(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.is_cuda:
-                tensor.record_stream(current)
-            return tensor
-
-        map_tensors(batch, used)
+        record_use(batch, self._device, current)
 
     def _collated(self, samples: list[Any], ids: Sequence[int]) -> Any:
         if self._collate_fn is None:
@@ -142,8 +136,7 @@ class Delivery:
         if self._stream is None:
             return self._finished(batch), None
         with torch.cuda.stream(self._stream):
-            on_gpu = map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-            finished = self._finished(on_gpu)
+            finished = self._finished(moved(batch, self._device))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return finished, event

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import count
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -170,6 +172,38 @@ def test_a_batch_that_is_a_sample_itself_is_repeated_by_fillers() -> None:
     (cut,) = cut_all(Cutter(), [(whole(0, [[{"x": torch.ones(3)}]]), 1)], 1)
     assert one.deliver(cut)[0]["sample_id"].tolist() == [0]
     assert one.deliver(cut.first(2).again())[0]["x"].tolist() == [1.0, 1.0, 1.0]
+
+
+class Graphs:
+    """A batch that is an object, and moves itself."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Graphs:
+        return Graphs(self.x.to(device))
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_batch_of_objects_moves_to_the_device(monkeypatch: pytest.MonkeyPatch, bare: bool) -> None:
+    def collate(samples: list[Any]) -> Any:
+        graphs = Graphs(torch.tensor([sample["x"] for sample in samples]))
+        return graphs if bare else {"graphs": graphs}
+
+    current, recorded = MagicMock(), list[Any]()
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "Event", MagicMock())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, to: recorded.append((tensor.device.type, to)))
+    delivery = Delivery(torch.device("cpu"), collate_fn=collate)
+    delivery._device, delivery._stream = torch.device("meta"), MagicMock()  # as on a machine with a GPU
+    (cut,) = cut_all(Cutter(), [(whole(0, [[{"x": 1.0}], [{"x": 2.0}]]), 2)], 2)
+    batch, event = delivery.deliver(cut)
+    graphs = batch if bare else batch["graphs"]
+    assert (graphs.x.device.type, graphs.x.shape) == ("meta", (2,))
+    delivery.arrived(batch, event)
+    assert recorded == [("meta", current)] * (1 if bare else 2), "with the column sample_id"
 
 
 def unlike(start: int, stop: int, nested: bool) -> Columns:
