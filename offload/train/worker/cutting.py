@@ -13,10 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from offload.errors import RunError
 from offload.pipeline import whole_samples
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.whole_samples import SAMPLES
 from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, join, parts_of_columns
+from offload.pipeline.wording import FAILURES, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +208,18 @@ class _WholeRows:
         self._tokens += [self._tokens_of(entry) for entry in entries]
 
     def _tokens_of(self, entry: _Entry) -> int:
-        return 0 if self._budget is None else sum(self._budget.tokens(sample) for sample in entry.samples)
+        if self._budget is None:
+            return 0
+        try:
+            return sum(self._budget.tokens(sample) for sample in entry.samples)
+        except RunError:
+            raise
+        except FAILURES as error:  # a function of the user's
+            name = getattr(self._budget.tokens, "__qualname__", "tokens")
+            raise RunError(
+                f"{name}(sample) of the collate_fn raised {say(error)} on sample {entry.sample_id}. Correct it: it gets a sample as the "
+                "data set or its transform returned it, and returns the number of its tokens."
+            ) from None
 
     def _prefix(self, size: int) -> tuple[int, int, bool]:
         """(entries, samples, complete) of the next batch."""

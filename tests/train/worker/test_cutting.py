@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offload import collate
 from offload.errors import RunError
 from offload.pipeline import whole_samples, wire
 from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Columns
@@ -139,6 +140,21 @@ def test_samples_that_differ_in_shape_are_named() -> None:
         match=r"column 'boxes' has rows of different shapes: \(2, 4\) for sample 5, \(3, 4\) for sample 7.*collate_fn",
     ):
         CPU.deliver(cut)
+
+
+def test_a_function_of_tokens_that_raises_is_named_with_its_line() -> None:
+    def lengths(sample: Any) -> int:
+        return len(sample["words"])
+
+    cutter = Cutter(budget=Budget(tokens=lengths, most=9))
+    with pytest.raises(
+        RunError,
+        match=r"lengths\(sample\) of the collate_fn raised KeyError: 'words' \(lengths, .*\) on sample 5\. Correct it",
+    ):
+        cutter.add(whole(5, [[{"x": 1}]]), 1)
+    pack = Cutter(budget=Budget(tokens=collate.pack(length="text").tokens, most=9))
+    with pytest.raises(RunError, match=r"^pack counts the tokens of a sample by its column 'text', which holds 'a b'"):
+        pack.add(whole(5, [[{"text": "a b"}]]), 1)
 
 
 def test_a_collate_fn_that_raises_is_named_with_its_line() -> None:
