@@ -96,6 +96,15 @@ class Normalize:
         return f"Normalize(mean={self.mean}, std={self.std})"
 
 
+class NormalizeHWC(Normalize):
+    """The same for images that are known to be NHWC, of any number of channels: it has no need to guess."""
+
+    def _is_channels_first(self, shape: Sequence[int]) -> bool:
+        if len(self.mean) not in (1, shape[3]):
+            raise ValueError(f"mean and std have {len(self.mean)} channels; images of shape {tuple(shape)} do not")
+        return False
+
+
 def _per_channel(name: str, given: Any) -> list[float]:
     """One number, or one per channel: a sequence, an array or a tensor."""
     sane = "one per channel, such as (0.485, 0.456, 0.406)"

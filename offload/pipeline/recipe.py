@@ -33,7 +33,7 @@ from offload.pipeline.sources.base import Reader, Samples, nowhere
 from offload.pipeline.sources.mixed import in_parts
 from offload.pipeline.watch import Nobody, SampleTimeoutError, Watch
 from offload.pipeline.whole_samples import CONTENTS, SAMPLES
-from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Columns, take
+from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Columns, is_pillow, take
 from offload.pipeline.wording import FAILURES, Words, say
 
 OnError = Literal["raise", "skip"]
@@ -519,7 +519,7 @@ def _size(value: Any) -> int:
     try:
         return int(value.nbytes)
     except Exception:  # it has none, or is a sparse tensor
-        return 100
+        return value.width * value.height * len(value.getbands()) if is_pillow(value) else 100
 
 
 def _find_row(attempt: Callable[[int], object], rows: int) -> int | None:

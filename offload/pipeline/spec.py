@@ -200,8 +200,10 @@ def from_torch(
             changed=transform is not None,
             # The user's functions get arrays.
             typed=collate_fn is None and (transform is None or is_image_transform(transform)),
+            images=is_image_transform(transform),
         ),
         transform,
+        given=True,
         per_sample=per_sample,
         collate_fn=collate_fn,
         on_device=on_device,
@@ -457,8 +459,10 @@ def build_pipeline(
     sample_timeout_s: float | None = None,
     decode: Decode = "exact",
     cache: CacheSpec | None = None,
+    given: bool = False,
 ) -> Pipeline:
-    """The pipeline of these arguments, as :func:`image_folder` describes them. Raises ConfigError for invalid ones."""
+    """The pipeline of these arguments, as :func:`image_folder` describes them. ``given``: images come as a data set of torch returned
+    them. Raises ConfigError for invalid arguments."""
     check_choice("on_error", on_error, ("raise", "skip"))
     check_choice("decode", decode, DECODE)
     check_flag("per_sample", per_sample)
@@ -480,9 +484,9 @@ def build_pipeline(
     if transform is None:
         kind = "none"
     elif is_image_transform(transform) and collate_fn is not None:
-        kind, transform = "image", unsplit_transform(transform)
+        kind, transform = "image", unsplit_transform(transform, given=given)
     elif is_image_transform(transform):
-        split = split_transform(transform)
+        split = split_transform(transform, given=given)
         kind, transform, notes = "image", split.cpu, (split.says,)
         finish = ((split.on_device,) if split.on_device is not None else ()) + finish
     elif is_generator(transform):

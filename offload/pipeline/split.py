@@ -9,29 +9,34 @@ ships its usual result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from offload.pipeline import device
+from offload.pipeline.own_copies import own
 from offload.pipeline.region_decode import EncodedImage
 from offload.pipeline.region_first import region_first, takes_encoded
-from offload.pipeline.wire import as_array
+from offload.pipeline.whole_samples import is_nested
+from offload.pipeline.wire import Array, as_array, is_pillow, is_tensor
 
 _CONVERSIONS = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "MaybeToTensor", "MaybePILToTensor"}
 _DTYPES = {"ToDtype", "ConvertImageDtype"}
+_V1 = "torchvision.transforms.transforms"
 _SEVERAL = {"FiveCrop", "TenCrop"}  # these make several images of one, which are no HWC
 _FROM_OR_TO_PIL = {"Lambda", "ToTensor", "PILToTensor", "ToPILImage"}
+_OF_ARRAYS = {"ToTensor", "MaybeToTensor", "ToPILImage", "ToImage"}  # these take arrays as HWC
+_BYTES = {"L", "RGB", "RGBA"}  # modes of Pillow whose arrays say everything: a channel is a channel
 
 
 @dataclass(frozen=True)
 class SplitTransform:
-    """The two parts of a transform: ``cpu`` takes HWC uint8 pixels and returns an array; ``on_device`` finishes a batch (None:
-    nothing to do)."""
+    """The two parts of a transform: ``cpu`` takes an image, such as HWC uint8 pixels, and returns an array, or a list or tuple of several;
+    ``on_device`` finishes a batch (None: nothing to do)."""
 
-    cpu: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+    cpu: Callable[[Any], Any]
     on_device: Callable[[dict[str, Any]], dict[str, Any]] | None
     says: str
 
@@ -65,9 +70,9 @@ def _owner(kind: type, method: str) -> type:
     return next((base for base in kind.__mro__ if method in vars(base)), object)
 
 
-def split_transform(transform: object) -> SplitTransform:
+def split_transform(transform: object, *, given: bool = False) -> SplitTransform:
     """Split an image transform (see the module). The worker receives the same values; the tail's input was already rounded to
-    uint8."""
+    uint8. ``given``: images come as a data set of torch returned them."""
     steps = _steps(transform) or [transform]
     cut = len(steps)
     while cut > 0 and _is_tail(steps[cut - 1]):
@@ -78,20 +83,22 @@ def split_transform(transform: object) -> SplitTransform:
     if several or not _converts_uint8(tail) or any(map(_makes_float, within)):
         says = f"{_names(steps)} runs on the CPUs and ships its result (it does not end with a conversion to move)"
         if _takes_tensors(steps) and not several:
-            return SplitTransform(CpuPart(steps, tensors=True), OnUint8(device.ToChannelsFirst()), says)
-        return SplitTransform(CpuPart(steps, tensors=False, as_returned=True), None, says)
+            return SplitTransform(CpuPart(steps, tensors=True, given=given), OnUint8(device.ToChannelsFirst()), says)
+        return SplitTransform(CpuPart(steps, tensors=False, as_returned=True, given=given), None, says)
+    preset = transform if _is_preset(transform) else None
     return SplitTransform(
-        CpuPart(head, tail, tensors=_takes_tensors(head), preset=transform if _is_preset(transform) else None),
+        CpuPart(head, tail, tensors=_takes_tensors(head), preset=preset, given=given),
         OnUint8(_device_part(tail)),
         f"CPUs: {_names(head) or 'decode only'}, shipping uint8; device: {_names(tail)}",
     )
 
 
-def unsplit_transform(transform: object) -> Callable[[np.ndarray[Any, Any]], Any]:
-    """An image transform that runs on the CPUs as a whole, for samples that a ``collate_fn`` expects as the transform returns them."""
+def unsplit_transform(transform: object, *, given: bool = False) -> Callable[[Any], Any]:
+    """An image transform that runs on the CPUs as a whole, for samples that a ``collate_fn`` expects as the transform returns them.
+    ``given``: as for :func:`split_transform`."""
     steps = _steps(transform) or [transform]
     preset = transform if _is_preset(transform) else None
-    return CpuPart(steps, tensors=_takes_tensors(steps), as_returned=True, preset=preset, plain=False)
+    return CpuPart(steps, tensors=_takes_tensors(steps), as_returned=True, preset=preset, plain=False, given=given)
 
 
 _IN_PLACE = frozenset(
@@ -109,9 +116,14 @@ _IN_PLACE = frozenset(
 class CpuPart:
     """The steps that run in a preprocessing task on one image.
 
-    A uint8 result leaves as HWC, one layout on the wire, unless ``as_returned``. If the result of ``steps`` is not uint8 (a user's
-    own step made floats), ``tail`` runs here too, and its result leaves unchanged. ``preset`` is the transform from which the steps
-    were taken; it handles float input, which its steps do not. ``plain``: whether the result leaves as an array.
+    A uint8 image leaves as HWC, one layout on the wire, unless ``as_returned``. If the result of ``steps`` is none (a user's own step
+    made floats, or several images), ``tail`` runs here too, and its result leaves unchanged. ``preset`` is the transform from which
+    the steps were taken; it handles float input, which its steps do not. ``plain``: whether the result leaves as an array, or as a
+    structure of arrays.
+
+    ``given``: the images are what a data set of torch returned, of any type, and the result is what the transform makes of that.
+    Otherwise they are arrays, which a source has decoded, or which once were images or tensors: their layout is a guess. So is that of
+    a data set's arrays if the first step takes none.
     """
 
     def __init__(
@@ -123,43 +135,93 @@ class CpuPart:
         as_returned: bool = False,
         preset: Callable[[Any], Any] | None = None,
         plain: bool = True,
+        given: bool = False,
     ) -> None:
-        self._says = _names(steps)
+        self._says = _names([*steps, *tail])
+        first = next(iter((*steps, *tail)), None)
+        self._from_arrays = _is_theirs(type(first)) and _name(first) in _OF_ARRAYS
+        self._floats_stay = type(first).__module__ == _V1 and _name(first) == "ToTensor"  # it takes no tensors
+        self._arrays_stay = given and first is not None and any(map(_takes_anything, _walk(first)))
+        """Whether the first step gets the arrays of a data set as they are."""
+        self._several = any(_name(inner) in _SEVERAL for step in steps for inner in _walk(step))
+        # These refuse tensors, or leave them as bytes, which Normalize refuses: so it does here.
+        self._tail_takes_tensors = preset is not None or not any(
+            _name(step) in {"ToTensor", "MaybeToTensor"} for step in tail
+        )
         self.moves_pixels = any(_name(inner) not in _IN_PLACE for step in steps for inner in _walk(step))
         """Whether pixels may change their places, so that boxes and masks of the image no longer fit."""
         as_input = _as_tensor_image if tensors else _as_pil_image
         self.steps, self.tail = tuple(region_first(steps, as_input, tensors=tensors)), tuple(tail)
-        self.preset, self.plain = preset, plain
+        self.preset, self.plain, self.given = preset, plain, given
         self.tensors, self.as_returned = tensors, as_returned
         self.takes_encoded = takes_encoded(self.steps)
         """Whether sources may pass on encoded images, of which the first step decodes what it needs."""
 
-    def __call__(self, pixels: np.ndarray[Any, Any] | EncodedImage) -> Any:
-        if isinstance(pixels, EncodedImage):
-            return self._finished(self.steps[0](pixels), self.steps[1:])
+    def __call__(self, image: Any) -> Any:
+        if isinstance(image, EncodedImage):
+            return self._finished(self.steps[0](image), self.steps[1:])
+        if self.given and (self._arrays_stay or not isinstance(image, np.ndarray)):
+            return self._of_given(image)
+        return self._of_pixels(own(image) if self.given else image)
+
+    def _of_given(self, image: Any) -> Any:
+        """The result for what a data set returned, which may keep it: a step may write to its input."""
+        if self.preset is not None and not _is_bytes(image):
+            return self._sent(self.preset(own(image)))
+        if not self.steps and is_pillow(image):
+            return self._finished(image, ())  # conversions only read it
+        if self.tensors and self.plain and is_pillow(image) and image.mode in _BYTES:
+            return self._finished(_as_tensor_image(np.array(image)), self.steps)
+        splits = self._tail_takes_tensors or not is_tensor(image)
+        image = own(image)
+        if self.tensors and self.plain and isinstance(image, np.ndarray) and self._from_arrays and _is_bytes(image):
+            image = _view_of_hwc(image)  # as ToImage reads it, without a copy
+        return self._finished(image, self.steps, splits=splits)
+
+    def _of_pixels(self, pixels: Array) -> Any:
         if pixels.dtype != np.uint8 and self.preset is not None:
-            return as_array(self.preset(_as_tensor(pixels)))
+            return self._sent(self.preset(_as_tensor(pixels)))
         if pixels.dtype != np.uint8:
-            image = _as_tensor(pixels)  # a data set's own floats, in its own layout
+            # A data set's own floats, in its own layout.
+            image = np.require(pixels, requirements="W") if self._floats_stay else _as_tensor(pixels)
         elif not self.steps:
             return _channels_last(pixels)
+        elif self.tensors:
+            image = _as_tensor_image(pixels)
+        elif (
+            self._from_arrays
+        ):  # Pillow would have no mode for some numbers of channels, and ToPILImage takes no image of Pillow's
+            image = np.require(_channels_last(pixels), requirements="W")
         else:
-            image = (_as_tensor_image if self.tensors else _as_pil_image)(pixels)
+            image = _as_pil_image(pixels)
         return self._finished(image, self.steps)
 
-    def _finished(self, image: Any, steps: Sequence[Any]) -> Any:
+    def _finished(self, image: Any, steps: Sequence[Any], *, splits: bool = True) -> Any:
+        """The image after these steps. ``splits``: whether the device may run the tail."""
         for step in steps:
             image = step(image)
-        if self.as_returned:
-            return as_array(image) if self.plain else image
-        array = as_array(image)
-        if array.dtype != np.uint8:
+        if not self.as_returned and not (splits and _is_bytes(image)):
             for step in self.tail:
                 image = step(image)
-            return as_array(image)
-        if array.ndim == 3 and type(image).__module__.startswith(("torch", "torchvision")):
-            return array.transpose(1, 2, 0)
-        return array if array.ndim == 3 else array[..., np.newaxis]
+        return self._sent(image)
+
+    def _sent(self, image: Any) -> Any:
+        """A result in the form in which it leaves."""
+        if not self.plain:
+            return image
+        if isinstance(image, list | tuple | Mapping):
+            # The crops of FiveCrop and TenCrop travel as one array; other views stay the list or tuple that the transform returned.
+            alike = (
+                self._several and type(image) is tuple and len({getattr(each, "shape", None) for each in image}) == 1
+            )
+            if not alike and (is_nested([image]) or not image):
+                return _as_arrays(image)
+        array = as_array(image)
+        if self.as_returned or array.dtype != np.uint8:
+            return array
+        if is_tensor(image):
+            return array.transpose(1, 2, 0) if array.ndim == 3 else array
+        return array[..., np.newaxis] if array.ndim == 2 else array
 
     def __repr__(self) -> str:
         return self._says
@@ -174,15 +236,22 @@ class OnUint8:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         import torch
 
-        return self.step(batch) if batch["image"].dtype == torch.uint8 else batch
+        images = batch["image"]
+        # Clips have more dimensions, and several views of an image are a list.
+        travelled = isinstance(images, torch.Tensor) and images.dtype == torch.uint8 and images.ndim == 4
+        return self.step(batch) if travelled else batch
 
     def __repr__(self) -> str:
         return repr(self.step)
 
 
 def _as_tensor_image(pixels: np.ndarray[Any, Any]) -> Any:
+    return _view_of_hwc(_channels_last(pixels))
+
+
+def _view_of_hwc(pixels: np.ndarray[Any, Any]) -> Any:
     # A channels-last view of the decoded pixels: in this layout, resizing uint8 is 1.9 times as fast as in contiguous CHW.
-    return _as_tensor(_channels_last(pixels)).permute(2, 0, 1)
+    return _as_tensor(pixels[..., np.newaxis] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
 
 
 def _as_pil_image(pixels: np.ndarray[Any, Any]) -> Any:
@@ -205,6 +274,34 @@ def _channels_last(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if pixels.shape[0] in (1, 3, 4) and pixels.shape[2] not in (1, 3, 4):
         return pixels.transpose(1, 2, 0)
     return pixels
+
+
+def _is_bytes(image: Any) -> bool:
+    """Whether this is one image of uint8, which may travel as HWC: a tensor CHW, or an array or an image of Pillow's HW or HWC. Of those, a
+    conversion to a tensor reads the bytes alone, whatever the mode."""
+    if is_tensor(image):
+        return str(image.dtype) == "torch.uint8" and image.ndim == 3
+    if is_pillow(image):
+        # Bits are uint8 for torchvision, and bool for NumPy.
+        return image.mode not in {"1", "I", "F"} and not image.mode.startswith("I;")
+    return isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3)
+
+
+def _as_arrays(value: Any) -> Any:
+    """The structure with arrays in place of Pillow's images."""
+    if isinstance(value, Mapping):
+        return {key: _as_arrays(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        made = map(_as_arrays, value)
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    return np.array(value) if is_pillow(value) else value
+
+
+def _takes_anything(step: object) -> bool:
+    """Whether a step takes arrays as well as images: a user's function, or a conversion of arrays."""
+    if not takes_one_image(type(step)):
+        return True
+    return _is_theirs(type(step)) and (_name(step) in _OF_ARRAYS or _name(step) == "Lambda")
 
 
 def _steps(transform: Any) -> list[Any]:
@@ -303,7 +400,7 @@ def _device_part(tail: Sequence[Any]) -> Callable[[dict[str, Any]], dict[str, An
             std = [s * s2 for s, s2 in zip(std, step_std, strict=True)]
     if not dtype:
         return device.ToChannelsFirst()
-    return device.Normalize(mean, std, dtype=dtype, scale=scale)
+    return device.NormalizeHWC(mean, std, dtype=dtype, scale=scale)
 
 
 def _floats(values: Any) -> list[float]:

@@ -159,6 +159,12 @@ def is_tensor(value: Any) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def is_pillow(value: Any) -> bool:
+    """Whether the value is an image of Pillow's. Imports nothing."""
+    kind = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    return kind is not None and isinstance(value, kind)
+
+
 def _of_tensor(tensor: Any) -> Array:
     layout, dtype = str(tensor.layout).removeprefix("torch."), str(tensor.dtype).removeprefix("torch.")
     if tensor.is_nested:

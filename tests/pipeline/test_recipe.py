@@ -488,7 +488,7 @@ def test_a_transform_that_fails_on_a_whole_batch_only_names_the_batch_and_the_us
 
 def test_an_image_transform_that_raises() -> None:
     text = failure(recipe(split_transform(v1.Compose([v1.RandomCrop(99), v1.ToTensor()])).cpu, "image"))
-    assert "the transform RandomCrop raised ValueError" in text
+    assert "the transform RandomCrop, ToTensor raised ValueError" in text
     assert "sample 0 (file-0)" in text
 
 

@@ -353,4 +353,4 @@ def test_the_step_is_named_in_a_probe() -> None:
     first = split_transform(CROP).cpu.steps[0]  # type: ignore[attr-defined]
     assert isinstance(first, RegionFirst)
     assert first.__name__ == "decode, RandomResizedCrop"
-    assert repr(split_transform(CROP).cpu) == "RandomResizedCrop, RandomHorizontalFlip"
+    assert repr(split_transform(CROP).cpu) == "RandomResizedCrop, RandomHorizontalFlip, ToDtype"

@@ -6,21 +6,28 @@ import io
 import random
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL.Image
+import pyarrow as pa
 import pytest
 import torch
+from timm.data.transforms import MaybeToTensor
 from timm.data.transforms_factory import create_transform
 from torch import nn
 from torchvision import transforms as v1
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from offload.errors import ConfigError
-from offload.pipeline import wire
-from offload.pipeline.spec import image_folder
+from offload.errors import ConfigError, RunError
+from offload.pipeline import whole_samples, wire
+from offload.pipeline.recipe import process
+from offload.pipeline.spec import from_torch, image_folder
 from offload.pipeline.split import SplitTransform, is_image_transform, split_transform
+from offload.pipeline.wire import POSITION, SAMPLE_ID
+from tests.pipeline.index_pass import a_pass, listed, stream_of
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ROUNDING = 1 / 255 / min(STD)  # one step of uint8, seen through Normalize
@@ -348,6 +355,279 @@ def test_tensors_that_a_data_set_gives_in_its_own_layout() -> None:
     transform = v2.Compose([v2.RandomCrop(32), v2.Normalize(MEAN, STD)])
     got = delivered(split_transform(transform), floats)
     torch.testing.assert_close(got, original(transform, torch.from_numpy(floats)), rtol=0, atol=1e-5)
+
+
+# --- what a data set of torch returns ----------------------------------------------------------------------------------
+
+
+def received(value: Any, transform: Any) -> torch.Tensor:
+    """The images that a worker receives for a data set of one value: after the tasks, the wire and the device part."""
+    pipeline = from_torch([{"image": value}] * 2, transform)
+    rows = a_pass(stream_of(pipeline, shuffle=False))
+    batch: dict[str, Any] = {"image": torch.stack([torch.from_numpy(rows[i]["image"].copy()) for i in range(2)])}
+    for step in pipeline.on_device:
+        batch = step(batch)
+    image = batch["image"]
+    assert isinstance(image, torch.Tensor)
+    return image
+
+
+def check_same(value: Any, transform: Any, *, tolerance: float = 1e-5) -> None:
+    """The worker receives what the transform makes of the value, or its error."""
+    try:
+        want = original(transform, value, range(2)).as_subclass(torch.Tensor)
+    except Exception as error:
+        with pytest.raises(RunError, match=rf"the transform .* raised {type(error).__name__}"):
+            received(value, transform)
+        return
+    got = received(value, transform)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=tolerance)
+
+
+def bands(*shape: int, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 255, shape).astype(dtype)
+
+
+def of_mode(mode: str) -> PIL.Image.Image:
+    """A photograph in a mode of Pillow's."""
+    if mode in ("I;16", "I", "F"):
+        return PIL.Image.fromarray(bands(40, 48, dtype={"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]))
+    if mode in ("LAB", "La"):
+        return PIL.Image.frombytes(mode, (48, 40), bands(40, 48, len(mode)).tobytes())
+    return pil().resize((48, 40)).convert(mode)
+
+
+def masked_photo() -> PIL.Image.Image:
+    image = of_mode("P")
+    image.info["transparency"] = 0
+    return image
+
+
+RGB = v1.Lambda(lambda image: image.convert("RGB"))
+FLOAT = v2.ToDtype(torch.float32, scale=True)
+
+GIVEN_IMAGES: dict[str, Any] = {
+    "v1": v1.Compose([v1.CenterCrop(32), v1.ToTensor()]),
+    "v1 all on the device": v1.Compose([v1.ToTensor(), v1.Normalize(0.5, 0.25)]),
+    "v1 after ToTensor": v1.Compose([v1.ToTensor(), v1.RandomHorizontalFlip(1.0), v1.Normalize(0.5, 0.25)]),
+    "v2": v2.Compose([v2.RandomHorizontalFlip(1.0), v2.CenterCrop(32), v2.ToImage(), FLOAT]),
+    "v2 image first": v2.Compose([v2.ToImage(), v2.CenterCrop(32), FLOAT, v2.Normalize([0.5], [0.25])]),
+    "v2 all on the device": v2.Compose([v2.ToImage(), FLOAT]),
+    "v2 unscaled": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]),
+}
+MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", GIVEN_IMAGES)
+def test_pil_images_of_any_mode(name: str, mode: str) -> None:
+    check_same(of_mode(mode), GIVEN_IMAGES[name])
+
+
+@pytest.mark.parametrize("mode", ["P", "CMYK", "YCbCr", "HSV", "1"])
+def test_a_transform_that_converts_the_modes_of_pil_images_gets_them(mode: str) -> None:
+    for transform in (
+        v1.Compose([RGB, v1.CenterCrop(32), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+        v1.Compose([RGB, v1.ToTensor(), v1.RandomErasing(p=0.0)]),
+        v2.Compose([v2.Lambda(lambda image: image.convert("RGB")), v2.CenterCrop(32), v2.ToImage(), FLOAT]),
+        v2.Compose([v2.RGB(), v2.ToImage(), FLOAT]),
+    ):
+        got, want = received(of_mode(mode), transform), original(transform, of_mode(mode), range(2))
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+
+
+ARRAYS = {
+    "colours": bands(40, 48, 3),
+    "grey": bands(40, 48),
+    "one channel": bands(40, 48, 1),
+    "two channels": bands(40, 48, 2),
+    "five channels": bands(40, 48, 5),
+    "three rows": bands(3, 48, 3),
+    "float32": bands(40, 48, 3, dtype=np.float32) / 255,
+    "uint16": bands(40, 48, 3, dtype=np.uint16) * 200,
+    "float grey": bands(40, 48, dtype=np.float32),
+}
+GIVEN_ARRAYS = {name: GIVEN_IMAGES[name] for name in GIVEN_IMAGES if name not in ("v1", "v2")} | {
+    "v2 resized": v2.Compose([v2.ToImage(), v2.Resize((20, 24)), v2.ToDtype(torch.float32)]),
+    "a function": v1.Compose([v1.Lambda(lambda array: array[:2].copy()), v1.ToTensor()]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("name", GIVEN_ARRAYS)
+def test_arrays_of_any_type_and_channels(name: str, kind: str) -> None:
+    array, transform = ARRAYS[kind], GIVEN_ARRAYS[name]
+    # torch's kernels of the two layouts round differently.
+    check_same(array, transform, tolerance=1.0 if (name, array.dtype) == ("v2 resized", np.uint8) else 1e-5)
+
+
+TO_PIL = v1.Compose([v1.ToPILImage(), v1.RandomCrop(32, 4), v1.ToTensor()])
+
+
+@pytest.mark.parametrize("kind", ["colours", "grey", "two channels", "uint16 grey"])
+def test_arrays_that_a_transform_makes_pil_images_of(kind: str) -> None:
+    transform = v1.Compose([v1.ToPILImage(), v1.CenterCrop(32), v1.ToTensor()])
+    array = bands(40, 48, dtype=np.uint16) if kind == "uint16 grey" else ARRAYS[kind]
+    check_same(array, transform)
+    if array.dtype == np.uint8:  # of other sources, too
+        got = delivered(split_transform(TO_PIL), array)
+        torch.testing.assert_close(got, original(TO_PIL, array), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["two channels", "five channels", "float32"])
+def test_arrays_of_other_sources_before_to_tensor(kind: str) -> None:
+    for name in ("v1 all on the device", "v1 after ToTensor"):
+        got = delivered(split_transform(GIVEN_ARRAYS[name]), ARRAYS[kind])
+        torch.testing.assert_close(got, original(GIVEN_ARRAYS[name], ARRAYS[kind]), rtol=0, atol=1e-5)
+
+
+TENSORS = {
+    "colours": torch.from_numpy(bands(3, 40, 48)),
+    "six bands": torch.from_numpy(bands(6, 40, 48)),
+    "six bands, three columns": torch.from_numpy(bands(6, 48, 3)),
+    "a clip": torch.from_numpy(bands(5, 3, 40, 48)),
+    "floats": torch.from_numpy(bands(3, 40, 48, dtype=np.float32)) / 255,
+    "an image": tv_tensors.Image(torch.from_numpy(bands(3, 40, 48))),
+    "a video": tv_tensors.Video(torch.from_numpy(bands(5, 3, 40, 48))),
+    "int16": torch.from_numpy(bands(3, 40, 48, dtype=np.int16)),
+}
+GIVEN_TENSORS = {
+    "v1": v1.Compose([v1.RandomVerticalFlip(1.0), v1.ConvertImageDtype(torch.float32), v1.Normalize(0.5, 0.25)]),
+    "v1 without conversion": v1.Compose([v1.RandomVerticalFlip(1.0)]),
+    "v2": v2.Compose([v2.RandomVerticalFlip(1.0), FLOAT]),
+    "v2 all on the device": v2.Compose([v2.ToImage(), FLOAT]),
+    "v2 without conversion": v2.Compose([v2.RandomVerticalFlip(1.0)]),
+    "v2 image": v2.Compose([v2.RandomVerticalFlip(1.0), v2.ToImage()]),
+    "timm": v1.Compose([v1.RandomVerticalFlip(1.0), MaybeToTensor(), v1.Normalize(0.5, 0.25)]),
+    "v1 for PIL images": v1.Compose([v1.RandomVerticalFlip(1.0), v1.ToTensor()]),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+@pytest.mark.parametrize("name", GIVEN_TENSORS)
+def test_tensors_of_any_type_and_shape(name: str, kind: str) -> None:
+    check_same(TENSORS[kind], GIVEN_TENSORS[name])
+
+
+@pytest.mark.parametrize("kind", ["colours", "a clip", "floats", "P", "I;16", "RGB"])
+def test_a_preset_gets_what_the_data_set_returned(kind: str) -> None:
+    from torchvision.models import ResNet18_Weights
+
+    transform = ResNet18_Weights.DEFAULT.transforms(crop_size=24, resize_size=32)
+    value = TENSORS[kind] if kind in TENSORS else of_mode(kind)
+    if kind == "P":
+        value = masked_photo()
+    if kind in ("P", "I;16"):  # one channel
+        transform.mean, transform.std = [0.5], [0.25]
+    torch.testing.assert_close(received(value, transform), original(transform, value, range(2)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [pil(), of_mode("P"), TENSORS["colours"], ARRAYS["colours"]])
+def test_a_collate_fn_gets_what_the_transform_returns(value: Any) -> None:
+    for transform in (
+        v1.Compose([v1.Lambda(lambda x: x)]),
+        v2.Compose([v2.Lambda(lambda x: x), v2.RandomHorizontalFlip(0.0)]),
+    ):
+        made: Any = from_torch([{"image": value}], transform, collate_fn=list).transform
+        assert type(made(value)) is type(transform(value))
+
+
+def test_a_transform_that_writes_to_its_image_leaves_the_data_set_alone() -> None:
+    def black(image: Any) -> Any:
+        if isinstance(image, PIL.Image.Image):
+            image.paste(0, (0, 0, *image.size))
+        else:
+            image[:] = 0
+        return image
+
+    for value in (of_mode("RGB"), bands(40, 48, 3), torch.from_numpy(bands(3, 40, 48))):
+        before = wire.as_array(value).copy()
+        for transform in (v1.Compose([v1.Lambda(black)]), v1.Compose([v1.Lambda(black), v1.PILToTensor()])):
+            if isinstance(value, PIL.Image.Image) or len(transform.transforms) == 1:
+                assert not received(value, transform).any()
+        assert np.array_equal(wire.as_array(value), before)
+
+
+def test_a_broken_file_that_the_data_set_opened_is_skipped(tmp_path: Path) -> None:
+    pil().save(tmp_path / "a.jpg")
+    whole = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "b.jpg").write_bytes(whole[: len(whole) // 2])
+
+    class Opened(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, i: int) -> Any:
+            return PIL.Image.open(io.BytesIO((tmp_path / f"{'ab'[i]}.jpg").read_bytes())), i
+
+    rows = a_pass(stream_of(from_torch(Opened(), v1.ToTensor(), on_error="skip"), shuffle=False))
+    assert [row["__error__"] is None for row in rows.values()] == [True, False]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_function_gets_the_colours_of_pil_images(mode: str) -> None:
+    def same(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"got": sample["image"]}
+
+    image = of_mode(mode)
+    got = a_pass(stream_of(from_torch([{"image": image}], same, per_sample=True)))[0]["got"]
+    stays = mode in ("1", "L", "LA", "RGB", "RGBA", "I;16", "I", "F", "LAB")
+    assert np.array_equal(got, np.array(image if stays else image.convert("RGB")))
+
+
+def test_a_function_gets_the_transparency_of_a_palette() -> None:
+    got = a_pass(stream_of(from_torch([{"image": masked_photo()}])))[0]["image"]
+    assert np.array_equal(got, np.array(masked_photo().convert("RGBA")))
+
+
+# --- several views of an image -----------------------------------------------------------------------------------------
+
+
+class Views:
+    """As DINO's crops."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.crops = [v1.Compose([v1.CenterCrop(size), v1.ToTensor()]) for size in sizes]
+
+    def __call__(self, image: Any) -> list[torch.Tensor]:
+        return [crop(image) for crop in self.crops]
+
+
+class PilViews(Views):
+    def __call__(self, image: Any) -> Any:
+        return [crop.transforms[0](image) for crop in self.crops]
+
+
+VIEWS = {
+    "two sizes": v1.Compose([v1.RandomHorizontalFlip(0.0), Views(32, 32, 16)]),
+    "one size": v1.Compose([v1.RandomHorizontalFlip(0.0), Views(32, 32)]),
+    "v2 steps of views": v2.Compose([PilViews(32, 32, 16), v2.ToImage(), FLOAT]),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_several_views_arrive_as_a_list(name: str) -> None:
+    transform = VIEWS[name]
+    pipeline = from_torch([{"image": pil()}] * 3, transform)
+    index = listed(pipeline)
+    rows = index.rows.take(np.arange(3))
+    for column in (SAMPLE_ID, POSITION):
+        rows = rows.append_column(column, pa.array(np.arange(3)))
+    block = process(pipeline.recipe(index, seed=0), rows, epoch=0)
+    samples = [row[0] for row in whole_samples.decode(wire.decode(block))]
+    for step in pipeline.on_device:
+        assert step({"image": [sample["image"] for sample in samples]})["image"]
+    want = transform(pil())
+    assert len(want) == len(samples[0]["image"])
+    for got in zip(*[sample["image"] for sample in samples], strict=True):
+        torch.testing.assert_close(torch.stack(list(got)), torch.stack([want.pop(0)] * 3), rtol=0, atol=1e-5)
+
+
+def test_an_error_names_all_steps() -> None:
+    assert repr(split_transform(GIVEN_IMAGES["v1 all on the device"]).cpu) == "ToTensor, Normalize"
+    assert repr(split_transform(V1["eval"]).cpu) == "Resize, CenterCrop, ToTensor, Normalize"
 
 
 def test_pixels_of_a_block_in_shared_memory_are_read_only() -> None:

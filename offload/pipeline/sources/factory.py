@@ -40,10 +40,11 @@ def list_torch_factory(
     whole: bool = False,
     changed: bool = False,
     typed: bool = False,
+    images: bool = False,
 ) -> Index:
     """The index of the data set that ``factory`` returns. It is constructed here once, for its length and classes, and dropped.
     ``whole``: samples stay as the data set returns them. ``changed``: whether a transform may change them in place. ``typed``: boxes and
-    masks keep their type.
+    masks keep their type. ``images``: a transform takes the image as the data set returns it.
 
     Raises ConfigError if the factory raises or returns no map-style data set.
     """
@@ -61,7 +62,7 @@ def list_torch_factory(
             "the data set that you construct."
         )
     index = list_torch_dataset(dataset, columns)
-    options = {"whole": whole, "changed": changed, "typed": typed}
+    options = {"whole": whole, "changed": changed, "typed": typed, "images": images}
     return replace(index, reader=FactoryReader(factory, tuple(columns), type(dataset).__name__, **options))
 
 

@@ -17,7 +17,7 @@ from offload.pipeline.ordinal import here
 from offload.pipeline.own_copies import own
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.whole_samples import SAMPLES
-from offload.pipeline.wire import Column, UnsendableError, as_array, is_tensor, torch_only
+from offload.pipeline.wire import Column, UnsendableError, as_array, is_pillow, is_tensor, torch_only
 
 DEFAULT_COLUMNS = ("image", "label")
 MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
@@ -30,9 +30,11 @@ def list_torch_dataset(
     whole: bool = False,
     changed: bool = False,
     typed: bool = False,
+    images: bool = False,
 ) -> Index:
     """The index of a map-style data set: the numbers from 0 to its length. ``whole``: samples stay as the data set returns them.
-    ``changed``: whether a transform may change them in place. ``typed``: boxes and masks keep their type."""
+    ``changed``: whether a transform may change them in place. ``typed``: boxes and masks keep their type. ``images``: a transform takes the
+    image as the data set returns it."""
     if not is_map_style(dataset):
         raise ConfigError(
             f"from_torch takes a map-style data set (__getitem__ and __len__), found {type(dataset).__name__}. For an "
@@ -40,7 +42,7 @@ def list_torch_dataset(
         )
     name = f"from_torch({type(dataset).__name__})"
     rows = Runs(pa.table({"data set": [0]}), np.array([_length(name, dataset)]), number="item")
-    reader = TorchReader(dataset, tuple(columns), whole=whole, changed=changed, typed=typed)
+    reader = TorchReader(dataset, tuple(columns), whole=whole, changed=changed, typed=typed, images=images)
     return Index(name=name, rows=rows, reader=reader, classes=_classes(dataset))
 
 
@@ -84,7 +86,8 @@ def _classes(dataset: Any) -> tuple[str, ...]:
 class TorchReader:
     """A reader that calls the data set and names the parts of a tuple by ``columns``. ``whole``: samples stay as they are. ``changed``:
     a transform may change them in place, so it gets copies of what the data set may keep. ``typed``: columns of boxes, masks and key points
-    of torchvision keep their type, which tells a cache what they are, instead of becoming arrays.
+    of torchvision keep their type, which tells a cache what they are, instead of becoming arrays. ``images``: column ``image`` stays as
+    it is, not even copied, since the transform of images does both.
 
     While it reads, ``torch.utils.data.get_worker_info()`` answers as in a worker of torch: ``id`` and ``num_workers`` are the
     number of this process and of the run's processes (:class:`offload.pipeline.ordinal.Ordinal`), and ``seed`` is that of the rows'
@@ -99,9 +102,10 @@ class TorchReader:
         whole: bool = False,
         changed: bool = False,
         typed: bool = False,
+        images: bool = False,
     ) -> None:
         self.dataset, self.columns = dataset, columns
-        self._whole, self._changed, self._typed = whole, changed, typed
+        self._whole, self._changed, self._typed, self._images = whole, changed, typed, images
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         with _as_worker(self.dataset):
@@ -134,13 +138,16 @@ class TorchReader:
         annotated = annotated_parts(samples[0])
         stay = annotated if self._typed else ()
         columns: dict[str, Column] = {
-            name: [self._value(s[name], stays=name in stay) for s in samples] for name in names
+            name: [_loaded(s[name]) for s in samples]
+            if self._images and name == "image"
+            else [self._value(s[name], stays=name in stay) for s in samples]
+            for name in names
         }
         return Samples(columns, annotated=annotated)
 
     def _value(self, value: Any, *, stays: bool) -> Any:
         made = value if stays else plain(value)
-        if not self._changed or (made is not value and _is_pillow(value)):  # its pixels are a copy already
+        if not self._changed or (made is not value and is_pillow(value)):  # its pixels are a copy already
             return made
         return own(made)
 
@@ -179,8 +186,8 @@ def _listed(names: Iterable[object]) -> str:
 def plain(value: Any) -> Any:
     """The value as an array if it is a tensor or an image. Other values stay: a transform may take them, or an error names them
     later."""
-    if _is_pillow(value):
-        return np.array(value)  # a copy, as Pillow's own memory is read-only: a transform may write to it
+    if is_pillow(value):
+        return np.array(_of_colours(value))  # a copy, as Pillow's own memory is read-only: a transform may write to it
     if type(value).__module__.startswith(("torch", "torchvision")) and is_tensor(value):
         try:
             array = as_array(value)
@@ -190,5 +197,23 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _is_pillow(value: Any) -> bool:
-    return type(value).__module__.startswith("PIL.")
+_NUMBERS = {"1", "L", "LA", "RGB", "RGBA", "I", "F"}
+"""Modes of Pillow whose numbers are brightness or red, green and blue."""
+
+
+def _of_colours(image: Any) -> Any:
+    """The image, or its colours if an array would hold something else, such as the numbers of a palette's colours."""
+    if image.mode in _NUMBERS or image.mode.startswith("I;"):
+        return image
+    if image.mode == "LAB":  # Pillow cannot convert it
+        return image
+    if image.mode == "La":
+        return image.convert("LA")
+    return image.convert("RGBA" if image.has_transparency_data else "RGB")
+
+
+def _loaded(value: Any) -> Any:
+    """The value; an image of Pillow's, which may not have read its file yet, with its pixels. Broken files are errors of reading."""
+    if is_pillow(value):
+        value.load()
+    return value
