@@ -166,41 +166,42 @@ class CpuPart:
 
     def _of_given(self, image: Any) -> Any:
         """The result for what a data set returned, which may keep it: a step may write to its input."""
-        if self.preset is not None and not _is_bytes(image):
+        if self.preset is not None and (self.as_returned or not _is_bytes(image)):
             return self._sent(self.preset(own(image)))
         if not self.steps and is_pillow(image):
             return self._finished(image, ())  # conversions only read it
         if self.tensors and self.plain and is_pillow(image) and image.mode in _BYTES:
             return self._finished(_as_tensor_image(np.array(image)), self.steps)
-        splits = self._tail_takes_tensors or not is_tensor(image)
         image = own(image)
-        if self.tensors and self.plain and isinstance(image, np.ndarray) and self._from_arrays and _is_bytes(image):
-            image = _view_of_hwc(image)  # as ToImage reads it, without a copy
-        return self._finished(image, self.steps, splits=splits)
+        to_image = self.steps and self.tensors and self.plain and self._from_arrays
+        if to_image and isinstance(image, np.ndarray) and _is_bytes(image):
+            return self._finished(_view_of_hwc(image), self.steps)  # as ToImage reads it, without a copy
+        return self._finished(image, self.steps, exact=True)
 
     def _of_pixels(self, pixels: Array) -> Any:
-        if pixels.dtype != np.uint8 and self.preset is not None:
+        of_bytes = pixels.dtype == np.uint8 and pixels.ndim in (2, 3)
+        if not of_bytes and self.preset is not None:
             return self._sent(self.preset(_as_tensor(pixels)))
-        if pixels.dtype != np.uint8:
-            # A data set's own floats, in its own layout.
+        if not of_bytes:
+            # A data set's own floats, or clips, in its own layout.
             image = np.require(pixels, requirements="W") if self._floats_stay else _as_tensor(pixels)
         elif not self.steps:
             return _channels_last(pixels)
         elif self.tensors:
             image = _as_tensor_image(pixels)
-        elif (
-            self._from_arrays
-        ):  # Pillow would have no mode for some numbers of channels, and ToPILImage takes no image of Pillow's
+        elif self._from_arrays:
+            # Pillow has no mode for some numbers of channels, and ToPILImage takes none of its images.
             image = np.require(_channels_last(pixels), requirements="W")
         else:
             image = _as_pil_image(pixels)
         return self._finished(image, self.steps)
 
-    def _finished(self, image: Any, steps: Sequence[Any], *, splits: bool = True) -> Any:
-        """The image after these steps. ``splits``: whether the device may run the tail."""
+    def _finished(self, image: Any, steps: Sequence[Any], *, exact: bool = False) -> Any:
+        """The image after these steps. ``exact``: it is what the user's own steps would have got, so that a tensor is no stand-in."""
         for step in steps:
             image = step(image)
-        if not self.as_returned and not (splits and _is_bytes(image)):
+        refused = exact and is_tensor(image) and not self._tail_takes_tensors
+        if not self.as_returned and (refused or not _is_bytes(image)):
             for step in self.tail:
                 image = step(image)
         return self._sent(image)
@@ -211,10 +212,8 @@ class CpuPart:
             return image
         if isinstance(image, list | tuple | Mapping):
             # The crops of FiveCrop and TenCrop travel as one array; other views stay the list or tuple that the transform returned.
-            alike = (
-                self._several and type(image) is tuple and len({getattr(each, "shape", None) for each in image}) == 1
-            )
-            if not alike and (is_nested([image]) or not image):
+            stacks = self._several and type(image) is tuple and len({getattr(e, "shape", None) for e in image}) == 1
+            if not stacks and (is_nested([image]) or not image):
                 return _as_arrays(image)
         array = as_array(image)
         if self.as_returned or array.dtype != np.uint8:

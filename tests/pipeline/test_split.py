@@ -524,6 +524,27 @@ def test_a_preset_gets_what_the_data_set_returned(kind: str) -> None:
     torch.testing.assert_close(received(value, transform), original(transform, value, range(2)), rtol=0, atol=1e-5)
 
 
+def test_tensors_that_a_transform_makes_pil_images_of_travel_as_bytes() -> None:
+    transform = v1.Compose([v1.ToPILImage(), v1.CenterCrop(32), v1.ToTensor()])
+    check_same(TENSORS["colours"], transform)
+    assert split_transform(transform, given=True).cpu(TENSORS["colours"]).dtype == np.uint8
+
+
+def test_clips_as_arrays_of_other_sources() -> None:
+    transform = GIVEN_TENSORS["v2"]
+    got = delivered(split_transform(transform), TENSORS["a clip"].numpy())
+    torch.testing.assert_close(got, original(transform, TENSORS["a clip"]))
+
+
+@pytest.mark.parametrize("value", [pil(), TENSORS["colours"], TENSORS["floats"]])
+def test_a_collate_fn_gets_what_a_preset_returns(value: Any) -> None:
+    from torchvision.models import ResNet18_Weights
+
+    transform = ResNet18_Weights.DEFAULT.transforms(crop_size=24, resize_size=32)
+    made: Any = from_torch([{"image": value}], transform, collate_fn=list).transform
+    assert torch.equal(made(value), transform(value))
+
+
 @pytest.mark.parametrize("value", [pil(), of_mode("P"), TENSORS["colours"], ARRAYS["colours"]])
 def test_a_collate_fn_gets_what_the_transform_returns(value: Any) -> None:
     for transform in (
