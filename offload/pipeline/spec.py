@@ -176,7 +176,8 @@ def from_torch(
             preprocessing process then constructs its own, once, so that it may hold open files, connections and locks. The driver
             constructs one too, for its length and classes.
         columns: names of the parts of the tuple that an item is. A dict keeps its keys, which must be the same for every item.
-        transform, per_sample, on_device, on_error, shuffle, sample_timeout_s: as in :func:`image_folder`.
+        transform, per_sample, on_device, on_error, shuffle, sample_timeout_s: as in :func:`image_folder`. A transform of torchvision or
+            timm gets the image as the data set returned it. An array becomes an image if the transform's first step takes no arrays.
         collate_fn: as in :func:`image_folder`. Without a transform, samples reach it exactly as the data set returned them.
 
     Raises:

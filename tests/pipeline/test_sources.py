@@ -611,6 +611,15 @@ def test_tuples_of_pil_images_and_numbers() -> None:
     assert index.reader.describe(index.table, 5) == "item 5 of Pairs"
 
 
+def test_images_for_a_transform_of_images_stay_as_they_are() -> None:
+    for data in (Pairs(), Pairs("tensor"), [{"image": np.zeros((2, 2)), "label": 1}]):
+        image = read(list_torch_dataset(data, images=True), [0]).columns["image"][0]
+        want: Any = data[0]
+        assert type(image) is type(want["image"] if isinstance(want, dict) else want[0])
+    labels: Any = [(i, PIL.Image.new("L", (2, 2))) for i in range(2)]
+    assert type(read(list_torch_dataset(labels, images=True)).columns["label"][0]) is np.ndarray
+
+
 def test_tensors_keep_their_layout() -> None:
     samples = read(list_torch_dataset(Pairs("tensor")), [3])
     assert samples.columns["image"][0].shape == (3, 2, 2)
