@@ -25,10 +25,11 @@ from offload.pipeline.wire import Array, as_array, is_pillow, is_tensor
 _CONVERSIONS = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "MaybeToTensor", "MaybePILToTensor"}
 _DTYPES = {"ToDtype", "ConvertImageDtype"}
 _V1 = "torchvision.transforms.transforms"
+_V2 = ("torchvision.transforms.v2", "offload.transforms")
 _SEVERAL = {"FiveCrop", "TenCrop"}  # these make several images of one, which are no HWC
 _FROM_OR_TO_PIL = {"Lambda", "ToTensor", "PILToTensor", "ToPILImage"}
 _OF_ARRAYS = {"ToTensor", "MaybeToTensor", "ToPILImage", "ToImage"}  # these take arrays as HWC
-_BYTES = {"L", "RGB", "RGBA"}  # modes of Pillow whose arrays say everything: a channel is a channel
+_PLAIN = {"L", "RGB"}  # modes of Pillow that transforms of v2 treat as they treat tensors
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class CpuPart:
 
     ``given``: the images are what a data set of torch returned, of any type, and the result is what the transform makes of that.
     Otherwise they are arrays, which a source has decoded, or which once were images or tensors: their layout is a guess. So is that of
-    a data set's arrays if the first step takes none.
+    a data set's arrays which torchvision would refuse, or leave as they are.
     """
 
     def __init__(
@@ -141,8 +142,11 @@ class CpuPart:
         first = next(iter((*steps, *tail)), None)
         self._from_arrays = _is_theirs(type(first)) and _name(first) in _OF_ARRAYS
         self._floats_stay = type(first).__module__ == _V1 and _name(first) == "ToTensor"  # it takes no tensors
-        self._arrays_stay = given and first is not None and any(map(_takes_anything, _walk(first)))
-        """Whether the first step gets the arrays of a data set as they are."""
+        # Steps of v2 pass arrays on as they are, to one that takes them.
+        self._of_v2 = type(first).__module__.startswith(_V2)
+        taking = (*steps, *tail) if self._of_v2 else (first,)
+        self._arrays_stay = given and any(_takes_anything(inner) for step in taking for inner in _walk(step))
+        """Whether the steps get the arrays of a data set as they are."""
         self._several = any(_name(inner) in _SEVERAL for step in steps for inner in _walk(step))
         # These refuse tensors, or leave them as bytes, which Normalize refuses: so it does here.
         self._tail_takes_tensors = preset is not None or not any(
@@ -160,7 +164,8 @@ class CpuPart:
     def __call__(self, image: Any) -> Any:
         if isinstance(image, EncodedImage):
             return self._finished(self.steps[0](image), self.steps[1:])
-        if self.given and (self._arrays_stay or not isinstance(image, np.ndarray)):
+        of_pixels = isinstance(image, np.ndarray) and not self._arrays_stay and (self._of_v2 or _fits_pillow(image))
+        if self.given and not of_pixels:
             return self._of_given(image)
         return self._of_pixels(own(image) if self.given else image)
 
@@ -170,7 +175,7 @@ class CpuPart:
             return self._sent(self.preset(own(image)))
         if not self.steps and is_pillow(image):
             return self._finished(image, ())  # conversions only read it
-        if self.tensors and self.plain and is_pillow(image) and image.mode in _BYTES:
+        if self.tensors and self.plain and is_pillow(image) and image.mode in _PLAIN:
             return self._finished(_as_tensor_image(np.array(image)), self.steps)
         image = own(image)
         to_image = self.steps and self.tensors and self.plain and self._from_arrays
@@ -286,6 +291,11 @@ def _is_bytes(image: Any) -> bool:
     return isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3)
 
 
+def _fits_pillow(pixels: np.ndarray[Any, Any]) -> bool:
+    """Whether an image of Pillow's can hold this array, HW, HWC or CHW."""
+    return _is_bytes(pixels) and _channels_last(pixels).shape[2] <= 4
+
+
 def _as_arrays(value: Any) -> Any:
     """The structure with arrays in place of Pillow's images."""
     if isinstance(value, Mapping):
@@ -340,8 +350,7 @@ def _takes_tensors(steps: Sequence[Any]) -> bool:
     """Whether all steps treat a uint8 tensor like a PIL image. All steps of torchvision v2 do, except conversions of PIL images,
     which leave tensors unchanged. A user's functions may not."""
     return all(
-        type(inner).__module__.startswith(("torchvision.transforms.v2", "offload.transforms"))
-        and _name(inner) not in _FROM_OR_TO_PIL
+        type(inner).__module__.startswith(_V2) and _name(inner) not in _FROM_OR_TO_PIL
         for step in steps
         for inner in _walk(step)
     )

@@ -451,6 +451,7 @@ ARRAYS = {
 GIVEN_ARRAYS = {name: GIVEN_IMAGES[name] for name in GIVEN_IMAGES if name not in ("v1", "v2")} | {
     "v2 resized": v2.Compose([v2.ToImage(), v2.Resize((20, 24)), v2.ToDtype(torch.float32)]),
     "a function": v1.Compose([v1.Lambda(lambda array: array[:2].copy()), v1.ToTensor()]),
+    "v2 passed on": v2.Compose([v2.RandomHorizontalFlip(1.0), v2.ToImage(), v2.CenterCrop(20), FLOAT]),
 }
 
 
@@ -461,6 +462,23 @@ def test_arrays_of_any_type_and_channels(name: str, kind: str) -> None:
     array, transform = ARRAYS[kind], GIVEN_ARRAYS[name]
     # torch's kernels of the two layouts round differently.
     check_same(array, transform, tolerance=1.0 if (name, array.dtype) == ("v2 resized", np.uint8) else 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["colours", "grey", "one channel", "two channels"])
+def test_arrays_become_pil_images_for_a_transform_that_takes_none(kind: str) -> None:
+    transform = GIVEN_IMAGES["v1"]
+    want = original(transform, pil(ARRAYS[kind].squeeze()), range(2))
+    torch.testing.assert_close(received(ARRAYS[kind], transform), want)
+
+
+def test_arrays_that_no_pil_image_can_hold_are_refused_as_torchvision_refuses_them() -> None:
+    for kind in ("five channels", "float32", "uint16"):
+        check_same(ARRAYS[kind], GIVEN_IMAGES["v1"])
+        check_same(ARRAYS[kind], v1.Compose([v1.Resize(20)]))
+
+
+def test_pil_images_with_transparency_take_every_step() -> None:
+    check_same(of_mode("RGBA"), v2.Compose([v2.Grayscale(), v2.ToImage(), FLOAT]))
 
 
 TO_PIL = v1.Compose([v1.ToPILImage(), v1.RandomCrop(32, 4), v1.ToTensor()])
