@@ -315,6 +315,7 @@ def test_units_and_steps_make_the_rows_of_a_dataset(name: str, folder: Path) -> 
 
 
 @pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:The minimum number of concurrent actors")  # Ray Data's, of pipelines with one block
 @pytest.mark.parametrize("name", TAKEN)
 def test_ray_data_makes_the_same_rows(name: str, folder: Path) -> None:
     build, expected = TAKEN[name]
