@@ -140,12 +140,17 @@ class CpuPart:
     ) -> None:
         self._says = _names([*steps, *tail])
         first = next(iter((*steps, *tail)), None)
-        self._from_arrays = _is_theirs(type(first)) and _name(first) in _OF_ARRAYS
+        self._from_arrays = _reads_arrays(first)
         self._floats_stay = type(first).__module__ == _V1 and _name(first) == "ToTensor"  # it takes no tensors
         # Steps of v2 pass arrays on as they are, to one that takes them.
         self._of_v2 = type(first).__module__.startswith(_V2)
         taking = (*steps, *tail) if self._of_v2 else (first,)
-        self._arrays_stay = given and any(_takes_anything(inner) for step in taking for inner in _walk(step))
+        drop_in = type(first).__module__.startswith(
+            "offload.transforms"
+        )  # it stands for a step of v1, which takes no arrays
+        self._arrays_stay = (
+            given and not drop_in and any(_takes_anything(inner) for step in taking for inner in _walk(step))
+        )
         """Whether the steps get the arrays of a data set as they are."""
         self._several = any(_name(inner) in _SEVERAL for step in steps for inner in _walk(step))
         # These refuse tensors, or leave them as bytes, which Normalize refuses: so it does here.
@@ -178,6 +183,8 @@ class CpuPart:
         if self.tensors and self.plain and is_pillow(image) and image.mode in _PLAIN:
             return self._finished(_as_tensor_image(np.array(image)), self.steps)
         image = own(image)
+        if isinstance(image, np.ndarray):
+            image = np.require(image, requirements="W")  # a read-only one is still the data set's
         to_image = self.steps and self.tensors and self.plain and self._from_arrays
         if to_image and isinstance(image, np.ndarray) and _is_bytes(image):
             return self._finished(_view_of_hwc(image), self.steps)  # as ToImage reads it, without a copy
@@ -310,7 +317,13 @@ def _takes_anything(step: object) -> bool:
     """Whether a step takes arrays as well as images: a user's function, or a conversion of arrays."""
     if not takes_one_image(type(step)):
         return True
-    return _is_theirs(type(step)) and (_name(step) in _OF_ARRAYS or _name(step) == "Lambda")
+    return _reads_arrays(step) or (_is_theirs(type(step)) and _name(step) == "Lambda")
+
+
+def _reads_arrays(step: object) -> bool:
+    """Whether this is a conversion that takes arrays as HWC. timm's ToTensor takes none."""
+    timm = type(step).__module__.startswith("timm") and _name(step) == "ToTensor"
+    return _is_theirs(type(step)) and _name(step) in _OF_ARRAYS and not timm
 
 
 def _steps(transform: Any) -> list[Any]:

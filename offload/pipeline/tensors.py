@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
@@ -69,7 +70,8 @@ def record_use(batch: Any, device: torch.device, stream: Any) -> None:
     def used(tensor: torch.Tensor) -> torch.Tensor:
         # A function of the user may return tensors on the CPU, too.
         if tensor.device.type == device.type:
-            tensor.record_stream(stream)
+            for part in _dense_parts(tensor):
+                part.record_stream(stream)
         return tensor
 
     def used_within(leaf: Any) -> Any:
@@ -77,8 +79,9 @@ def record_use(batch: Any, device: torch.device, stream: Any) -> None:
             if callable(getattr(type(leaf), "record_stream", None)):
                 with contextlib.suppress(Exception):  # graphs on the CPU refuse
                     leaf.record_stream(stream)  # some hold tensors that Python does not see
-            for tensor in _tensors_within(leaf):
-                used(tensor)
+            with contextlib.suppress(Exception):  # attributes may do anything
+                for tensor in _tensors_within(leaf):
+                    used(tensor)
         return leaf
 
     map_tensors(batch, used, used_within)
@@ -87,6 +90,23 @@ def record_use(batch: Any, device: torch.device, stream: Any) -> None:
 def _moves_itself(leaf: Any) -> bool:
     # The class is asked: an object may make up its attributes.
     return not isinstance(leaf, type | torch.nn.Module) and callable(getattr(type(leaf), "to", None))
+
+
+def _dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors of which a sparse one consists: torch records the use of these alone."""
+    if tensor.layout == torch.strided:
+        yield tensor
+    elif tensor.layout == torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    else:
+        by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        indices = (
+            (tensor.crow_indices(), tensor.col_indices()) if by_row else (tensor.ccol_indices(), tensor.row_indices())
+        )
+        yield from (*indices, tensor.values())
+
+
+_WITHOUT_TENSORS = frozenset({str, bytes, int, float, bool, complex, type(None), np.ndarray})
 
 
 def _tensors_within(value: Any) -> Iterator[torch.Tensor]:
@@ -100,10 +120,12 @@ def _tensors_within(value: Any) -> Iterator[torch.Tensor]:
         if isinstance(each, torch.Tensor):
             yield each
             continue
+        inside: Iterable[Any] = ()
         if isinstance(each, Mapping):
-            coming += each.values()
+            inside = each.values()
         elif isinstance(each, list | tuple | set):
-            coming += each
+            inside = each
+        coming += [one for one in inside if type(one) not in _WITHOUT_TENSORS]
         if isinstance(own := getattr(each, "__dict__", None), dict):
             coming += own.values()
         slots = [kind.__dict__.get("__slots__", ()) for kind in type(each).__mro__]

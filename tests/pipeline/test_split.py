@@ -27,6 +27,7 @@ from offload.pipeline.recipe import process
 from offload.pipeline.spec import from_torch, image_folder
 from offload.pipeline.split import SplitTransform, is_image_transform, split_transform
 from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.transforms import GaussianBlur
 from tests.pipeline.index_pass import a_pass, listed, stream_of
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -619,6 +620,31 @@ def test_a_function_gets_the_colours_of_pil_images(mode: str) -> None:
 def test_a_function_gets_the_transparency_of_a_palette() -> None:
     got = a_pass(stream_of(from_torch([{"image": masked_photo()}])))[0]["image"]
     assert np.array_equal(got, np.array(masked_photo().convert("RGBA")))
+
+
+def test_a_mask_with_a_palette_keeps_its_classes() -> None:
+    """As those of VOC."""
+    mask = of_mode("P")
+    data_set = [{"image": of_mode("RGB"), "mask": mask}]
+    for transform in (None, v1.ToTensor()):
+        got = a_pass(stream_of(from_torch(data_set, transform)))[0]["mask"]
+        assert np.array_equal(got, np.array(mask))
+
+
+def test_memory_of_a_data_set_that_is_read_only_stays_as_it_is() -> None:
+    kept = bands(28, 28, dtype=np.float32)
+    kept.flags.writeable = False
+    before = kept.copy()
+    received(kept, v1.Compose([v1.ToTensor(), v1.Normalize(0.5, 0.5, inplace=True)]))
+    assert np.array_equal(kept, before)
+
+
+def test_a_drop_in_blurs_arrays_as_the_transform_that_it_stands_for() -> None:
+    value = bands(40, 48, 3)
+    for kind in (v1.GaussianBlur, GaussianBlur):
+        transform = v1.Compose([kind(11, sigma=5.0), v1.ToTensor()])
+        sharp = received(value, v1.ToTensor())
+        assert received(value, transform).std() < 0.5 * sharp.std()
 
 
 # --- several views of an image -----------------------------------------------------------------------------------------

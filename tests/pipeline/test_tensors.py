@@ -110,3 +110,19 @@ def test_the_memory_within_such_objects_is_kept_for_the_stream(monkeypatch: pyte
     record_use([*batch, torch.ones(2)], device, "stream")
     within = [graphs.stores["x"], graphs.stores["boxes"][0].tensor]
     assert sorted(recorded) == sorted([(0, "stream"), *((id(each), "stream") for each in [*within, plain])])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch says that these are in beta
+def test_of_sparse_tensors_within_objects_the_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[int] = []
+
+    def record(tensor: torch.Tensor, stream: Any) -> None:
+        assert tensor.layout == torch.strided, "torch records no other"
+        recorded.append(tensor.numel())
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", record)
+    dense = torch.eye(3)
+    held = Boxes(dense)
+    held.tensor = [dense.to_sparse_coo(), dense.to_sparse_csr(), dense.to_sparse_csc()]  # type: ignore[assignment]
+    record_use(held, torch.device("cpu"), "stream")
+    assert sorted(recorded) == sorted([6, 3, 4, 3, 3, 4, 3, 3])

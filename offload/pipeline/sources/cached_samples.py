@@ -82,7 +82,10 @@ class CachedSamplesReader:
                     samples[row] = self._store(keys[row], block)
         good = [sample for sample in samples if sample is not None]
         columns: dict[str, Column] = {
-            name: _column([None if sample is None else plain(sample.get(name)) for sample in samples], errors)
+            name: _column(
+                [None if sample is None else plain(sample.get(name), colours=name == "image") for sample in samples],
+                errors,
+            )
             for name in dict.fromkeys(name for sample in good for name in sample)
         }
         return Samples(columns, errors, annotated=annotated_parts(good[0]) if good else {})

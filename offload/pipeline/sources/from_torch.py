@@ -140,13 +140,13 @@ class TorchReader:
         columns: dict[str, Column] = {
             name: [_loaded(s[name]) for s in samples]
             if self._images and name == "image"
-            else [self._value(s[name], stays=name in stay) for s in samples]
+            else [self._value(name, s[name], stays=name in stay) for s in samples]
             for name in names
         }
         return Samples(columns, annotated=annotated)
 
-    def _value(self, value: Any, *, stays: bool) -> Any:
-        made = value if stays else plain(value)
+    def _value(self, name: str, value: Any, *, stays: bool) -> Any:
+        made = value if stays else plain(value, colours=name == "image")
         if not self._changed or (made is not value and is_pillow(value)):  # its pixels are a copy already
             return made
         return own(made)
@@ -183,11 +183,13 @@ def _listed(names: Iterable[object]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, *, colours: bool) -> Any:
     """The value as an array if it is a tensor or an image. Other values stay: a transform may take them, or an error names them
-    later."""
+    later. ``colours``: of an image, these count. A mask of Pillow's mode P holds numbers of classes instead."""
     if is_pillow(value):
-        return np.array(_of_colours(value))  # a copy, as Pillow's own memory is read-only: a transform may write to it
+        return np.array(
+            _of_colours(value) if colours else value
+        )  # a copy, as Pillow's own memory is read-only: a transform may write to it
     if type(value).__module__.startswith(("torch", "torchvision")) and is_tensor(value):
         try:
             array = as_array(value)
