@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def installed() -> Software:
 
 
 def _pip_install(requirements: Iterable[str]) -> str:
-    return f"pip install --no-cache-dir {' '.join(map(_quoted, requirements))}"
+    return f"pip install --no-cache-dir {' '.join(map(shlex.quote, requirements))}"
 
 
 def _with_dashboard(requirement: str) -> str:
@@ -58,7 +59,3 @@ def _with_dashboard(requirement: str) -> str:
         return requirement
     found.extras.add("default")
     return str(found)
-
-
-def _quoted(requirement: str) -> str:
-    return f"'{requirement}'" if "[" in requirement else requirement
