@@ -21,19 +21,8 @@ from offload.launch.launcher import launch
 from offload.launch.sagemaker.groups import groups_of
 from offload.launch.sagemaker.job_template import JobTemplate, job_name
 from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
-from offload.launch.sagemaker.service import NoRegionError, Service
+from offload.launch.sagemaker.service import service_of
 from offload.prices import built_in
-
-
-def service_of(region: str | None, dry_run: bool) -> Service:
-    """The service of a region; where none is known, the request of ``--dry-run`` names us-east-1."""
-    try:
-        return Service(region)
-    except NoRegionError:
-        if not dry_run:
-            raise
-        print("the AWS region is unknown: the request uses us-east-1; pass --region.", file=sys.stderr)
-        return Service("us-east-1")
 
 
 def main() -> None:
@@ -48,7 +37,7 @@ def main() -> None:
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
 
-    service, catalog = service_of(given.region, given.dry_run), built_in()
+    service, catalog = service_of(given.region, dry_run=given.dry_run), built_in()
     template = JobTemplate(
         script=given.script.name,
         args=for_script,

@@ -27,7 +27,7 @@ from offload.launch.sagemaker.groups import groups_of
 from offload.launch.sagemaker.job import CHECKPOINTS, Job
 from offload.launch.sagemaker.job_template import JobTemplate, channel_of, job_name
 from offload.launch.sagemaker.launch import prepare
-from offload.launch.sagemaker.service import NoRegionError, Service
+from offload.launch.sagemaker.service import service_of
 from offload.launch.sagemaker.submit import upload
 from offload.prices import built_in
 
@@ -93,17 +93,6 @@ def model_trainer(job: Job, boto_session: Any) -> Any:
     )
 
 
-def service_of(region: str | None, dry_run: bool) -> Service:
-    """The service of a region; where none is known, the request of ``--dry-run`` names us-east-1."""
-    try:
-        return Service(region)
-    except NoRegionError:
-        if not dry_run:
-            raise
-        print("the AWS region is unknown: the request uses us-east-1; pass --region.", file=sys.stderr)
-        return Service("us-east-1")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script", type=Path)
@@ -116,7 +105,7 @@ def main() -> None:
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     given, for_script = parser.parse_args(sys.argv[1:at]), tuple(sys.argv[at + 1 :])
 
-    service = service_of(given.region, given.dry_run)
+    service = service_of(given.region, dry_run=given.dry_run)
     template = JobTemplate(
         script=given.script.name,
         args=for_script,

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from offload.model import Catalog
 
 MOST = 10**9
-FALLBACK_REGION = "us-east-1"  # only for --dry-run
 _WITH_A_JOB = ("region", "catalog_path", "as_json", "wait")
 OF_A_JOB = {"status_of": _WITH_A_JOB, "stop_job": _WITH_A_JOB, "requirements": ("as_json",)}
 """The options that are valid with --status, --stop and --requirements."""
@@ -375,7 +374,7 @@ def _tell_spot(planned: str, given: bool) -> None:
 
 
 def _region(given: str | None, image_uri: str | None, dry_run: bool) -> str:
-    from offload.launch.sagemaker.service import NoRegionError, Service
+    from offload.launch.sagemaker.service import FALLBACK_REGION, NO_REGION, NoRegionError, Service
 
     try:
         return Service(given).region
@@ -386,6 +385,6 @@ def _region(given: str | None, image_uri: str | None, dry_run: bool) -> str:
         if in_image:
             return in_image[1]
         if dry_run:
-            click.echo(f"the AWS region is unknown: the request uses {FALLBACK_REGION}; pass --region.", err=True)
+            click.echo(NO_REGION, err=True)
             return FALLBACK_REGION
         raise

@@ -7,6 +7,7 @@ Where it stops: it knows nothing of offload's jobs.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -56,6 +57,10 @@ def region_of(name: str) -> str:
     return name
 
 
+FALLBACK_REGION = "us-east-1"
+NO_REGION = f"the AWS region is unknown: the request uses {FALLBACK_REGION}; pass --region."
+
+
 class Service:
     """Clients of one region.
 
@@ -101,6 +106,20 @@ class Service:
                 raise ConfigError(
                     f"cannot reach {name}: {error}. Check the AWS_ENDPOINT_URL variables: they begin with https:// or http://."
                 ) from None
+
+
+def service_of(region: str | None, *, dry_run: bool) -> Service:
+    """The service of a region. If none is known, a dry run's request names :data:`FALLBACK_REGION`, and a line on standard error says so.
+
+    Raises NoRegionError if none is known and the request is a real one.
+    """
+    try:
+        return Service(region)
+    except NoRegionError:
+        if not dry_run:
+            raise
+        print(NO_REGION, file=sys.stderr)
+        return Service(FALLBACK_REGION)
 
 
 class AccessDenied(ConfigError):
