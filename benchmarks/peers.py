@@ -200,7 +200,8 @@ def name_of(peer: Peer, hosts: int) -> str:
               help="Approximate time that each run lasts, without its start.")  # fmt: skip
 @click.option("--environments", "folder", default=environments.DEFAULT_FOLDER, show_default=True,
               type=click.Path(path_type=Path, file_okay=False), help="Folder of the libraries' environments.")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Keep the rows in the output file, and run only those that it lacks.")
+@click.option("--resume", is_flag=True,
+              help="Keep the repeats in the output file, and run only those that it lacks.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
 def main(
     workloads: tuple[str, ...],
@@ -232,20 +233,21 @@ def main(
         "versions_of_peers": versions,
     }
     for workload in workloads or WORKLOADS:
-        kept = {line["name"] for line in lines if line["workload"] == workload}
+        kept = {line["name"]: line for line in lines if line["workload"] == workload}
         chosen = [
             (peer, hosts)
             for hosts in sorted(map(int, counts)) or (1, 2)
             for peer in peers
-            if name_of(peer, hosts) not in kept
+            if not is_complete(kept.get(name_of(peer, hosts)), repeats)
         ]
         if not chosen:
             continue
-        ran = _Workload(workload, seconds, ready, lost, log)
+        ran = _Workload(workload, seconds, ready, lost, log, kept)
         for repeat in range(repeats):
-            ran.run(chosen, f"{repeat + 1}/{repeats}")
-        lines = [line for line in lines if not (line["workload"] == workload and line["name"] == reference.PLAIN.name)]
-        lines += ran.lines(chosen)
+            ran.run(chosen, repeat, repeats)
+        made = ran.lines(chosen)
+        replaced = {line["name"] for line in made}
+        lines = [line for line in lines if line["workload"] != workload or line["name"] not in replaced] + made
         # After each workload, so that an interrupted benchmark can be resumed.
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -273,9 +275,16 @@ class _Workload:
     """The runs of all rows on one workload."""
 
     def __init__(
-        self, name: str, seconds: float, ready: Mapping[str, str], lost: Mapping[str, str], log: Console
+        self,
+        name: str,
+        seconds: float,
+        ready: Mapping[str, str],
+        lost: Mapping[str, str],
+        log: Console,
+        earlier: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self._name, self._seconds, self._ready, self._lost, self._log = name, seconds, ready, lost, log
+        self._earlier = earlier
         data = reference.jpeg_files(None) if name == "jpeg" else str(reference.folder_of(name))
         batch_size = tables.BATCH_SIZES.get(name, reference.BATCH_SIZE)
         # Synthetic images have no files, but libraries with formats of their own keep theirs beside this folder.
@@ -289,11 +298,13 @@ class _Workload:
         self._reasons: dict[str, str] = {}
         self._failures: Counter[str] = Counter()
 
-    def run(self, chosen: Sequence[tuple[Peer, int]], repeat: str) -> None:
-        """Run each row once, and the plain loop before and after it."""
+    def run(self, chosen: Sequence[tuple[Peer, int]], repeat: int, repeats: int) -> None:
+        """Run each row that lacks this repeat once, and the plain loop before and after it."""
         before: Measurement | None = None
         for peer, hosts in chosen:
             name = name_of(peer, hosts)
+            if repeat < len(repeats_of(self._earlier.get(name))):
+                continue
             if self._failures[name] >= TRIES and not self._measured[name]:
                 continue  # the row does not work at all
             if (reason := peer.reason(self._name, hosts) or self._lost.get(peer.environment or "")) is not None:
@@ -316,22 +327,27 @@ class _Workload:
             beside = Beside(row=row, run=run, plain=(before, after))
             self._measured[name].append(beside)
             before = after
-            self._log.print(f"{repeat} {self._name} {name}: {beside}", markup=False, highlight=False)
+            self._log.print(f"{repeat + 1}/{repeats} {self._name} {name}: {beside}", markup=False, highlight=False)
 
     def lines(self, chosen: Sequence[tuple[Peer, int]]) -> list[dict[str, Any]]:
         """The lines of the table: the plain loop, then each row, with its figures or its reason."""
         besides = [beside for ran in self._measured.values() for beside in ran]
-        made = [plain_line(self._name, besides)] if besides else []
+        plain = [*repeats_of(self._earlier.get(reference.PLAIN.name)), *map(figures_of, (b.plain[0] for b in besides))]
+        made = [plain_line(self._name, plain)] if plain else []
         for peer, hosts in chosen:
             name = name_of(peer, hosts)
             told = {"name": name, "workload": self._name, "hosts": hosts, "about": peer.about}
-            if ran := self._measured[name]:
-                # A row that failed in one repeat has figures and a reason.
-                failed = {"reason": self._reasons[name]} if name in self._reasons else {}
-                sums = label_sum(self._name, Path(self._task.data or "."), self._tasks[name].samples)
-                made.append({**told, **figures(ran), "notes": notes(ran, sums), **failed})
+            # A row that failed in one repeat has figures and a reason.
+            failed = {"reason": self._reasons[name]} if name in self._reasons else {}
+            earlier, ran = self._earlier.get(name, {}), self._measured[name]
+            if repeats := [*repeats_of(earlier), *map(repeat_of, ran)]:
+                remarks = list(earlier.get("notes", ()))
+                if ran:
+                    sums = label_sum(self._name, Path(self._task.data or "."), self._tasks[name].samples)
+                    remarks = list(dict.fromkeys([*remarks, *notes(ran, sums)]))
+                made.append({**told, **figures(repeats), "notes": remarks, **failed})
             else:
-                made.append({**told, "reason": self._reasons[name]})
+                made.append({**told, **failed})
         return made
 
     def _run(self, row: Row, task: Task, more_s: float = 0.0) -> Measurement:
@@ -342,7 +358,7 @@ class _Workload:
         return reference.plain_loop(self._plain_task, self._log, memory_every_s=MEMORY_EVERY_S)
 
     def _first_run(self, row: Row) -> Task:
-        """Return the task that takes the wanted time, by the rate of a short run."""
+        """Return the task that takes the wanted time, by the rate of a short run. It also fills caches."""
         ideal = self._plain_per_s * len(row.hosts)
         short = self._with_samples(0)
         if short.samples >= ideal * self._seconds:
@@ -384,29 +400,44 @@ def notes(ran: Sequence[Beside], expected_sum: int) -> list[str]:
     return found
 
 
+def is_complete(line: Mapping[str, Any] | None, repeats: int) -> bool:
+    """Whether a row of an earlier result needs no more runs: it has its repeats, or could not run at all."""
+    return line is not None and len(repeats_of(line) or range(repeats)) >= repeats
+
+
+def repeats_of(line: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    return [] if line is None else list(line.get("repeats", ()))
+
+
 FIGURES = (
     "samples_per_s", "cpu_ms_per_sample", "daemon_cpu_ms_per_sample", "first_batch_s", "start_to_first_batch_s", "stall",
     "busy_cores", "wire_bytes_per_sample", "peak_memory_bytes",
 )  # fmt: skip
+RATIOS = ("delivered_over_ideal", "cpu_over_plain")
 
 
-def figures(ran: Sequence[Beside]) -> dict[str, Any]:
+def figures_of(run: Measurement) -> dict[str, float]:
+    return {name: float(getattr(run, name)) for name in FIGURES}
+
+
+def repeat_of(beside: Beside) -> dict[str, Any]:
+    return {**side_by_side.as_dict(beside.run), **{name: getattr(beside, name) for name in RATIOS}}
+
+
+def figures(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Medians over the repeats, the range of each ratio, and all repeats."""
-    ratios = {name: [getattr(beside, name) for beside in ran] for name in ("delivered_over_ideal", "cpu_over_plain")}
+    ratios = {name: [repeat[name] for repeat in repeats] for name in RATIOS}
     return {
         **{name: statistics.median(values) for name, values in ratios.items()},
         "spread": {name: [min(values), max(values)] for name, values in ratios.items()},
-        **_medians([beside.run for beside in ran]),
-        "repeats": [
-            {**side_by_side.as_dict(beside.run), **{name: getattr(beside, name) for name in ratios}} for beside in ran
-        ],
+        **_medians(repeats),
+        "repeats": list(repeats),
     }
 
 
-def plain_line(workload: str, besides: Sequence[Beside]) -> dict[str, Any]:
+def plain_line(workload: str, repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The plain loop, on both hosts at once."""
-    runs = [beside.plain[0] for beside in besides]
-    rates = [run.samples_per_s for run in runs]
+    rates = [repeat["samples_per_s"] for repeat in repeats]
     return {
         "name": reference.PLAIN.name,
         "workload": workload,
@@ -415,14 +446,17 @@ def plain_line(workload: str, besides: Sequence[Beside]) -> dict[str, Any]:
         "delivered_over_ideal": 1.0,
         "cpu_over_plain": 1.0,
         "spread": {"samples_per_s": [min(rates), max(rates)]},
-        **_medians(runs),
+        **_medians(repeats),
+        "repeats": list(repeats),
         "notes": [],
     }
 
 
-def _medians(runs: Sequence[Measurement]) -> dict[str, float]:
-    made = {name: statistics.median(float(getattr(run, name)) for run in runs) for name in FIGURES}
-    conversions = [run.extra["conversion_s"] for run in runs if run.extra.get("conversion_s")]
+def _medians(repeats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    made = {name: statistics.median(float(repeat[name]) for repeat in repeats) for name in FIGURES}
+    conversions = [
+        extra["conversion_s"] for repeat in repeats if (extra := repeat.get("extra", {})).get("conversion_s")
+    ]
     return made | ({"conversion_s": statistics.median(conversions)} if conversions else {})
 
 

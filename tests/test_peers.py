@@ -58,14 +58,14 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def workload(lost: Mapping[str, str] | None = None, seconds: float = 40.0) -> peers._Workload:
-    return peers._Workload("blur", seconds, {}, lost or {}, Console(quiet=True))
+    return peers._Workload("blur", seconds, {}, lost or {}, Console(quiet=True), {})
 
 
 def test_every_row_is_measured_beside_two_plain_loops_and_keeps_its_repeats(ran: list[tuple[str, int]]) -> None:
     runs = workload()
     ran.clear()  # of the calibration
-    for repeat in ("1/2", "2/2"):
-        runs.run([(WORKS, 1), (WORKS, 2)], repeat)
+    for repeat in range(2):
+        runs.run([(WORKS, 1), (WORKS, 2)], repeat, 2)
     names = [name for name, _ in ran]
     once = ["plain", "works-1-host", "plain", "works-2-hosts", "plain"]
     first = ["works-1-host", "plain", "works-1-host", "plain", "works-2-hosts", "plain", "works-2-hosts", "plain"]
@@ -82,7 +82,7 @@ def test_every_row_is_measured_beside_two_plain_loops_and_keeps_its_repeats(ran:
 
 def test_a_first_run_finds_how_many_samples_take_the_wanted_time(ran: list[tuple[str, int]]) -> None:
     runs = workload(seconds=400.0)
-    runs.run([(WORKS, 1)], "1/1")
+    runs.run([(WORKS, 1)], 0, 1)
     short, full = [samples for name, samples in ran if name == "works-1-host"]
     assert full >= 400 * 50 > short
     assert full % common.SHARD == full % reference.BATCH_SIZE == 0
@@ -92,7 +92,7 @@ def test_a_lost_row_stays_in_the_table_with_its_reason(ran: list[tuple[str, int]
     runs = workload(lost={"missing": "its environment could not be made: no index"})
     chosen = [(FAILS, 1), (FAILS, 2), (LACKS, 1), (WORKS, 1)]
     for repeat in range(5):
-        runs.run(chosen, f"{repeat + 1}/5")
+        runs.run(chosen, repeat, 5)
     lines = {line["name"]: line for line in runs.lines(chosen)}
     assert lines["fails-1-host"]["reason"] == "ValueError: broken, see …"
     assert lines["fails-2-hosts"]["reason"] == "it has one host"
@@ -120,6 +120,36 @@ def test_a_resumed_table_keeps_the_versions_of_the_libraries_of_its_earlier_rows
     document = json.loads(output.read_text())
     assert [row["name"] for row in document["rows"]] == ["plain", "works-1-host"]
     assert document["versions_of_peers"] == earlier
+
+
+def test_a_resumed_table_runs_the_repeats_that_a_row_lacks(
+    ran: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "unavailable", lambda: None)
+    monkeypatch.setattr(peers, "PEERS", (WORKS, FAILS))
+    monkeypatch.setattr(side_by_side, "machine", dict)
+    output = tmp_path / "peers.json"
+
+    def rows(repeats: int) -> dict[str, dict[str, Any]]:
+        ran.clear()
+        arguments = ["--workload", "blur", "--repeats", str(repeats), "--resume", "-o", str(output)]
+        done = CliRunner().invoke(peers.main, arguments)
+        assert done.exit_code == 0, done.output
+        return {row["name"]: row for row in json.loads(output.read_text())["rows"]}
+
+    once = rows(1)
+    assert len(once["works-1-host"]["repeats"]) == len(once["works-2-hosts"]["repeats"]) == 1
+    thrice = rows(3)
+    measured = [name for name, _ in ran if name.startswith("works")]
+    assert measured.count("works-1-host") == 3, "a first run, and two repeats"
+    assert not [name for name, _ in ran if name.startswith("fails")], "it could not run at all"
+    assert len(thrice["works-1-host"]["repeats"]) == 3
+    assert thrice["works-1-host"]["delivered_over_ideal"] == 0.5
+    assert len(thrice["plain"]["repeats"]) == len(once["plain"]["repeats"]) + 4
+    assert set(thrice) == set(once)
+    assert thrice["fails-1-host"] == once["fails-1-host"]
+    rows(3)
+    assert not ran
 
 
 def test_notes_tell_of_samples_that_differ() -> None:

@@ -63,7 +63,8 @@ class UnitTasks(PassTasks):
             following = self._expected(self._order[self._cursor])
             if rows + following / 2 > size or rows + following > most:
                 break
-            if len(taken) >= share and self._rows_in(self._order[self._cursor]) is None:
+            # Before the first was made, a unit may hold a handful of rows or millions.
+            if self._rows_in(self._order[self._cursor]) is None and (len(taken) >= share or not self._seen_units):
                 break
             taken.append(self._order[self._cursor])
             rows += following

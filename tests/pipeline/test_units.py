@@ -263,6 +263,19 @@ def test_units_that_give_next_to_nothing_are_shared_among_the_cores(first: int) 
     assert left == 0
 
 
+def test_the_first_tasks_hold_one_unit_each_for_units_may_hold_millions_of_rows(passing: Passing) -> None:
+    """Otherwise, the first batch of a Dataset of large files waits for dozens of them."""
+    tasks = passing.tasks(first_rows=4096)
+    first, second = tasks.next("node"), tasks.next("node")
+    assert first is not None
+    assert second is not None
+    assert first[0].rows.num_rows == second[0].rows.num_rows == 1
+    first[1](Block(ref=cast(Any, Ref()), cost=Cost(rows=2, size_bytes=1, cpu_s=0.01, wall_s=0.01)))
+    third = tasks.next("node")
+    assert third is not None
+    assert third[0].rows.num_rows > 1, "small ones go together"
+
+
 def test_a_lost_block_is_made_again(passing: Passing) -> None:
     tasks = passing.tasks()
     issued = tasks.next("node")
