@@ -21,6 +21,7 @@ IN_IMAGE = ("torch", "torchvision")
 """Packages that are never installed over an image's own, which fit its CUDA."""
 _INCLUDES = re.compile(r"\s*(?:-r|--requirement)[= ]?\s*([^\s#]+)")
 _OPTION = re.compile(r"(-[rcef]|--(?:requirement|constraint|editable|find-links)(?=[\s=]|$))[\s=]*(.*)")
+_INCLUDED = re.compile(r"\s*(-[rc]|--(requirement|constraint))")
 _FIND_LINKS = re.compile(r"\s*(-f|--find-links)")
 _ADDRESS = re.compile(r"https?://")
 _OF_VERSION_CONTROL = re.compile(r"(git|hg|svn|bzr)\+(?!file:)[a-z+]+://")
@@ -83,11 +84,12 @@ def check_targets(path: Path) -> None:
     for file, line in _lines(folder / path.name):
         if (target := local_target(line)) is None:
             continue
-        there = (file.parent / target).resolve()
+        named = _place_of(target, file, line, folder)
+        there = named.resolve()
         said = f"{file} has the line {line.strip()!r}, and {there} is not uploaded with {folder}"
         if not there.is_relative_to(folder) or not there.exists():
             raise ConfigError(f"{said}: copy it there, or name its packages here.")
-        if Path(os.path.normpath(file.parent / target)) not in travel:
+        if Path(os.path.normpath(named)) not in travel:
             raise ConfigError(
                 f"{said}: hidden files, links to folders, virtual environments, and folders called {', '.join(FOLDERS_LEFT_OUT)} "
                 "are not. Move it elsewhere in the folder."
@@ -97,6 +99,14 @@ def check_targets(path: Path) -> None:
                 f"{file} has the line {line.strip()!r}, and the setup.py of {folder} is not uploaded: the training toolkit would run it "
                 "instead of the script. Drop the line if the script imports only modules beside it, or write a pyproject.toml."
             )
+
+
+def _place_of(target: str, file: Path, line: str, folder: Path) -> Path:
+    """Where pip, which runs in ``folder``, looks for what a line of ``file`` names: packages there, other files beside ``file``."""
+    beside = file.parent / target
+    if _INCLUDED.match(line) or (_FIND_LINKS.match(line) and beside.exists()):
+        return beside
+    return folder / target
 
 
 def local_target(line: str) -> str | None:

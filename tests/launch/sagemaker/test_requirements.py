@@ -169,6 +169,20 @@ def test_a_link_includes_the_files_beside_it(own: Path) -> None:
     assert check_requirements(own, IMAGE) == "requirements.txt: can be installed with offload on Python 3.12."
 
 
+def test_packages_lie_where_pip_runs_and_included_files_beside_the_file_that_names_them(own: Path) -> None:
+    base = own.parent / "more" / "base.txt"
+    (base.parent / "lib").mkdir(parents=True)
+    own.write_text("-r more/base.txt\n")
+    base.write_text("-r common.txt\n-e ./lib\n")
+    base.with_name("common.txt").write_text("plain==2.0\n")
+    (base.parent / "lib" / "pyproject.toml").write_text("")
+    with pytest.raises(ConfigError, match=f"the line '-e ./lib', and {re.escape(str(own.parent / 'lib'))} is not"):
+        check_targets(own)
+    (own.parent / "lib").mkdir()
+    (own.parent / "lib" / "pyproject.toml").write_text("")
+    check_targets(own)
+
+
 def test_only_ray_is_pinned() -> None:
     """A user's stack may pin NumPy, pandas or PyArrow as it likes, within what offload can use."""
     names = {each for each in requirements() if "==" in each}
