@@ -80,7 +80,11 @@ def make_demo_data(
     found = _read_marker(out)
     if found is not None and found.get("made_with") == key:
         return _from_marker(out, found)
-    if found is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    try:
+        taken = found is None and out.exists() and (not out.is_dir() or any(out.iterdir()))
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be read: {error.strerror or error}; name another folder") from None
+    if taken:
         raise ConfigError(f"{out} exists and is not a demo data set; name another folder, or remove this one")
 
     _check_room(out, images)

@@ -50,6 +50,15 @@ def read_text(path: Path, what: str) -> str:
         raise ConfigError(f"{named} cannot be read: {error}.") from None
 
 
+def is_file(path: Path, what: str) -> bool:
+    """Whether this is an ordinary file, or a link to one. ``what`` names it in errors: ``the script``. Raises ConfigError where nobody may
+    look."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror or error}.") from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file, whole or not at all. A file that exists keeps its permissions, and a link stays one. A device, such as
     ``/dev/null``, gets the text. Raises ConfigError if that is impossible."""

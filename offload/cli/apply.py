@@ -55,9 +55,10 @@ class Applying:
                 f"--apply measures transforms that OpenCV computes, and cv2 cannot be imported ({error}). Install it: {INSTALL}."
             ) from None
         self._script, self._yes, self._seconds = script, yes, seconds
-        if yes and script.is_file() and not _writable(script):
+        there = os.path.isfile(script)  # if not, loading it tells what is wrong
+        if yes and there and not _writable(script):
             raise ConfigError(f"{script} cannot be written: it is read-only. Make it writable, or leave out --yes.")
-        self._first = {script.resolve(): script.read_bytes()} if script.is_file() else {}
+        self._first = {script.resolve(): script.read_bytes()} if there and os.access(script, os.R_OK) else {}
         self._work: Work | None = None
         self._changes: list[Change] = []
         self._written = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -244,7 +245,7 @@ def _launch(
     from offload.launch.sagemaker.service import Service
     from offload.launch.sagemaker.submit import starter
 
-    if (script.parent / REQUIREMENTS).is_file():
+    if os.path.isfile(script.parent / REQUIREMENTS):
         _say(f"checking whether {REQUIREMENTS} can be installed with offload")  # takes some seconds
     prepared = prepare(template, name, choices, script, catalog, plan_path)
     for note in prepared.notes:

@@ -251,9 +251,9 @@ def _gpu_speed(given: tuple[tuple[str | None, float], ...]) -> float | dict[str,
 
 
 def _write(path: Path, write: Callable[[], Any]) -> None:
-    if path.is_fifo():  # without a reader, writing waits forever
-        raise ConfigError(f"{path} cannot be written: it is a named pipe. Name an ordinary file.")
     try:
+        if path.is_fifo():  # without a reader, writing waits forever
+            raise ConfigError(f"{path} cannot be written: it is a named pipe. Name an ordinary file.")
         write()
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None

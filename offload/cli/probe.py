@@ -87,7 +87,7 @@ def probe(
     with stdout_for_json(as_json) as emit:
         # What a profile may hold.
         check_number("--core-speed", core_speed, least=0.01, most=100.0, sane="1 is an ml.c5 vCPU")
-        if output is not None and not (output.parent.is_dir() and os.access(output.parent, os.W_OK)):
+        if output is not None and not (os.path.isdir(output.parent) and os.access(output.parent, os.W_OK)):
             raise ConfigError(f"{output} cannot be written: {output.parent} is not a writable folder.")
         if yes and not apply:
             raise ConfigError("--yes writes what --apply shows. Pass --apply, too.")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offload.errors import ConfigError, OffloadError
+from offload.files import is_file
 from offload.model.checks import shown
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ USAGE = 2  # the exit code with which argparse, click and others refuse argument
 def check_script(script: Path, what: str = "a Python file that defines build() -> offload.Trainer") -> None:
     """Raise ConfigError if the script is not a file; for example a named pipe, which may never deliver anything. ``what``: what to give
     instead."""
-    if not script.is_file():
+    if not is_file(script, "the script"):
         raise ConfigError(f"{script} is not a file. Give {what}.")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from offload.errors import ConfigError
+from offload.files import is_file
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET = re.compile(
@@ -146,7 +147,7 @@ def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
 def check_script(script: Path) -> None:
     """Raise ConfigError for a script that would fail on the other machines, which cost time and money. The script does not run here:
     it may need resources of those machines."""
-    if not script.is_file():
+    if not is_file(script, "the script"):
         raise ConfigError(f"there is no script {script}.")
     if script.resolve().suffix != ".py":  # `offload run` would not load it
         raise ConfigError(f"{script} is not Python: the name of a script ends in .py.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -44,18 +45,22 @@ def files_of(folder: Path, *, instead_of_keys: str) -> dict[str, Path]:
 
 
 def left_behind(folder: Path) -> list[str]:
-    """What a user may miss among the uploaded files, in words: links, and folders with names of results."""
+    """What a user may miss among the uploaded files, in words: links, folders with names of results, and those that cannot be read."""
     folder = folder.resolve()
     notes = []
     if links := links_left(folder):
         notes.append(f"links out of the folder, or to folders, are not uploaded: {', '.join(map(ascii, links))}")
     found: list[str] = []
-    for path, folders, _ in os.walk(folder):
+    unread: list[OSError] = []
+    for path, folders, _ in os.walk(folder, onerror=unread.append):
         skipped = [name for name in folders if _is_left_out(path, name, FOLDERS_LEFT_OUT)]
         found += [Path(path, name).relative_to(folder).as_posix() for name in skipped if _is(name, FOLDERS_LEFT_OUT)]
         folders[:] = [name for name in folders if name not in skipped]
     if found:
         notes.append(f"folders of these names are not uploaded: {', '.join(map(ascii, sorted(found)))}")
+    if unread:
+        names = sorted(Path(error.filename).relative_to(folder).as_posix() for error in unread)
+        notes.append(f"folders that cannot be read are not uploaded: {', '.join(map(ascii, names))}")
     return notes
 
 
@@ -133,8 +138,19 @@ def _of_user(folder: Path, instead_of_keys: str) -> Iterator[tuple[str, Path]]:
 def _below(folder: Path, but: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
     """Yield (name on the other machine, path) of every file to upload, without links that lead out of the folder."""
     for path in _walked(folder, but):
-        if path.is_file() and path.resolve().is_relative_to(folder):
+        if _is_file(path) and path.resolve().is_relative_to(folder):
             yield path.relative_to(folder).as_posix(), path
+
+
+def _is_file(path: Path) -> bool:
+    """Whether this is an ordinary file, or a link to one. Raises ConfigError where nobody may look, except behind a link, which is left
+    out."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or os.path.islink(path):
+            return False
+        raise _unreadable(path, error) from None
 
 
 def _walked(folder: Path, but: tuple[str, ...]) -> Iterator[Path]:

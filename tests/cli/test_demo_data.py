@@ -57,6 +57,11 @@ def test_second_call_returns_at_once_and_same_arguments_give_the_same_files(
     assert digests(tmp_path / "again") == digests(out)
 
 
+def test_a_folder_at_which_nobody_may_look_is_told_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="cannot be read: File name too long; name another folder"):
+        make_demo_data(Path("x" * 300), images=IMAGES)  # too long for a name
+
+
 def test_other_arguments_replace_it(tmp_path: Path) -> None:
     out = tmp_path / "data"
     make_demo_data(out, images=20)

@@ -44,11 +44,42 @@ def test_a_named_pipe_is_refused_at_once(arguments: list[str], pipe: Path) -> No
     )
 
 
+TOO_LONG = "x" * 300  # for a name: nobody may look whether there is such a file
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run"],
+        ["probe"],
+        ["probe", "--apply"],
+        ["launch", "ray", "--dry-run"],
+        [
+            *("launch", "sagemaker", "--dry-run", "--region", "us-east-1", "--gpu", "ml.g5.xlarge:1", "--bucket", "my-bucket"),
+            *("--role", "arn:aws:iam::123456789012:role/training", "--image-uri", "pytorch-training:2.8-gpu-py312"),
+        ],
+    ],
+    ids=lambda arguments: " ".join(arguments[:3]),
+)  # fmt: skip
+def test_a_script_at_which_nobody_may_look_is_told_with_the_reason(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main, [*arguments, f"{TOO_LONG}.py"])
+    assert done.exit_code == 2, done.output
+    assert f"the script {TOO_LONG}.py cannot be read: File name too long" in done.output
+
+
+PROFILE = """{"schema": "offload.profile/1", "input": {"core_seconds_per_sample": 0.03, "wire_bytes_per_sample": 150528},
+    "step": {"device": "NVIDIA A10G", "alpha_compute": 0.01, "beta_compute": 0.0016}, "batch_size": 64}"""
+
+
+def test_a_plan_is_not_written_where_nobody_may_look(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text(PROFILE)
+    made = ["plan", "--profile", str(tmp_path / "profile.json"), "--gpu-type", "ml.g5.xlarge", "-o", TOO_LONG]
+    done = CliRunner().invoke(main, made)
+    assert (done.exit_code, "cannot be written: File name too long" in done.output) == (2, True), done.output
+
+
 def test_a_plan_is_not_written_to_a_named_pipe(pipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "profile.json").write_text(
-        """{"schema": "offload.profile/1", "input": {"core_seconds_per_sample": 0.03, "wire_bytes_per_sample": 150528},
-        "step": {"device": "NVIDIA A10G", "alpha_compute": 0.01, "beta_compute": 0.0016}, "batch_size": 64}"""
-    )
+    (tmp_path / "profile.json").write_text(PROFILE)
     made = ["plan", "--profile", str(tmp_path / "profile.json"), "--gpu-type", "ml.g5.xlarge", "-o", str(pipe)]
     done = CliRunner().invoke(main, made)
     assert (done.exit_code, "it is a named pipe" in done.output) == (2, True), done.output

@@ -9,6 +9,7 @@ Where it stops: :mod:`offload.launch.ray.client` uploads it.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ def pack(script: Path, working_dir: Path | None = None) -> Bundle:
     Raises ConfigError for a script that is not below that folder, files that look like keys, or too many bytes.
     """
     folder = (working_dir or script.parent).resolve()
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError(f"{argument('working_dir')} {working_dir} is not a folder.")
     if not script.resolve().is_relative_to(folder):
         raise ConfigError(

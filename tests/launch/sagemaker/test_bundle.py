@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import offload
 from offload.errors import ConfigError
+from offload.launch.files import left_behind
 from offload.launch.requirements import requirements
 from offload.launch.sagemaker import bundle
 from offload.launch.sagemaker.bundle import PLAN, TOKEN, pack
@@ -89,6 +91,25 @@ def test_hidden_files_runs_and_links_out_of_the_folder_stay_at_home(script: Path
     archive = opened(pack(script, ENTRY, "token"))
     mine = {n for n in archive.getnames() if n.split("/")[0] != "offload"}
     assert mine == {"train.py", "helpers/checkpointing.py", ENTRY, TOKEN, TO_INSTALL}
+
+
+def test_a_link_behind_which_nobody_may_look_stays_at_home_and_is_named(script: Path) -> None:
+    (script.parent / "weights.pt").symlink_to("x" * 300)  # too long for a name
+    assert "weights.pt" not in opened(pack(script, ENTRY, "token")).getnames()
+    assert left_behind(script.parent) == ["links out of the folder, or to folders, are not uploaded: 'weights.pt'"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights, which only root can")
+def test_a_folder_that_cannot_be_read_stays_at_home_and_is_named(script: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:3]):  # with tests side by side one folder deeper
+        folder.chmod(folder.stat().st_mode | 0o055)
+    (script.parent / "wandb").mkdir(mode=0o700)
+    os.seteuid(65534)
+    try:
+        notes = left_behind(script.parent)
+    finally:
+        os.seteuid(0)
+    assert notes == ["folders that cannot be read are not uploaded: 'wandb'"]
 
 
 @pytest.mark.parametrize("name", ["server.pem", "id_rsa", "Credentials.json", "helpers/secrets.yaml"])
