@@ -22,7 +22,7 @@ from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.pool import PackedRecipe
 from offload.probe.context import ProbeContext
 from offload.probe.kept import Kept, row_bytes
-from offload.probe.processes import cpu_seconds
+from offload.probe.processes import CpuSeconds, cpu_seconds
 from offload.probe.stages import LEAST_RAW_BYTES, exact_over_auto, measure_stages
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
@@ -39,6 +39,7 @@ KEPT_BLOCKS = 4  # blocks replayed to measure how fast a worker takes in batches
 KEPT_BYTES = 128 << 20
 MOST_KEPT = 1024  # rows
 TELL_S = 1.0
+LEAST_DRAINED_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +170,18 @@ def _drain(loop: TrainingLoop, context: ProbeContext, budget: Budget, tell: _Tel
         "costs": costs,
         "ingest_samples_per_s": ingest,
         "drained_s": drained_s,
-        "raylet_s_per_sample": spent.raylet_s / max(samples, 1),
-        "beside_cpus": spent.beside_s / drained_s,
+        **beside_preprocessing(spent, drained_s, samples),
     }
+
+
+def beside_preprocessing(spent: CpuSeconds, drained_s: float, samples: int) -> dict[str, float]:
+    """The CPU time beside preprocessing while ``samples`` samples were drained: the raylet's for each of them, and the cores of the rest.
+
+    Both are 0 where so few samples were drained that this time does not tell: the kernel counts each process in steps of 10 ms.
+    """
+    if drained_s < LEAST_DRAINED_S:
+        return {"raylet_s_per_sample": 0.0, "beside_cpus": 0.0}
+    return {"raylet_s_per_sample": spent.raylet_s / max(samples, 1), "beside_cpus": spent.beside_s / drained_s}
 
 
 def _batches(context: ProbeContext, setup: WorkerSetup, feed: Any, key: PassKey, *, ordered: bool) -> Batches:

@@ -17,6 +17,7 @@ from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.probe.depth import repeated_blocks
 from offload.probe.processes import CpuSeconds, cpu_seconds
 from offload.probe.stages import PACK, StageCosts, exact_over_auto, measure_stages
+from offload.probe.worker import beside_preprocessing
 from tests.helpers import write_jpegs
 
 
@@ -220,6 +221,14 @@ def test_a_vision_transformer_is_deep_and_still_runs_when_cut() -> None:
 @pytest.mark.parametrize("model", [Deep(8, width=64), Deep(2), torch.nn.Linear(4000, 4000)])
 def test_a_model_that_is_small_or_not_deep_is_measured_whole(model: torch.nn.Module) -> None:
     assert repeated_blocks(model) is None
+
+
+def test_a_data_set_of_few_samples_does_not_tell_what_runs_beside_preprocessing() -> None:
+    """A step of the kernel's clock in a few milliseconds would be cores, and a plan would leave its hosts none to preprocess."""
+    step = CpuSeconds(raylet_s=0.01, beside_s=0.03)
+    assert beside_preprocessing(step, 0.004, 0) == {"raylet_s_per_sample": 0.0, "beside_cpus": 0.0}
+    second = CpuSeconds(raylet_s=0.1, beside_s=0.3)
+    assert beside_preprocessing(second, 1.0, 1000) == {"raylet_s_per_sample": 0.0001, "beside_cpus": 0.3}
 
 
 def test_without_a_raylet_nothing_is_counted() -> None:
