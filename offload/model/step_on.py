@@ -54,9 +54,10 @@ class DeviceSpeeds:
         """
         known = self.profile.synchronisation.on(host, self.profile.step_time)
         speed = self._speed_of(gpu_of)
-        # A prior of the terms replaces what a fit left open about them.
+        # A prior of the terms, or the user's own, replaces what a fit left open about them.
         assumed = [name for name, sure in self._sure().items() if not sure]
-        scales = [0.0 if name in assumed else 1 / speed.speed if name in COMPUTE else 1.0 for name in PARAMETERS]
+        compute = 0.0 if self.step is not None else 1 / speed.speed
+        scales = [0.0 if name in assumed else compute if name in COMPUTE else 1.0 for name in PARAMETERS]
         uncertainty = replace(
             self.profile.uncertainty,
             step_directions=tuple(

@@ -136,6 +136,14 @@ def test_the_range_is_that_of_the_planned_batch_not_of_the_probed_one() -> None:
     assert width(256) > width(64) > 0.1
 
 
+def test_what_the_steps_of_another_device_leave_open_is_no_part_of_a_given_step() -> None:
+    # Of a CPU, whose steps take a hundred times as long.
+    unsure = Uncertainty(step_directions=((0.05, 0.002, 0, 0, 0, 0, 0),))
+    best = planned(fed(StepTime(2.0, 0.1), device="cpu", uncertainty=unsure), step=(0.02, 0.001)).best
+    assert best.samples_per_s_low == pytest.approx(best.samples_per_s)
+    assert best.samples_per_s_high == pytest.approx(best.samples_per_s)
+
+
 def test_a_batch_beyond_the_measured_ones_is_less_sure() -> None:
     profile = fed(StepTime(0.02, 0.001), uncertainty=Uncertainty(local_batch_sizes=(8, 64)))
     widths = []
