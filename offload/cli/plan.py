@@ -242,6 +242,8 @@ def _gpu_speed(given: tuple[tuple[str | None, float], ...]) -> float | dict[str,
     """One speed for all types, or a speed for each of some."""
     speeds = dict(given)
     if None not in speeds:
+        if len(speeds) < len(given):
+            raise ConfigError("--gpu-speed gives a type two speeds: give one for each type.")
         return {kind: speed for kind, speed in speeds.items() if kind is not None} or None
     if len(given) > 1:
         raise ConfigError(

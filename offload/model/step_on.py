@@ -33,7 +33,11 @@ class DeviceSpeeds:
         step: tuple[float, float] | None,
         gpu_types: Sequence[str],
     ) -> DeviceSpeeds:
-        """Raises ConfigError for a speed out of its range, or of a type that is not planned."""
+        """Raises ConfigError for a speed out of its range, of a type that is not planned, or beside a step."""
+        if step is not None and gpu_speed:
+            raise ConfigError(
+                f"{argument('gpu_speed')} and {argument('step')} both say how fast the planned GPU is: drop one of them."
+            )
         given = gpu_speed if isinstance(gpu_speed, Mapping) else {}
         for name in given:
             if name not in gpu_types:

@@ -79,6 +79,8 @@ def test_planning_loads_neither_torch_nor_ray() -> None:
         (("--cpu-type", "ml.p3.2xlarge"), "would idle in preprocessing"),
         (("--samples", "1000000", "--budget", "0.01"), "The cheapest, 1 × ml.g5.xlarge"),
         (("--gpu-speed", "2", "--gpu-speed", "ml.g5.xlarge=3"), "one number for all types, or TYPE=X for each"),
+        (("--gpu-speed", "ml.g5.xlarge=2", "--gpu-speed", "ml.g5.xlarge=3"), "--gpu-speed gives a type two speeds"),
+        (("--gpu-speed", "2", "--step", "0.01,0.001"), "--gpu-speed and --step both say how fast the planned GPU is"),
         (("--gpu-speed", "ml.p3.2xlarge=2"), "--gpu-speed names ml.p3.2xlarge, which is none of the GPU types"),
         (("--catalog", "none.toml"), "the catalog none.toml cannot be read"),
         (("--profile", "none.json"), "the profile none.json cannot be read: No such file"),
