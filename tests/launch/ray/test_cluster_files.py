@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import functools
 import importlib.metadata
 import json
@@ -27,6 +29,7 @@ from offload.launch.ray.cluster_files import aws, hosts, kuberay
 from offload.launch.ray.cluster_files.planned import Planned, planned
 from offload.launch.ray.cluster_files.software import Software, installed
 from offload.launch.ray.cluster_files.text import File
+from offload.model import Catalog
 from offload.model.plans import Plan
 from offload.prices import built_in
 from offload.testing import Hosts, HostSpec
@@ -317,6 +320,20 @@ def test_ray_up_makes_of_it_what_was_meant(tmp_path: Path) -> None:
     # What EC2 says of a type leaves alone what the file says.
     assert told["resources"]["head"]["CPU"] == 0
     assert {key: told["resources"]["gpu-spot"][key] for key in ("CPU", "GPU")} == {"CPU": 4, "GPU": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    [
+        *((name, True) for name in ("c7g.4xlarge", "ml.m6gd.2xlarge", "c6gn.xlarge", "im4gn.large", "a1.4xlarge")),
+        *((name, False) for name in ("g6e.xlarge", "ml.g4dn.xlarge", "c5n.9xlarge", "i3en.large")),
+    ],
+)
+def test_on_aws_nodes_whose_processors_cannot_run_the_image_are_refused(name: str, arm: bool) -> None:
+    catalog = Catalog({**CATALOG.nodes, name: dataclasses.replace(CATALOG["ml.c5.4xlarge"], name=name)})
+    asked = Plan.from_document(plan_document({"ml.g5.xlarge": 1, name: 2}, spot="none"), "plan.json")
+    with pytest.raises(ConfigError, match=f"{name} has Arm processors") if arm else contextlib.nullcontext():
+        RENDER["ray-aws"](planned(asked, catalog, "plan.json"))
 
 
 def test_an_image_of_ones_own_needs_no_installation() -> None:

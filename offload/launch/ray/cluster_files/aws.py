@@ -6,6 +6,7 @@ Where it stops: Ray itself makes the network, key pair, head's role and security
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from offload.errors import ConfigError, argument
@@ -21,6 +22,8 @@ NO_AMI = "ami-FILL-IN"
 DRIVER_AMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 IDLE_MINUTES = 5
 CONTAINER = "offload"
+_ARM = re.compile(r"(a1|[a-z]+\d+[a-z]*g[a-z]*)\.")
+"""Types with Graviton processors: AWS puts a g after the number of their family."""
 
 
 def cluster_file(
@@ -29,7 +32,7 @@ def cluster_file(
     """The cluster file. ``ami``: the image of all nodes, with NVIDIA's driver and Docker; None leaves a gap that AWS refuses.
     ``image``: a container image with the requirements; None: Ray's own, in which the nodes install them.
 
-    Raises ConfigError for a type that EC2 does not have.
+    Raises ConfigError for a type that EC2 does not have, or that cannot start the image of the others.
     """
     return File(
         head=_head(planned, cluster, region),
@@ -187,5 +190,10 @@ def _ec2_type(name: str) -> str:
         raise ConfigError(
             f"{name} is not an EC2 instance type; EC2's types have names such as g5.xlarge. Rename the catalog's nodes, or pass "
             f"{argument('emit', 'hosts', python='the plan to hosts.cluster_file')}."
+        )
+    if _ARM.match(found):
+        raise ConfigError(
+            f"{name} has Arm processors, and all nodes of a cluster file start the same images, for Intel and AMD: plan with types such as "
+            "ml.c5.4xlarge."
         )
     return found
