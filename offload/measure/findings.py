@@ -61,6 +61,7 @@ class Findings:
         device: the accelerator's name, or ``cpu``.
         device_memory_bytes: the accelerator's memory, if known.
         cores: the cores that preprocess on this machine while the script trains.
+        workers_here: the workers with which the script would train on this machine.
         host_cpus_per_worker: the cores that a worker takes from preprocessing.
         measured: facts that reveal a stale profile.
     """
@@ -87,6 +88,7 @@ class Findings:
     device: str
     device_memory_bytes: float | None
     cores: int
+    workers_here: int = 1
     host_cpus_per_worker: float
     measured: Mapping[str, Any]
 
@@ -133,8 +135,24 @@ class Findings:
 
     @property
     def gpu_ceiling(self) -> float:
-        """The rate of one worker without the input, in samples/s."""
-        return self.local_batch_size / float(self.fit.step_time.predict(1, 1, self.local_batch_size))
+        """The rate of this machine's workers without the input, in samples/s."""
+        return self.workers_here * self.local_batch_size / self._step_s
+
+    @property
+    def ingest_ceiling(self) -> float:
+        """The rate at which this machine's workers take in batches, in samples/s."""
+        return self.workers_here * (self.ingest_samples_per_s or math.inf)
+
+    @property
+    def accelerator(self) -> str:
+        """What trains on this machine, in words."""
+        if self.device == "cpu":
+            return "worker's CPU"
+        return self.device if self.workers_here == 1 else f"group of {self.workers_here} {self.device}"
+
+    @property
+    def _step_s(self) -> float:
+        return float(self.fit.step_time.predict(1, self.workers_here, self.local_batch_size))
 
     @property
     def overlap(self) -> float:
@@ -149,15 +167,13 @@ class Findings:
     @property
     def input_ceiling(self) -> float:
         """The rate of this machine's cores without the accelerator, in samples/s."""
-        rate = self.cores / self.core_seconds_per_sample
-        return min(rate, self.ingest_samples_per_s or math.inf)
+        return min(self.cores / self.core_seconds_per_sample, self.ingest_ceiling)
 
     @property
     def stall(self) -> float:
         """The share of a step in which the script will wait for data on this machine."""
         joint = JointGoodput(self.fit.step_time, None, self.input_ceiling, overlap=self.overlap)
-        step = float(joint.step_time_s(1, 1, self.local_batch_size, 0))
-        return 1 - float(self.fit.step_time.predict(1, 1, self.local_batch_size)) / step
+        return 1 - self._step_s / float(joint.step_time_s(1, self.workers_here, self.local_batch_size, 0))
 
 
 def profile_document(found: Findings) -> dict[str, Any]:
@@ -251,7 +267,7 @@ def _uncertainty_of_mean(values: Sequence[float]) -> float:
 
 def verdict(found: Findings) -> list[str]:
     """The verdict in plain words: both ceilings, the bottleneck, the costs of preprocessing, and remedies."""
-    kind = "worker's CPU" if found.device == "cpu" else found.device
+    kind = found.accelerator
     w = found.core_seconds_per_sample
     cores = f"{found.cores} core{'s' if found.cores != 1 else ''}"
     said = [
@@ -259,7 +275,7 @@ def verdict(found: Findings) -> list[str]:
         f"ceiling of the {kind} {rate_shown(found.gpu_ceiling)} samples/s at a local batch of {found.local_batch_size}."
     ]
     wanted = math.ceil(found.gpu_ceiling * w)
-    ingest = found.ingest_samples_per_s or math.inf
+    ingest = found.ingest_ceiling
     if found.stall >= BALANCED:
         said.append(f"The input binds: a step will wait for data {found.stall:.0%} of its time.")
         if ingest < found.gpu_ceiling:

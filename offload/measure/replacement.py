@@ -81,8 +81,7 @@ def sentences(found: Findings, replacement: Replacement) -> list[str]:
     )
     said += _of_distances(replacement.distances)
     then = predicted(found, replacement)
-    kind = "worker's CPU" if found.device == "cpu" else found.device
-    binds = "the input still binds" if then.stall >= BALANCED else f"the {kind} binds"
+    binds = "the input still binds" if then.stall >= BALANCED else f"the {found.accelerator} binds"
     said.append(
         f"Prediction: an input ceiling of {rate_shown(then.input_ceiling)} samples/s instead of {rate_shown(found.input_ceiling)}; then "
         f"{binds} (stall {then.stall:.0%} instead of {found.stall:.0%})."

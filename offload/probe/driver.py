@@ -6,17 +6,18 @@ import copy
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import ray
 from rich.progress import Progress
 
 from offload.machine import usable_cores
 from offload.measure.findings import Findings, findings_of
-from offload.model.placement import WorkerResources
+from offload.model.placement import NodeResources, WorkerResources
 from offload.pipeline.index_rows import rows_at
 from offload.probe.bar import bar
 from offload.probe.work import RowWork, Work
@@ -63,6 +64,9 @@ def probe(
             workers = _workers(trainer, cluster)
             single.workers = (workers, workers)
             run = ProbeRun(single, directory, silent, {TRAIN: listed}, cluster)
+            asked, on_gpus = _asked_workers(trainer, cluster)
+            this = ray.get_runtime_context().get_node_id()
+            training = would_train(asked, cluster.whole, run.worker.gpus, this) if on_gpus else (workers, 1)
             if seconds is not None:
                 run.budget = run.budget.within(seconds)
             directory.begin()
@@ -74,7 +78,8 @@ def probe(
     if then is not None:
         rows = run.budget.rows
         then(None if rows is None else RowWork(listed.recipe(trainer.seed).ready(), rows))
-    cores = max(round(usable_cores() - run.reserved_cpus), 1)
+    together, here = training
+    cores = max(round(usable_cores() - here * run.reserved_cpus), 1)
     measured = {
         **known["measured"],
         "seconds": round(run.found["measuring_s"], 1),
@@ -86,8 +91,9 @@ def probe(
         buffered_blocks=PREFETCH_BLOCKS,
         measured=measured,
         batch_size=trainer.batch_size.initial,
-        local_batch_size=single.batch_size.split(workers).local_batch_size,
+        local_batch_size=trainer.batch_size.split(together).local_batch_size,
         cores=cores,
+        workers_here=here,
         reserved_cpus=_asked_cpus(trainer),
     )
 
@@ -149,11 +155,25 @@ class _NoLog(EventLog):
 def _workers(trainer: Trainer, cluster: Cluster) -> int:
     """The number of workers: two if the script asks for several and two fit, so that the probe sees their synchronisation; else
     one."""
+    asked, on_gpus = _asked_workers(trainer, cluster)
+    return 2 if asked >= 2 and (sum(node.gpus for node in cluster.whole) >= 2 or not on_gpus) else 1
+
+
+def _asked_workers(trainer: Trainer, cluster: Cluster) -> tuple[int, bool]:
+    """The most workers that the script asks for, and whether they train on GPUs."""
     gpus = sum(node.gpus for node in cluster.whole)
     config = trainer.scaling_config
     on_gpus = bool(config.use_gpu) if config is not None else gpus >= 1
-    asked = trainer.workers[1] if trainer.workers is not None else (gpus if on_gpus else 1)
-    return 2 if asked >= 2 and (gpus >= 2 or not on_gpus) else 1
+    if trainer.workers is not None:
+        return trainer.workers[1], on_gpus
+    return (int(gpus) if on_gpus else 1), on_gpus
+
+
+def would_train(asked: int, nodes: Sequence[NodeResources], gpus_each: float, this: str) -> tuple[int, int]:
+    """The workers with which a script that asks for ``asked`` of them would train on the GPUs of these nodes, and those of them on the node
+    ``this``; at least one each. Workers that share a GPU count as one: together they compute no faster."""
+    room = {node.node_id: int(node.gpus // max(gpus_each, 1.0)) for node in nodes}
+    return max(min(asked, sum(room.values())), 1), max(min(asked, room.get(this, 0)), 1)
 
 
 def _asked_cpus(trainer: Trainer) -> float:

@@ -142,6 +142,17 @@ def test_a_gpu_bound_script_is_told_that_offloading_will_not_help() -> None:
     assert "The NVIDIA A10G binds (stall 0%): preprocessing on more CPUs will not speed this up." in said
 
 
+def test_all_gpus_of_this_machine_are_compared_with_its_cores() -> None:
+    one = dataclasses.replace(FOUND, core_seconds=[0.004])
+    assert any(line.startswith("The NVIDIA A10G binds") for line in verdict(one))
+    ceiling, binds, cores, *_ = verdict(dataclasses.replace(one, workers=2, workers_here=4))
+    assert "ceiling of the group of 4 NVIDIA A10G 2,2" in ceiling
+    assert binds == "The input binds: a step will wait for data 67% of its time."
+    assert cores == "10 cores like these would keep the group of 4 NVIDIA A10G busy, 7 more than preprocess here."
+    slow = verdict(dataclasses.replace(one, workers=2, workers_here=4, ingest_samples_per_s=300.0))
+    assert "More cores lift it to 1,200 samples/s at most" in " ".join(slow)
+
+
 def test_where_the_worker_itself_is_slow_cores_do_not_help() -> None:
     said = " ".join(verdict(dataclasses.replace(FOUND, ingest_samples_per_s=300.0)))
     assert "More cores lift it to 300 samples/s at most" in said
@@ -235,7 +246,8 @@ def test_what_queues_steps_takes_cores_from_preprocessing(
         "gradients": [], "samples_each": 0, "beside_cpus": 1.0, "gradients_s": 0.0, "device": device, "device_memory_bytes": None,
     }  # fmt: skip
     more: dict[str, Any] = {
-        "workload": "x", "buffered_blocks": 2, "batch_size": 128, "local_batch_size": 60, "cores": 4, "measured": {}
+        "workload": "x", "buffered_blocks": 2, "batch_size": 128, "local_batch_size": 60, "cores": 4, "workers_here": 1,
+        "measured": {},
     }  # fmt: skip
     found = findings_of(event, reserved_cpus=reserved, **more)
     assert found.host_cpus_per_worker == pytest.approx(cores)

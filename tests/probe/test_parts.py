@@ -13,8 +13,10 @@ import torch
 from torchvision.transforms import v2
 
 import offload
+from offload.model.placement import NodeResources
 from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.probe.depth import repeated_blocks
+from offload.probe.driver import would_train
 from offload.probe.processes import CpuSeconds, cpu_seconds
 from offload.probe.stages import PACK, StageCosts, exact_over_auto, measure_stages
 from offload.probe.worker import beside_preprocessing
@@ -221,6 +223,16 @@ def test_a_vision_transformer_is_deep_and_still_runs_when_cut() -> None:
 @pytest.mark.parametrize("model", [Deep(8, width=64), Deep(2), torch.nn.Linear(4000, 4000)])
 def test_a_model_that_is_small_or_not_deep_is_measured_whole(model: torch.nn.Module) -> None:
     assert repeated_blocks(model) is None
+
+
+def test_the_workers_of_a_script_are_those_that_its_gpus_hold() -> None:
+    nodes = [NodeResources(name=each, node_id=each, cpus=8, gpus=gpus) for each, gpus in (("a", 4), ("b", 4), ("c", 0))]
+    assert would_train(8, nodes, 1.0, "a") == (8, 4)
+    assert would_train(6, nodes, 1.0, "b") == (6, 4)
+    assert would_train(2, nodes, 1.0, "a") == (2, 2)
+    assert would_train(1024, nodes, 2.0, "a") == (4, 2)
+    assert would_train(16, nodes, 0.5, "a") == (8, 4)
+    assert would_train(8, nodes, 1.0, "c") == (8, 1)
 
 
 def test_a_data_set_of_few_samples_does_not_tell_what_runs_beside_preprocessing() -> None:
