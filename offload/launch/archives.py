@@ -16,6 +16,7 @@ from pathlib import Path
 from offload.launch.files import bytes_of
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that zip knows
+_NEXT_DAY_S = 315_619_200  # since 1970: in no time zone before that date
 
 
 def zipped(files: Mapping[str, Path]) -> bytes:
@@ -47,6 +48,7 @@ def tarred(files: Mapping[str, Path], made: Mapping[str, str], private: Collecti
             content = made[name].encode() if name in made else bytes_of(files[name])
             member = tarfile.TarInfo(name)
             member.size = len(content)
+            member.mtime = _NEXT_DAY_S  # a script may zip what it finds
             member.mode = 0o600 if name in private else 0o644 if name in made else _mode(files[name])
             archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,13 @@ def test_where_nothing_can_be_installed_the_failure_file_says_so(script: Path, t
 
 def test_the_same_files_make_the_same_bytes(script: Path) -> None:
     assert pack(script, ENTRY, "token") == pack(script, ENTRY, "token")
+
+
+def test_a_script_may_zip_what_travelled_with_it(script: Path, tmp_path: Path) -> None:
+    opened(pack(script, ENTRY, "token")).extractall(tmp_path / "there", filter="data")
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:  # which knows no time before 1980
+        archive.write(tmp_path / "there" / "train.py", "train.py")
+        assert archive.namelist() == ["train.py"]
 
 
 def test_hidden_files_runs_and_links_out_of_the_folder_stay_at_home(script: Path, tmp_path: Path) -> None:
