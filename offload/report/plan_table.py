@@ -14,10 +14,11 @@ from rich.text import Text
 from offload.report.page.numbers import usd
 
 SHOWN = 12
+WIDEST = 1000  # of a line: a narrower console cuts numbers where a table is wide
 MARKS = {"recommended": "→", "baseline": "="}
 
 
-def format_plan(document: dict[str, Any], *, shown: int = SHOWN, width: int = 120) -> str:
+def format_plan(document: dict[str, Any], *, shown: int = SHOWN) -> str:
     """The table, the explanation and the warnings as text. The table has at most ``shown`` rows and the two marked ones. It omits
     columns that add nothing (goodput equal to samples/s, hours without an amount of work)."""
     candidates = document["candidates"]
@@ -38,7 +39,7 @@ def format_plan(document: dict[str, Any], *, shown: int = SHOWN, width: int = 12
         ]
         table.add_row(*(Text(cell) for cell in cells), style="bold" if at == document["recommended"] else None)
     out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=False, force_jupyter=False, highlight=False)
+    console = Console(file=out, width=WIDEST, force_terminal=False, force_jupyter=False, highlight=False)
     console.print(table)
     left = len(candidates) - len(rows)
     said = [f"{MARKS['recommended']} recommended, {MARKS['baseline']} the single instance"]

@@ -395,6 +395,19 @@ def test_another_gpu_needs_its_speed_or_step() -> None:
     assert as_fast.step_time_s == pytest.approx(stepped.step_time_s)
 
 
+def test_a_wide_table_cuts_no_number() -> None:
+    made = planned(
+        gpu_types=["ml.p4d.24xlarge"],
+        cpu_types=["ml.c6i.24xlarge"],
+        gpu_nodes=(16, 16),
+        cpu_nodes=(120, 121),
+        samples=10**10,
+    )
+    text = format_plan(made.document())
+    assert "16 × ml.p4d.24xlarge + 120 × ml.c6i.24xlarge" in text
+    assert "…" not in text
+
+
 # --- plan.json --------------------------------------------------------------------------------------------------------
 
 
