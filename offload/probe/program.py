@@ -111,6 +111,8 @@ def _run(script: Path, args: Sequence[str], probe: probing.LoaderProbe) -> None:
         except OffloadError:
             raise
         except SystemExit as error:
+            if error.code in (None, 0) and {"-h", "--help"} & set(args):  # it has shown its help
+                raise
             if error.code not in (None, 0):
                 raise RunError(f"{script} called sys.exit({error.code!r}) before its loader was measured.") from None
         except Exception as error:

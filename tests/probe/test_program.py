@@ -103,6 +103,15 @@ def test_programs_that_cannot_be_measured_are_refused_in_a_sentence(
     assert "Traceback" not in done.output
 
 
+def test_a_programs_own_help(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import argparse; argparse.ArgumentParser(description='It trains.').parse_args()\n")
+    done = CliRunner().invoke(main, ["probe", str(script), "--loader", "loader", "--", "--help"])
+    assert done.exit_code == 0
+    assert "It trains." in done.output
+    assert "offload.DataLoader" not in done.output
+
+
 def test_a_failure_of_the_program_names_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("1 / 0\n")
