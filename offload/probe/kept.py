@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from offload.pipeline.ranges import Ranges
+from offload.probe.stages import size_of
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.cutting import Cut
 from offload.train.worker.delivery import Delivery
@@ -72,6 +73,8 @@ class Rows:
 
 
 def row_bytes(batch: LocalBatch) -> int:
-    """The bytes of one row of a batch, at least 1."""
+    """The bytes of the first row of a batch, or of the mean of its samples, at least 1."""
+    if batch.samples:
+        return max(int(size_of(batch.samples) / len(batch.samples)), 1)
     content = batch.content if isinstance(batch.content, dict) else {}
-    return sum(t[:1].nbytes for t in content.values() if isinstance(t, torch.Tensor)) or 1
+    return max(int(size_of({name: column[:1] for name, column in content.items()})), 1)

@@ -68,7 +68,7 @@ class StageCosts:
             self.random.add(name)
         each = self.spent.setdefault(name, Spent())
         each.cpu_s += time.thread_time() - began - (self._counted() - inside)
-        each.bytes_out += out[1] if len(out) > 1 else _size(out[0])
+        each.bytes_out += out[1] if len(out) > 1 else size_of(out[0])
         each.calls += 1
 
     def _counted(self) -> float:
@@ -241,15 +241,15 @@ def _reading(reader: Any) -> str:
 
 def _per_row(columns: Any, batched: bool) -> float:
     rows = max((len(column) for column in columns.values()), default=1) if batched and isinstance(columns, dict) else 1
-    return _size(columns) / max(rows, 1)
+    return size_of(columns) / max(rows, 1)
 
 
-def _size(value: Any) -> float:
+def size_of(value: Any) -> float:
     """The bytes of an array, a tensor, an image, or a container of these; 0 for anything else, such as a label."""
     if isinstance(value, dict):
-        return sum(_size(each) for each in value.values())
+        return sum(size_of(each) for each in value.values())
     if isinstance(value, list | tuple):
-        return sum(_size(each) for each in value)
+        return sum(size_of(each) for each in value)
     if hasattr(value, "nbytes"):
         return float(value.nbytes)
     if hasattr(value, "size") and hasattr(value, "getbands"):  # an image of Pillow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from offload.model.placement import NodeResources
 from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.probe.depth import repeated_blocks
 from offload.probe.driver import would_train
+from offload.probe.kept import row_bytes
 from offload.probe.processes import CpuSeconds, cpu_seconds
 from offload.probe.stages import PACK, StageCosts, exact_over_auto, measure_stages
 from offload.probe.worker import beside_preprocessing
@@ -233,6 +235,20 @@ def test_the_workers_of_a_script_are_those_that_its_gpus_hold() -> None:
     assert would_train(1024, nodes, 2.0, "a") == (4, 2)
     assert would_train(16, nodes, 0.5, "a") == (8, 4)
     assert would_train(8, nodes, 1.0, "c") == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "samples"),
+    [
+        ({"image": torch.zeros(2, 3, 100, dtype=torch.uint8), "label": torch.zeros(2)}, ()),
+        ({"image": [torch.zeros(3, 100, dtype=torch.uint8), torch.zeros(3, 400, dtype=torch.uint8)], "label": torch.zeros(2)}, ()),
+        ([None], [(torch.zeros(3, 100, dtype=torch.uint8), {"label": torch.zeros(1)})] * 2),  # what a collate_fn makes of samples
+    ],
+)  # fmt: skip
+def test_rows_of_any_structure_are_kept_by_their_bytes(content: Any, samples: Any) -> None:
+    """A thousand large samples without a known size would fill the memory."""
+    batch: Any = SimpleNamespace(content=content, samples=tuple(samples))
+    assert row_bytes(batch) == 304
 
 
 def test_a_data_set_of_few_samples_does_not_tell_what_runs_beside_preprocessing() -> None:
