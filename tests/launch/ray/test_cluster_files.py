@@ -562,6 +562,7 @@ def test_what_is_no_plan_for_a_cluster_is_refused(plan: Any, said: str) -> None:
     ("text", "said"),
     [
         ("10.0.0.1\n10.0.0.2; rm -rf /\n", "hosts.txt, line 2: '10.0.0.2; rm -rf /' is not an address"),
+        ("10.0.0.1:22\n", "hosts.txt, line 1: '10.0.0.1:22' is not an address"),
         ("a\nb\na\n", "hosts.txt, line 3: a is repeated"),
         ("a\nb\n", "hosts lists 2 hosts, and the plan is for 5 (2 × ml.g5.xlarge + 3 × ml.c5.4xlarge)"),
     ],

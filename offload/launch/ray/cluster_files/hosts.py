@@ -23,9 +23,9 @@ def parse_hosts(text: str, source: str) -> tuple[str, ...]:
         address = line.partition("#")[0].strip()
         if not address:
             continue
-        if not _ADDRESS.fullmatch(address):
+        if not _ADDRESS.fullmatch(address) or address.count(":") == 1:  # an IPv6 address has more
             raise ConfigError(
-                f"{source}, line {number}: {address!r} is not an address: write one host name or IP address per line."
+                f"{source}, line {number}: {address!r} is not an address: write one host name or IP address per line, without a port."
             )
         if address in found:
             raise ConfigError(f"{source}, line {number}: {address} is repeated; each host is one node.")
