@@ -37,10 +37,11 @@ def changes(measured: Mapping[str, Any], now: Mapping[str, Any], *, workload: st
             said.append(f"it was measured with {name} {version}, and {here} is installed")
     if measured.get("script_sha256") and now["script_sha256"] and measured["script_sha256"] != now["script_sha256"]:
         said.append(f"{workload} has changed since, perhaps its transform or its model")
-    if measured.get("cpu_model") and (measured["cpu_model"], measured.get("cores")) != (now["cpu_model"], now["cores"]):
+    model, cores = measured.get("cpu_model"), measured.get("cores")
+    if model and (model != now["cpu_model"] or cores not in (None, now["cores"])):
+        there = model if cores is None else f"{model}, {cores} cores"
         said.append(
-            f"it was measured on another machine ({measured['cpu_model']}, {measured.get('cores')} cores) than this one "
-            f"({now['cpu_model']}, {now['cores']} cores)"
+            f"it was measured on another machine ({there}) than this one ({now['cpu_model']}, {now['cores']} cores)"
         )
     return said
 

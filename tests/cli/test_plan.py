@@ -149,6 +149,9 @@ def test_a_profile_of_other_versions_another_machine_or_script_is_stale(tmp_path
     transform, machine = profile_age.changes(measured, profile_age.facts(script), workload="train.py")
     assert transform == "train.py has changed since, perhaps its transform or its model"
     assert machine.startswith("it was measured on another machine (i386, 1 cores) than this one")
+    assert profile_age.changes({"cpu_model": now["cpu_model"]}, now, workload="train.py") == []
+    (machine,) = profile_age.changes({"cpu_model": "i386"}, now, workload="train.py")
+    assert machine.startswith("it was measured on another machine (i386) than this one")
 
 
 def test_a_script_that_cannot_be_read_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
