@@ -21,7 +21,7 @@ from offload.model.advice import (
 from offload.model.catalog import Catalog, NodeType, Shape
 from offload.model.checks import check_count, check_number, usd_shown
 from offload.model.overlap import Floats, overlapped
-from offload.model.plans import MOST_NODES, Candidate, Objective, Plan, Spot
+from offload.model.plans import MOST_NODES, Candidate, Objective, Plan, Spot, misses
 from offload.model.profile import Profile
 from offload.model.ranges import StepRange
 from offload.model.search import BOTTLENECK_NAMES, Evaluated, Ints, Space, Workload, search
@@ -118,6 +118,8 @@ def plan(
             *speed_warnings(job.speeds.from_data_sheets(hosts), profile.device),
             *spot_warnings(on_spot, INTERRUPTIONS_PER_HOUR),
         ),
+        budget_usd=job.budget_usd,
+        deadline_hours=job.deadline_hours,
     )
 
 
@@ -177,7 +179,7 @@ class _Job:
 
     def rank(self, candidate: Candidate) -> tuple[float, ...]:
         """A sort key: the best candidate first, those that miss a limit last."""
-        missed = _misses(candidate.usd, self.budget_usd) or _misses(candidate.hours, self.deadline_hours)
+        missed = misses(candidate.usd, self.budget_usd) or misses(candidate.hours, self.deadline_hours)
         cost = candidate.usd_per_hour / candidate.goodput if candidate.goodput > 0 else math.inf
         by = (cost, -candidate.goodput) if self.objective == "cost" else (-candidate.goodput, cost)
         return (float(missed), *by)
@@ -482,10 +484,6 @@ def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> Any:
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, found {value!r}.")
     return value
-
-
-def _misses(value: float | None, limit: float | None) -> bool:
-    return value is not None and limit is not None and value > limit
 
 
 def _interruptions(kind: NodeType) -> float:

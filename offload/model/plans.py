@@ -93,6 +93,16 @@ def _number(name: str, value: Any) -> float:
     return math.inf if value is None else check_number(name, value, most=math.inf, infinite=True, sane="such as 310.2")
 
 
+def misses(value: float | None, limit: float | None) -> bool:
+    """Whether a value exceeds its limit; None: there is none, of either."""
+    return value is not None and limit is not None and value > limit
+
+
+def _limit(document: Mapping[str, Any], name: str) -> float | None:
+    limit = document.get(name)
+    return None if limit is None else check_number(name, limit, above=0.0)
+
+
 def _list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ConfigError(f"{name} must be a list, found {shown(value)}.")
@@ -111,6 +121,7 @@ class Plan:
 
     ``baseline`` is the recommended GPU nodes without CPU nodes: the single instance that comparisons refer to.
     ``alternative`` is a bigger GPU host that does better without any CPU node, if the catalog holds one.
+    ``budget_usd`` and ``deadline_hours`` are the user's limits; None: none.
     """
 
     objective: Objective
@@ -121,11 +132,18 @@ class Plan:
     alternative: Candidate | None
     explanation: str
     warnings: tuple[str, ...]
+    budget_usd: float | None = None
+    deadline_hours: float | None = None
 
     @property
     def best(self) -> Candidate:
         """The recommended candidate."""
         return self.candidates[self.recommended]
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether a candidate trains at all, within the budget and the deadline."""
+        missed = misses(candidate.usd, self.budget_usd) or misses(candidate.hours, self.deadline_hours)
+        return candidate.goodput > 0 and not missed
 
     def document(self) -> dict[str, Any]:
         """plan.json."""
@@ -133,6 +151,8 @@ class Plan:
             "schema": SCHEMA,
             "objective": self.objective,
             "spot": self.spot,
+            "budget_usd": self.budget_usd,
+            "deadline_hours": self.deadline_hours,
             "candidates": [candidate.document() for candidate in self.candidates],
             "recommended": self.recommended,
             "baseline": self.baseline,
@@ -184,6 +204,8 @@ class Plan:
             alternative=None if alternative is None else Candidate.from_document(alternative, "alternative"),
             explanation=str(document.get("explanation", "")),
             warnings=tuple(map(str, _list("warnings", document.get("warnings", [])))),
+            budget_usd=_limit(document, "budget_usd"),
+            deadline_hours=_limit(document, "deadline_hours"),
         )
 
 

@@ -411,6 +411,14 @@ def test_a_wide_table_cuts_no_number() -> None:
 # --- plan.json --------------------------------------------------------------------------------------------------------
 
 
+def test_a_plan_knows_its_limits() -> None:
+    tight = planned(samples=10**6, budget_usd=100.0, deadline_hours=1.0)
+    read = Plan.from_document(json.loads(to_json(tight.document())), "plan.json")
+    assert (read.budget_usd, read.deadline_hours) == (100.0, 1.0)
+    assert read.allows(read.best)
+    assert not read.allows(read.candidates[-1])
+
+
 def test_what_was_written_is_read_as_it_was() -> None:
     made = planned()
     document = json.loads(to_json(made.document()))

@@ -45,12 +45,14 @@ def groups_of(gpu: str, cpus: Sequence[str]) -> Groups:
 
 
 def groups_of_plan(plan: Plan, source: str) -> tuple[Groups, ...]:
-    """The groups that a plan recommends, then its next best candidates with other or fewer instances, in case AWS lacks capacity.
+    """The groups that a plan recommends, then the next best candidates that it allows, with other or fewer instances, in case AWS lacks
+    capacity.
 
     Raises ConfigError for a plan whose shapes a job cannot have.
     """
     best = plan.best.shape
-    shapes = [best, *(candidate.shape for candidate in plan.candidates if _is_other(candidate.shape, best))]
+    allowed = filter(plan.allows, plan.candidates)
+    shapes = [best, *(candidate.shape for candidate in allowed if _is_other(candidate.shape, best))]
     return tuple(_of_shape(shape, source) for shape in shapes)[: 1 + MOST_ALTERNATIVES]
 
 

@@ -26,13 +26,14 @@ from offload.cli.main import main
 from offload.errors import ConfigError
 from offload.launch.launcher import launch
 from offload.launch.sagemaker import bundle, limits, submit, watch
-from offload.launch.sagemaker.groups import groups_of
+from offload.launch.sagemaker.groups import groups_of, groups_of_plan
 from offload.launch.sagemaker.images import Contents
 from offload.launch.sagemaker.job import ENTRY, Job
 from offload.launch.sagemaker.job_template import JobTemplate, channel_of, job_name
 from offload.launch.sagemaker.launch import SageMakerLauncher, prepare
 from offload.launch.sagemaker.service import Service, asking
 from offload.launch.sagemaker.settings import TO_INSTALL, read_settings
+from offload.model.plans import Plan
 from offload.prices import built_in
 from offload.testing.aws_json import aws_json_server
 from tests.helpers import ROOT, moto_server, plan_document
@@ -159,6 +160,15 @@ def test_a_plan_says_which_instances(script: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert re.search(r"instances +1 × ml.g5.xlarge \(gpu\) \+ 2 × ml.c5.4xlarge \(cpu\)", done.output)
     assert "the next combination of the plan is tried" in done.output
+
+
+def test_what_misses_the_plans_limits_or_trains_nothing_is_no_alternative() -> None:
+    document = plan_document(*({"ml.g5.xlarge": 1, "ml.c5.4xlarge": count} for count in (4, 3, 2, 1)), budget_usd=10.0)
+    dollars, goodputs = (9.0, 11.0, 8.0, 1.0), (300.0, 300.0, 200.0, 0.0)
+    for candidate, usd, goodput in zip(document["candidates"], dollars, goodputs, strict=True):
+        candidate.update(usd=usd, hours=1.0, goodput=goodput)
+    found = groups_of_plan(Plan.from_document(document, "plan.json"), "plan.json")
+    assert [groups[1].count for groups in found] == [4, 2]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
