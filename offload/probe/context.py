@@ -116,6 +116,7 @@ class ProbeContext(Context):
         for batch, size in self._replayed():
             self._open = True
             self._loop.rows = size
+            self._loop.stepper.joined.begin_batch(exchanges=self._syncing)
             shown = shown_batch(batch)
             yield columns_of(shown, columns) if columns else shown
             self._optimizer_steps.end_batch()

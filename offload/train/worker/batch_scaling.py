@@ -65,6 +65,11 @@ class BatchScaling:
         if self._meter is not None:
             self._meter.micro_batch_done()
 
+    def leave_out_step(self) -> None:
+        """Measure this global batch no further: the pass ends within it, and it is smaller than others."""
+        if self._meter is not None:
+            self._meter.leave_out()
+
     def end_step(self, step: int, split: BatchSplit, rows: int) -> None:
         """Finish the measurement after the last backward pass of a global batch of ``rows`` samples, with gradients unscaled and not
         clipped."""

@@ -135,6 +135,10 @@ class NoiseMeter:
                         self._norms[number].append(_norm(gradient, optimizer, group, parameter))
         self._reached = {}
 
+    def leave_out(self) -> None:
+        """Measure this step no further. What completes its gradients is then no other loss of the micro-batch."""
+        self._forget()
+
     def _forget(self) -> tuple[bool, list[list[torch.Tensor]]]:
         """End the measurement of a global batch. Return whether there was one, and its norms."""
         for handle in self._handles:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,7 +70,7 @@ class JoinedModels:
         return self.models
 
     def _note_forward(self, module: torch.nn.Module, inputs: Any) -> None:
-        self._went_forward = True
+        self._went_forward = self._went_forward or torch.is_grad_enabled()
 
     @property
     def _ddp(self) -> DistributedDataParallel | None:
@@ -81,9 +80,11 @@ class JoinedModels:
         """Note that the loop takes the first micro-batch of a global batch."""
         self._share = None
 
-    def begin_batch(self) -> None:
-        """Note that the loop takes a batch."""
+    def begin_batch(self, *, exchanges: bool) -> None:
+        """Note that the loop takes a batch. ``exchanges``: whether its gradients complete the step's, unless the pass ends before."""
         self._went_forward = False
+        if (ddp := self._ddp) is not None:
+            ddp.require_backward_grad_sync = exchanges  # it asks in its forward pass, not in backward
 
     def check_forward(self) -> None:
         """Raise RunError if another backward pass would need another forward pass."""
@@ -95,14 +96,31 @@ class JoinedModels:
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False, exchanges: bool) -> None:
         """Add a loss's gradients. ``exchanges``: whether they complete the step's."""
-        self._went_forward = False
-        ddp = self._ddp
         self._in_backward = True
         try:
-            with ddp.no_sync() if ddp is not None and not exchanges else contextlib.nullcontext():
-                loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            if exchanges:
+                self._exchange_missed()
         finally:
-            self._in_backward = False
+            self._went_forward = self._in_backward = False
+
+    def _exchange_missed(self) -> None:
+        """Let DistributedDataParallel exchange the gradients of a backward pass in which it did not: its own forward pass did not run, as
+        with ``model.module.loss(batch)``, or ran when the pass seemed to go on with another micro-batch."""
+        ddp = self._ddp
+        if ddp is None or (self._went_forward and ddp.require_backward_grad_sync):
+            return
+        # Without a forward pass, the loss may not reach the model at all.
+        if self._went_forward or any(p.grad is not None for p in ddp.parameters()):
+            ddp.require_backward_grad_sync = True
+            zero_loss(ddp).backward()  # type: ignore[no-untyped-call]
+
+    def missed(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether DistributedDataParallel left gradients of this optimizer alone, since its forward pass did not run in this batch."""
+        if self._ddp is None or self._went_forward:
+            return False
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        return any(p.grad is not None and id(p) in self._by_ddp for p in held)
 
     def add_nothing(self, scaler: torch.amp.GradScaler | None, *, exchanges: bool) -> None:
         """Take part in an exchange during backward with gradients of zero."""

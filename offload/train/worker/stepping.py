@@ -119,7 +119,7 @@ class Stepper:
         if self.between_global_batches:
             self._takes_part = False
             self.joined.begin_global_batch()
-        self.joined.begin_batch()
+        self.joined.begin_batch(exchanges=self._micro_batches == batch.split.accum_steps)
         self._is_last = batch.split.accum_steps == 0
         self._done = []
 
@@ -175,6 +175,8 @@ class Stepper:
         """Note the weights of a batch that takes part in the global batch's gradient."""
         split = batch.split
         self._is_last = self._micro_batches == split.accum_steps or not has_another()
+        if self._is_last and self._micro_batches < split.accum_steps and self._scaling is not None:
+            self._scaling.leave_out_step()
         if self._micro_batches == 0:
             # A single micro-batch knows the weight of its global batch; one of several assumes full ones, and the step corrects that.
             whole = (
@@ -332,6 +334,12 @@ class Stepper:
             raise RunError(
                 f"the loop calls {name}.step(closure), and {self._workers} workers would step by different losses or gradients. Train on "
                 "one worker, or use an optimizer without a closure, such as Adam, and call ctx.backward(loss) and ctx.step()."
+            )
+        if not closed and not self._went_backward and self.joined.missed(optimizer):
+            raise RunError(
+                "the loop's loss did not come from a call of the model that ctx.prepare returned, and DistributedDataParallel exchanges "
+                "gradients only then. Call that model, or call ctx.backward(loss) and ctx.step(), or let the workers exchange gradients "
+                "just before the step: ctx.prepare(model, optimizer, ddp=False)."
             )
         weight = 1.0 if self._went_backward else self._missing_weight()
         self.joined.exchange([optimizer], takes_part=True, weight=weight)

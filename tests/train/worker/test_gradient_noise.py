@@ -87,6 +87,18 @@ def test_few_steps_are_measured_once_there_is_an_estimate() -> None:
     assert measured == [*range(EAGER), *range(EAGER, EAGER + 3 * EVERY, EVERY)]
 
 
+def test_an_exchange_that_completes_a_smaller_batch_is_not_taken_for_another_loss() -> None:
+    """Which would cost the memory of one more gradient from then on."""
+    worker = Worker(1, 2)
+    worker.meter.begin(0, 2, lambda: 1.0)
+    worker.backward(1)
+    worker.meter.leave_out()
+    for _ in range(2):
+        (worker.parameter * 0.0).sum().backward()
+    assert worker.meter.finish(0, local_batch_size=LOCAL, whole=False) is None
+    assert not worker.meter._adds_up
+
+
 def test_a_step_with_a_smaller_batch_is_left_out() -> None:
     worker = Worker(1, 1)
     worker.meter.begin(0, 2, lambda: 1.0)

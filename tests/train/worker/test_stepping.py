@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from offload.errors import RunError
 from offload.measure.steps import Clock, StepMeter
@@ -19,7 +20,7 @@ from offload.testing.in_threads import Ranks, Unjoined
 from offload.train.worker.agreement import Heard
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.device_memory import DeviceMemory
-from offload.train.worker.joining import Join
+from offload.train.worker.joining import Distributed, Join
 from offload.train.worker.state import TrainingState
 from offload.train.worker.stepping import Stepper
 from offload.train.worker.watchdog import Watchdog
@@ -57,7 +58,7 @@ class Rank:
         )
         self.models = self.stepper.join(models, ddp)
 
-    def take(self, *rows: int) -> None:
+    def take(self, *rows: int, accum_steps: int = 0) -> None:
         """Take the next batch; ``rows``: those of each rank."""
         self.stepper.settle(0.0)
         mine, whole = (rows or (ROWS,))[self.rank], sum(rows or (ROWS,))
@@ -71,13 +72,13 @@ class Rank:
                 positions=Ranges(((0, mine),)) if mine else Ranges(),
                 skipped=(),
                 own_ready_s=0.0,
-                split=BatchSplit(workers=self.workers, local_batch_size=ROWS, accum_steps=0),
+                split=BatchSplit(workers=self.workers, local_batch_size=ROWS, accum_steps=accum_steps),
                 heard=Heard(),
             )
         )
 
-    def backward(self, loss: torch.Tensor) -> None:
-        self.stepper.backward(loss, lambda: False)
+    def backward(self, loss: torch.Tensor, *, another: bool = False) -> None:
+        self.stepper.backward(loss, lambda: another)
 
     def skip(self) -> None:
         self.stepper.skip(lambda: False)
@@ -394,6 +395,66 @@ def test_all_ranks_step_or_none_if_some_skip(
     first, second = on_two(train)
     assert first == second
     assert (first[0] != before[0]) == steps
+
+
+# -- DistributedDataParallel -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Counting(Distributed):
+    """Counts the buckets of gradients that DistributedDataParallel exchanges during backward."""
+
+    def __init__(self) -> None:
+        self.exchanged = 0
+
+    def wrap(self, model: torch.nn.Module, *, ready: Callable[[], None], **options: Any) -> torch.nn.Module:
+        def counted() -> None:
+            self.exchanged += 1
+            ready()
+
+        return super().wrap(model, ready=counted, **options)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(("micro_batches", "exchanged"), [(3, [0, 0, 1]), (2, [0, 1])])
+def test_gradients_are_exchanged_with_the_last_micro_batch_alone(micro_batches: int, exchanged: list[int]) -> None:
+    """A pass may end within a global batch of three micro-batches."""
+    model, join = weight(), Counting()
+    rank = Rank([model], [torch.optim.SGD(model.parameters(), lr=1.0)], workers=2, join=join, ddp={})
+    counted = []
+    for left in reversed(range(micro_batches)):
+        rank.take(ROWS, ROWS, accum_steps=2)
+        rank.backward(rank.models[0](ONE).sum(), another=left > 0)
+        counted.append(join.exchanged)
+        rank.step()
+    assert counted == exchanged
+    assert model.weight.item() == pytest.approx(-1.0)
+
+
+@pytest.mark.usefixtures("group")
+def test_gradients_of_a_loss_that_does_not_come_from_the_joined_model_are_exchanged_too() -> None:
+    """Such as that of ``model.module.loss(batch)``. Otherwise the replicas would differ from then on."""
+    model, join = weight(), Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rank = Rank([model], [optimizer], workers=2, join=join, ddp={})
+    rank.take(ROWS, ROWS)
+    with torch.no_grad():
+        rank.models[0](ONE)
+    rank.backward(model(ONE).sum())
+    assert join.exchanged == 1
+    rank.step()
+    assert model.weight.item() == pytest.approx(-1.0)
+    rank.take(ROWS, ROWS)
+    model(ONE).sum().backward()
+    with pytest.raises(RunError, match=r"the loop's loss did not come from a call of the model.*ddp=False"):
+        optimizer.step()
 
 
 # -- closures ----------------------------------------------------------------------------------------------------------
