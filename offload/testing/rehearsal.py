@@ -299,7 +299,7 @@ class _Group:
             peers={TRAIN: Peer(batches, rank) if several else NoPeers()},
             checkpoints=LocalCheckpointer(job.shelf, reports, rank),
             join=Unjoined(),
-            share=lambda model: None,
+            share=lambda tensors: None,
             feed=LocalFeed,
             sleep=self._sleep,
             report_every_s=0.02,

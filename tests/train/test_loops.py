@@ -142,6 +142,26 @@ def test_a_skipped_part_adds_nothing_and_the_ranks_stay_equal(tmp_path: Path) ->
     assert found[0]["weights"] == pytest.approx(found[1]["weights"], rel=1e-6)
 
 
+def test_replicas_begin_and_stay_equal(tmp_path: Path) -> None:
+    """Of models that differ by worker at first, with a loss that does not come from a call of the joined model, in accumulated batches."""
+
+    def train(ctx: Any) -> None:
+        model = linear()
+        torch.nn.init.constant_(model.weight, 0.1 * ctx.rank)
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), ddp=ctx.config["ddp"])
+        for _ in ctx.epochs(2):
+            for batch in ctx.batches("train"):
+                ctx.backward(error(getattr(model, "module", model), batch))
+                ctx.step()
+        report_equal(ctx, model)
+
+    found = [
+        fit(train, tmp_path / str(ddp), train_loop_config={"ddp": ddp}, deterministic=True, **ACCUMULATES)
+        for ddp in (True, False)
+    ]
+    assert found[0]["weights"] == pytest.approx(found[1]["weights"], rel=1e-6)
+
+
 def test_steps_validation_within_a_pass_and_a_moving_average(tmp_path: Path) -> None:
     def train(ctx: Any) -> None:
         model = linear()

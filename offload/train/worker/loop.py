@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from offload.measure.steps import Clock, CudaClock, StepMeter
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
-from offload.train.checkpoints.sharded import is_sharded
+from offload.train.checkpoints.sharded import is_part, is_sharded
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN, End, GroupStart, GroupStatus
 from offload.train.worker.agreement import OVERS, Heard, Mailbox, NoAgreement, Over, TrainingAgreement
@@ -61,7 +61,7 @@ class Place:
         peers: connect the ranks' threads that cut batches, by data set.
         checkpoints: keeps the run's checkpoints.
         join: joins models with those of the other workers.
-        share: copies rank 0's buffers to all ranks.
+        share: copies rank 0's values of tensors to all ranks.
         feed: makes a client that reads blocks from the hub.
         sleep: waits for a number of seconds. A rehearsal ends a worker there.
         report_every_s: the seconds between two reports to the hub.
@@ -75,7 +75,7 @@ class Place:
     peers: Mapping[str, Peers]
     checkpoints: Checkpointer
     join: Join
-    share: Callable[[torch.nn.Module], None]
+    share: Callable[[Iterable[torch.Tensor]], None]
     feed: Callable[[HubClient, DirectBlocks], FeedClient] = HubFeed
     sleep: Callable[[float], None] = time.sleep
     report_every_s: float = 2.0
@@ -196,6 +196,7 @@ class TrainingLoop:
             self.scaling.adopt(self.state.optimizers)
         joined = self.stepper.join(trained, ddp)
         if not self.state.resumed:
+            self._share_weights(modules, [t for t, j in zip(trained, joined, strict=True) if j is not t])
             torch.manual_seed(
                 self.setup.seed + self.rank
             )  # the same seed built the model on all ranks; dropout differs by rank
@@ -731,11 +732,22 @@ class TrainingLoop:
         """The progress at which training ends, in samples; None if unknown."""
         return self._goal.useful(samples=self.setup.sized[TRAIN], initial=self.setup.batch_size.initial)
 
+    def _share_weights(self, models: Sequence[torch.nn.Module], shared: Sequence[torch.nn.Module]) -> None:
+        """Give all ranks rank 0's weights and buffers of models: ranks may have drawn or read others, and an exchange of gradients keeps
+        what differs. DistributedDataParallel has shared the parameters of the ``shared`` ones, and not their buffers."""
+        if self.world_size == 1:
+            return
+        tensors = [p for o in self.state.optimizers for group in o.param_groups for p in group["params"]]
+        tensors += [each for model in models for each in (*model.parameters(), *model.buffers())]
+        known = {id(p) for model in shared for p in model.parameters()}
+        # Each once: optimizers and models hold the same ones. The parts of a sharded one differ by rank.
+        self.place.share({id(t): t for t in tensors if id(t) not in known and not is_part(t)}.values())
+
     def _share_buffers(self) -> None:
         """Give all ranks rank 0's buffers (running statistics) when validation starts."""
         if self.world_size > 1:
             for model in self.state.models:
-                self.place.share(model)
+                self.place.share(model.buffers())
 
     def out_of_memory(self, error: BaseException) -> None:
         """The user's function ran out of device memory. Raises DeviceMemoryError if smaller batches may fit:

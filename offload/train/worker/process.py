@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import ray
@@ -53,13 +54,18 @@ def place_of(setup: WorkerSetup) -> Place:
         peers=peers,
         checkpoints=RayCheckpointer(),
         join=Distributed(),
-        share=_share_buffers,
+        share=_share,
     )
 
 
-def _share_buffers(model: torch.nn.Module) -> None:
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
+def _share(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.numel():
+            own = tensor.detach()
+            dense = own.contiguous()
+            dist.broadcast(dense.reshape(-1).view(torch.uint8), src=0)  # as bytes: gloo does not send every type
+            if dense is not own:
+                own.copy_(dense)
 
 
 def run_worker(user_function: Any, setup: WorkerSetup) -> None:

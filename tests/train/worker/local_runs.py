@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +126,15 @@ class LocalRun:
             peers={name: Peer(ranks[name], rank) if several else NoPeers() for name in (TRAIN, VAL)},
             checkpoints=_Checkpointer(self._shelf, ranks["checkpoints"], rank, self._kept),
             join=self._join(),
-            share=lambda model: None,
+            share=lambda tensors: _share(Peer(ranks["talk"], rank), tensors),
             feed=LocalFeed,
         )
+
+
+def _share(peer: Peer, tensors: Iterable[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.copy_(peer.broadcast(tensor.clone(), 0))
 
 
 class _Checkpointer(LocalCheckpointer):

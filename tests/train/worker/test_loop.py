@@ -68,7 +68,7 @@ def loop(tmp_path: Path, samples: int) -> Iterator[TrainingLoop]:
         peers={TRAIN: NoPeers()},
         checkpoints=LocalCheckpointer(Shelf(Path(tempfile.mkdtemp(dir=tmp_path))), Ranks(1), 0),
         join=Unjoined(),
-        share=lambda model: None,
+        share=lambda tensors: None,
         feed=LocalFeed,
     )
     made = TrainingLoop(setup, place)
@@ -129,3 +129,22 @@ def test_workers_that_have_left_a_node_wait_for_another_however_long_that_takes(
     with pytest.raises(RunError, match="Ray Train did not start the new number of workers"):
         loop._obey("resize")
     assert looks >= 3, "only workers that could be replaced have a deadline"
+
+
+def test_all_workers_begin_with_the_weights_of_the_first(tmp_path: Path) -> None:
+    """Those that DistributedDataParallel does not share: of several models, of a moving average, and what only an optimizer holds."""
+    begun: dict[int, set[float]] = {}
+
+    def train(ctx: Context) -> None:
+        made = torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(1)
+        temperature = torch.nn.Parameter(torch.zeros(()))
+        for tensor in (temperature, *(each for model in made for each in (*model.parameters(), *model.buffers()))):
+            tensor.data.fill_(ctx.rank)  # such as weights that NumPy draws, or that one worker has read
+        average = torch.optim.swa_utils.AveragedModel(made[0])
+        parameters = [*made[0].parameters(), *made[1].parameters(), temperature]
+        *models, _ = ctx.prepare(*made, average, torch.optim.SGD(parameters, lr=0.1))
+        tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
+        begun[ctx.rank] = {each.item() for each in (temperature, *tensors)}
+
+    LocalRun(tmp_path).train(train, workers=2)
+    assert begun == {0: {0.0}, 1: {0.0}}
