@@ -207,9 +207,7 @@ class TrainingLoop:
 
     def epochs(self, n: int) -> Iterator[int]:
         """See :meth:`Context.epochs`."""
-        self._goal = Goal(epochs=n)
-        self._tell_progress()
-        epoch = self.state.progress.epoch
+        epoch = self._begin_loop(Goal(epochs=n))
         while not self._trained_enough(epoch):
             self._begin_epoch(epoch)
             yield epoch
@@ -218,9 +216,7 @@ class TrainingLoop:
 
     def steps(self, goal: Goal, deliver: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """See :meth:`Context.steps`. ``deliver`` makes the iterator of a pass."""
-        self._goal = goal
-        self._tell_progress()
-        epoch = self.state.progress.epoch
+        epoch = self._begin_loop(goal)
         while not self._trained_enough(epoch):
             self._begin_epoch(epoch)
             resumed = len(self.state.progress.trained)
@@ -234,6 +230,18 @@ class TrainingLoop:
                 )
             epoch += 1
             self._end_epoch(epoch)
+
+    def _begin_loop(self, goal: Goal) -> int:
+        """Begin a loop with this goal. Return its first epoch. If a loop before has left an epoch in its middle, that is the next one: an
+        epoch delivers every sample once."""
+        self._goal = goal
+        self._over = "" if self._over == "time" else self._over  # the time of the loop before
+        self._tell_progress()
+        epoch = self.state.progress.epoch
+        if self._in_epoch and self._visited_epoch == epoch and not self._trained_enough(epoch):
+            epoch += 1
+            self._end_epoch(epoch)
+        return epoch
 
     def stop(self) -> None:
         """See :meth:`Context.stop`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,16 @@ import torch
 from offload.errors import RunError
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.streams import Cores, Stream
-from offload.testing.in_threads import LocalCheckpointer, LocalClient, LocalFeed, LocalHub, Ranks, Shelf, Unjoined
+from offload.testing.in_threads import (
+    Died,
+    LocalCheckpointer,
+    LocalClient,
+    LocalFeed,
+    LocalHub,
+    Ranks,
+    Shelf,
+    Unjoined,
+)
 from offload.train.config import Adaptation, BatchSize, Checkpoints
 from offload.train.messages import TRAIN, Orders
 from offload.train.worker import loop as loop_module
@@ -23,7 +34,7 @@ from offload.train.worker.context import Context
 from offload.train.worker.goal import Goal
 from offload.train.worker.loop import Place, TrainingLoop
 from offload.train.worker.setup import WorkerSetup
-from tests.train.worker.local_runs import LocalRun
+from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 BATCH = 4
 
@@ -148,3 +159,43 @@ def test_all_workers_begin_with_the_weights_of_the_first(tmp_path: Path) -> None
 
     LocalRun(tmp_path).train(train, workers=2)
     assert begun == {0: {0.0}, 1: {0.0}}
+
+
+def test_a_second_loop_goes_on_to_its_own_goal(tmp_path: Path) -> None:
+    """Such as a warm-up by steps before the epochs, also after a restart."""
+    steps: list[tuple[int, int]] = []
+
+    def train(ctx: Context) -> None:
+        model, _ = prepared(ctx)
+
+        def step(batch: Any) -> None:
+            ctx.backward(loss_of(model, batch))
+            ctx.step()
+            steps.append((ctx.epoch, ctx.global_step))
+            if not ctx._loop.state.resumed and ctx.global_step == 6:
+                commit(ctx)
+                raise Died
+
+        for goal in (3, 8):
+            for batch in ctx.steps(goal):
+                step(batch)
+        for _ in ctx.epochs(4):
+            for batch in ctx.batches(TRAIN):
+                step(batch)
+
+    run = LocalRun(tmp_path, samples=64)  # eight steps an epoch
+    run.train(train)
+    run.train(train)
+    epochs = [0] * 3 + [1] * 5 + [2] * 8 + [3] * 8
+    assert steps == [(epoch, number) for number, epoch in enumerate(epochs, 1)]
+
+
+def test_a_loop_may_follow_one_whose_time_is_up(tmp_path: Path) -> None:
+    def train(ctx: Context) -> None:
+        model, _ = prepared(ctx)
+        for batch in itertools.chain(ctx.steps(seconds=1e-9), ctx.steps(2)):
+            ctx.backward(loss_of(model, batch))
+            ctx.step()
+
+    [loop] = LocalRun(tmp_path).train(train)
+    assert loop.state.progress.step == 2
