@@ -205,6 +205,7 @@ class Stepper:
                 f"worker {self._rank} called ctx.step() for a batch without ctx.backward(loss). Every worker must call it for "
                 "every batch, or ctx.skip(); a worker without samples gets a filler that weighs nothing."
             )
+        self._check_optimizers()
         if chosen and (batch.split.accum_steps or self._scaling is not None):
             raise RunError(_one_by_one("steps its optimizers one by one", batch, self._scaling is not None))
         if not self._is_last:
@@ -228,6 +229,7 @@ class Stepper:
         if overflowed or self._plain or self._done:
             return self._end_batch(batch, float(batch.all_rows))
         if not self._skipped:
+            self._check_optimizers()
             raise RunError(
                 "the loop took the next batch without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch "
                 "of ctx.batches('train'), or ctx.skip(). A GradScaler of the loop's own may have left the step out: drop it, and pass "
@@ -240,6 +242,16 @@ class Stepper:
         for each in self._usual or [_Step(tuple(self._state.optimizers), None)]:
             useful = self._apply(each, batch, passes)
         return self._end_batch(batch, useful)
+
+    def _check_optimizers(self) -> None:
+        """Raise RunError if a loss has reached a model and no optimizer is prepared: the model would silently stay as it is."""
+        if self._state.optimizers:
+            return
+        if any(p.grad is not None for model in self.joined.models for p in model.parameters()):
+            raise RunError(
+                "ctx.prepare got no optimizer, so that no step trains the model. Pass it along: model, optimizer = ctx.prepare(model, "
+                "optimizer)."
+            )
 
     def _overflowed(self, batch: LocalBatch) -> bool:
         """Whether ``loss.backward()`` has left gradients that are not finite, with which a GradScaler does not step. Only where all workers

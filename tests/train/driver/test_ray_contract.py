@@ -205,7 +205,8 @@ def test_a_run_starts_no_helper_that_it_has_no_use_for(tmp_path: Path) -> None:
     look = ray_processes_beside_this
 
     def train(ctx: offload.Context) -> None:
-        model = ctx.prepare(torch.nn.Linear(1, 1))
+        model = torch.nn.Linear(1, 1)
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for _ in ctx.epochs(1):
             for batch in ctx.batches("train"):
                 ctx.backward(model(batch["x"][:, None]).mean())

@@ -212,6 +212,24 @@ def test_a_batch_with_which_the_loop_does_nothing_is_an_error() -> None:
         rank.take()
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_loop_whose_optimizer_is_not_prepared_is_told(plain: bool) -> None:
+    model = weight()
+    rank = Rank([model], [])
+    rank.take()
+    rank.backward(torch.zeros((), requires_grad=True))
+    rank.step()  # a loop that trains nothing needs none
+    rank.take()
+    with pytest.raises(RunError, match=r"ctx.prepare got no optimizer, .* Pass it along"):
+        if plain:
+            model(ONE).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=1.0).step()
+            rank.take()
+        else:
+            rank.backward(model(ONE).sum())
+            rank.step()
+
+
 @pytest.mark.parametrize("most", [None, 1.0])
 def test_a_parameter_that_two_optimizers_share_is_stepped_by_both(most: float | None) -> None:
     """As in a plain loop that clips the gradient, steps both, and then clears the gradients."""
