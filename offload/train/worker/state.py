@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from offload.train.checkpoints.sharded import divided, is_part, is_sharded, load
 from offload.train.worker.checkpointer import Checkpointer, Stored
 from offload.train.worker.peers import Talk
 from offload.train.worker.seeding import seed_at_step
+
+MOST_SAID = 300  # characters of the reason why a checkpoint does not fit
 
 
 class TrainingState:
@@ -259,8 +262,13 @@ class TrainingState:
 
     def _restore(self, stored: Training) -> None:
         try:
+            kept = self._stored_model
+            several = bool(kept) and all(name.isdigit() and isinstance(each, Mapping) for name, each in kept.items())
+            _check_count("trained models", len(kept) if several else 1, len(self.models))
+            _check_count("optimizers", len(stored.optimizers), len(self.optimizers))
+            _check_count("other objects", len(stored.others), len(self._others))
             for i, model in enumerate(self.models):
-                load_model(model, self._stored_model if len(self.models) == 1 else self._stored_model[str(i)])
+                load_model(model, kept[str(i)] if several else kept)
             for optimizer, state in zip(self.optimizers, stored.optimizers, strict=True):
                 load_optimizer(optimizer, state)
             for parameter, value in zip(self._loose(), stored.loose, strict=bool(stored.loose)):
@@ -275,9 +283,11 @@ class TrainingState:
             if self.scaler is not None and stored.scaler is not None:
                 self.scaler.load_state_dict(dict(stored.scaler))
         except Exception as error:  # a load_state_dict may raise anything
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            # The second line of torch's errors names the first parameter that does not fit, in a list that may be long.
+            lines = (str(error).strip() or type(error).__name__).splitlines()[:2]
+            why = textwrap.shorten(" ".join(lines), MOST_SAID, placeholder=" …").removesuffix(".")
             raise ConfigError(
-                f"the checkpoint of this run does not fit the model or optimizer of the script: {first} Restore the script "
+                f"the checkpoint of this run does not fit the model or optimizer of the script: {why}. Restore the script "
                 f"that began the run, or start again with {argument('overwrite', True)}."
             ) from None
         rank, ranks = (0, 1) if self._talk is None else (self._talk.rank, self._talk.world_size)
@@ -286,6 +296,12 @@ class TrainingState:
         else:
             seed_at_step(self._order["seed"], rank, self.progress.step)
         self._stored_model = {}  # as large as the model
+
+
+def _check_count(what: str, stored: int, given: int) -> None:
+    """Raise ValueError if the script has prepared more or fewer objects of a kind than the checkpoint holds."""
+    if stored != given:
+        raise ValueError(f"the number of {what} is {stored} in the checkpoint, and {given} in ctx.prepare")
 
 
 _REMEDY_PLAIN = "Make its state_dict() return such data, or do not pass it to ctx.prepare."

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from offload.errors import ConfigError
 from offload.testing.in_threads import Died
 from offload.train.config import BatchSize
 from offload.train.worker.context import Context
@@ -96,6 +99,51 @@ def test_the_number_of_batches_leaves_out_those_that_are_dropped(tmp_path: Path,
 
     LocalRun(tmp_path, samples=62, sizes=BatchSize(initial=sizes, local=(1, local))).train(train)
     assert lengths == [(62 // local, 62 // local)]
+
+
+def fitting() -> list[Any]:
+    model = torch.nn.Linear(1, 1)
+    return [model, torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+def with_a_scheduler() -> list[Any]:
+    model, optimizer = fitting()
+    return [model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+def of_another_shape() -> list[Any]:
+    model = torch.nn.Linear(3, 1)
+    return [model, torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [
+        (
+            of_another_shape,
+            r"script: Error\(s\) in loading state_dict for Linear: size mismatch for weight: .* Restore",
+        ),
+        (lambda: [*fitting(), *fitting()], "trained models is 1 in the checkpoint, and 2 in ctx.prepare. Restore"),
+        (lambda: fitting()[:1], "optimizers is 1 in the checkpoint, and 0 in ctx.prepare. Restore"),
+        (with_a_scheduler, "other objects is 0 in the checkpoint, and 1 in ctx.prepare. Restore"),
+    ],
+)
+def test_a_script_that_does_not_fit_its_checkpoint_is_told_what_differs(
+    tmp_path: Path, now: Callable[[], list[Any]], text: str
+) -> None:
+    def train(ctx: Context) -> None:
+        model, _ = ctx.prepare(*fitting())
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward(loss_of(model, batch))
+                ctx.step()
+                commit(ctx)
+                raise Died
+
+    run = LocalRun(tmp_path)
+    run.train(train)
+    with pytest.raises(ConfigError, match=text):
+        run.train(lambda ctx: ctx.prepare(*now()))
 
 
 def draws() -> tuple[float, float, float]:
