@@ -56,7 +56,7 @@ class ProbeContext(Context):
         self._open = False
         # The loop steps optimizers one by one or itself, or its model is sharded: its batches cannot adapt.
         self._one_by_one = False
-        self._backwards = 0
+        self._backwards = self._taken = 0
 
     def prepare(self, *objects: Any, ddp: DdpOptions = None) -> Any:
         """Prepare as in training; on a CPU, the probe may measure a deep model at a smaller depth."""
@@ -72,6 +72,11 @@ class ProbeContext(Context):
             optimizer.register_step_pre_hook(self._before_step)
             optimizer.register_step_post_hook(self._stepped)
         return prepared
+
+    @property
+    def global_step(self) -> int:
+        """The number of this batch, from 1. What a loop does at every k-th step, such as logging, it then does as often as in training."""
+        return self._taken
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         if self._comparing:  # the loop steps itself
@@ -115,6 +120,7 @@ class ProbeContext(Context):
             return
         for batch, size in self._replayed():
             self._open = True
+            self._taken += 1
             self._loop.rows = size
             self._loop.stepper.joined.begin_batch(exchanges=self._syncing)
             shown = shown_batch(batch)

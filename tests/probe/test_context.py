@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from offload.probe.context import ProbeContext
+from offload.train.worker.loop import StopRun
 
 
 def probing(*models: torch.nn.Module) -> tuple[ProbeContext, torch.optim.Optimizer]:
@@ -20,7 +21,7 @@ def probing(*models: torch.nn.Module) -> tuple[ProbeContext, torch.optim.Optimiz
 
     loop: Any = SimpleNamespace(
         state=SimpleNamespace(optimizers=[optimizer], scaler=None),
-        stepper=SimpleNamespace(joined=SimpleNamespace(backward=backward)),
+        stepper=SimpleNamespace(joined=SimpleNamespace(backward=backward, begin_batch=lambda exchanges: None)),
     )
     ctx = ProbeContext(loop)
     ctx._comparing = True
@@ -87,3 +88,18 @@ def test_a_skipped_batch_has_no_gradient() -> None:
     ctx.skip()
     ctx.step()
     assert ctx.gradients == []
+
+
+def test_steps_count_so_that_a_loop_does_not_log_or_validate_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx, _ = probing(torch.nn.Linear(2, 2))
+    monkeypatch.setattr(ctx, "_replayed", lambda: iter([({}, 1)] * 3))
+    seen = []
+
+    def train() -> None:
+        for _ in ctx._replays("train", ()):
+            ctx.skip()
+            seen.append(ctx.global_step)
+
+    with pytest.raises(StopRun):
+        train()
+    assert seen == [1, 2, 3]
