@@ -133,6 +133,10 @@ class TrainingState:
         self.models = list(models)
         self.optimizers = [o for o in others if isinstance(o, torch.optim.Optimizer)]
         self._others = [o for o in others if not isinstance(o, torch.optim.Optimizer)]
+        for optimizer in self.optimizers:
+            # Made where the models were before: Adagrad makes its state at once, and a script may have read one. Loading moves it.
+            if any(map(_is_elsewhere, optimizer.state, optimizer.state.values())):
+                optimizer.load_state_dict(optimizer.state_dict())
         self._sharded = any(map(is_sharded, (*self.models, *self._others))) or any(map(is_part, self._loose()))
         if self._stored is not None:
             self._restore(self._stored)
@@ -296,6 +300,14 @@ class TrainingState:
         else:
             seed_at_step(self._order["seed"], rank, self.progress.step)
         self._stored_model = {}  # as large as the model
+
+
+def _is_elsewhere(parameter: Any, state: Any) -> bool:
+    """Whether a parameter's optimizer state lies on another device. Its number of steps may: torch keeps that on the CPU."""
+    if not (isinstance(parameter, torch.Tensor) and isinstance(state, Mapping)):  # an optimizer of the user's
+        return False
+    tensors = [each for each in state.values() if isinstance(each, torch.Tensor) and each.dim()]
+    return any(each.device != parameter.device for each in tensors)
 
 
 def _check_count(what: str, stored: int, given: int) -> None:

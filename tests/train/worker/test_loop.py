@@ -34,6 +34,7 @@ from offload.train.worker.context import Context
 from offload.train.worker.goal import Goal
 from offload.train.worker.loop import Place, TrainingLoop
 from offload.train.worker.setup import WorkerSetup
+from offload.train.worker.state import TrainingState
 from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
 
 BATCH = 4
@@ -199,3 +200,15 @@ def test_a_loop_may_follow_one_whose_time_is_up(tmp_path: Path) -> None:
 
     [loop] = LocalRun(tmp_path).train(train)
     assert loop.state.progress.step == 2
+
+
+def test_the_state_of_an_optimizer_follows_its_model_to_the_device() -> None:
+    """Adagrad makes its state at once, where the model is by then. Here, memory that does not exist stands for that of a GPU."""
+    model = torch.nn.Linear(2, 1, device="meta")
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["sum"] = torch.zeros(parameter.shape)
+    checkpoints: Any = None
+    state = TrainingState(None, checkpoints, seed=0, samples=None, scaler=None, resumable=True)
+    state.adopt([model], [optimizer])
+    assert {each["sum"].device.type for each in optimizer.state.values()} == {"meta"}
