@@ -79,9 +79,9 @@ class Stepper:
         self._kept = self._goal = 0.0
         self._trained: list[Ranges] = []
         self._done: list[_Step] = []  # in this batch
-        self._usual: list[_Step] = []  # in the last batch that was not skipped
-        self._plain = False  # the loop itself has stepped an optimizer in this batch
-        self._in_plain = False  # it is doing so
+        self._usual: list[_Step] = []  # in the last batch with any that was not skipped
+        self._plain: list[_Step] = []  # in this batch, made by the loop itself
+        self._in_plain = False  # it is making one
 
     def join(self, models: Sequence[torch.nn.Module], options: Mapping[str, Any] | None) -> list[torch.nn.Module]:
         """Return the trained models, joined with those of the other workers. ``options``: arguments of DistributedDataParallel; None:
@@ -114,14 +114,14 @@ class Stepper:
     def take(self, batch: LocalBatch) -> None:
         """Note that the user gets the next local batch."""
         self.batch = batch
-        self._went_backward = self._skipped = self._plain = False
+        self._went_backward = self._skipped = False
         self.stepping = self._in_plain = False
         if self.between_global_batches:
             self._takes_part = False
             self.joined.begin_global_batch()
         self.joined.begin_batch(exchanges=self._micro_batches == batch.split.accum_steps)
         self._is_last = batch.split.accum_steps == 0
-        self._done = []
+        self._done, self._plain = [], []
 
     def backward(self, loss: torch.Tensor, has_another: Callable[[], bool], *, retain_graph: bool = False) -> None:
         """Accumulate the gradient of a loss that is the mean over the local batch. ``has_another`` returns whether the pass goes on after
@@ -265,7 +265,7 @@ class Stepper:
     @property
     def has_stepped(self) -> bool:
         """Whether an optimizer has stepped on the current batch."""
-        return self.batch is not None and (self._plain or bool(self._done))
+        return self.batch is not None and bool(self._plain or self._done)
 
     def _end_micro_batch(self, batch: LocalBatch) -> None:
         self._trained.append(batch.positions)
@@ -289,8 +289,8 @@ class Stepper:
 
     def _end_batch(self, batch: LocalBatch, useful: float) -> int:
         rows = self._rows
-        if not self._skipped and not self._plain:
-            self._usual = self._done
+        if not self._skipped:
+            self._usual = [*self._done, *self._plain] or self._usual
         self._optimizer_steps.end_batch()
         self._meter.stepped(useful / max(rows, 1))
         self._watchdog.alive()
@@ -361,7 +361,7 @@ class Stepper:
     def _after_plain_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         if self._in_plain:
             self.stepping = self._in_plain = False
-            self._plain = True
+            self._plain.append(_Step((optimizer,), None))
 
 
 def _one_by_one(does: str, batch: LocalBatch, adapts: bool) -> str:

@@ -415,6 +415,33 @@ def test_all_ranks_step_or_none_if_some_skip(
     assert (first[0] != before[0]) == steps
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_worker_that_skips_a_batch_repeats_the_steps_of_the_last_one(plain: bool) -> None:
+    """Those of two models, one after the other: each exchanges gradients with the other workers."""
+
+    def train(rank: int, join: InThreads) -> list[torch.nn.Module]:
+        models = [weight(1.0), weight(1.0)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]
+        loop = Rank(models, optimizers, rank=rank, workers=2, join=join)
+        for number in range(2):
+            loop.take(2, 2)
+            if number == 1 and rank == 0:
+                loop.skip()
+                continue
+            for model, optimizer in zip(models, optimizers, strict=True):
+                if plain:
+                    optimizer.zero_grad()
+                    model(ONE).mean().backward()
+                    optimizer.step()
+                else:
+                    loop.backward(model(ONE).mean())
+                    loop.step(optimizer)
+        loop.stepper.settle(0.0)
+        return models
+
+    assert on_two(train) == [[0.25, 0.25], [0.25, 0.25]]
+
+
 # -- DistributedDataParallel -------------------------------------------------------------------------------------------
 
 
