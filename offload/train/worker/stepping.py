@@ -128,7 +128,10 @@ class Stepper:
         this micro-batch; it is called only while gradients accumulate."""
         batch = self.batch
         if batch is None:
-            raise RunError("call ctx.backward(loss) in the loop over ctx.batches('train'), at least once per batch.")
+            raise RunError(
+                "call ctx.backward(loss) in the loop over ctx.batches('train'), before the ctx.step() that ends the batch. To step several "
+                "times on one batch, name the optimizer: ctx.step(optimizer)."
+            )
         if self._went_backward:
             self.joined.check_forward()
         if not self._went_backward and not self._skipped:
@@ -198,7 +201,10 @@ class Stepper:
         """
         batch = self.batch
         if batch is None:
-            raise RunError("call ctx.step() after ctx.backward(loss), for a batch of ctx.batches('train').")
+            raise RunError(
+                "call ctx.step() after ctx.backward(loss), for a batch of ctx.batches('train'). To step several times on one batch, name "
+                "the optimizer: ctx.step(optimizer)."
+            )
         if not self._went_backward and not self._skipped:
             # Ranks that called backward() wait for this rank's gradients. They end with it, so they do not hang.
             raise RunError(

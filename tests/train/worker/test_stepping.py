@@ -212,6 +212,21 @@ def test_a_batch_with_which_the_loop_does_nothing_is_an_error() -> None:
         rank.take()
 
 
+def test_an_optimizer_that_is_named_steps_several_times_on_a_batch() -> None:
+    model = weight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rank = Rank([model], [optimizer])
+    rank.take()
+    for _ in range(3):
+        rank.backward(model(ONE).sum())
+        rank.step(optimizer)
+    assert model.weight.item() == -3.0
+    rank.step()
+    for call in (lambda: rank.backward(model(ONE).sum()), rank.step):
+        with pytest.raises(RunError, match=r"To step several times on one batch, name the optimizer: ctx.step\(optimizer\)"):
+            call()
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_loop_whose_optimizer_is_not_prepared_is_told(plain: bool) -> None:
     model = weight()
