@@ -78,6 +78,8 @@ class Stepper:
         self._micro_batches = self._rows = 0
         self._kept = self._goal = 0.0
         self._trained: list[Ranges] = []
+        # The gradients of the micro-batches so far, each with its parameter and the number of changes in place.
+        self._accumulated: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._done: list[_Step] = []  # in this batch
         self._usual: list[_Step] = []  # in the last batch with any that was not skipped
         self._plain: list[_Step] = []  # in this batch, made by the loop itself
@@ -109,7 +111,7 @@ class Stepper:
         if self._micro_batches or self._rows:
             for optimizer in self._state.optimizers:
                 optimizer.zero_grad(set_to_none=True)
-        self._trained, self._micro_batches, self._rows, self.batch = [], 0, 0, None
+        self._trained, self._accumulated, self._micro_batches, self._rows, self.batch = [], [], 0, 0, None
 
     def take(self, batch: LocalBatch) -> None:
         """Note that the user gets the next local batch."""
@@ -176,6 +178,7 @@ class Stepper:
 
     def _begin_gradient(self, batch: LocalBatch, has_another: Callable[[], bool]) -> None:
         """Note the weights of a batch that takes part in the global batch's gradient."""
+        self._take_back_gradients()
         split = batch.split
         self._is_last = self._micro_batches == split.accum_steps or not has_another()
         if self._is_last and self._micro_batches < split.accum_steps and self._scaling is not None:
@@ -191,6 +194,18 @@ class Stepper:
             self._kept = 0.0
         self._rows += batch.all_rows
         self._kept += batch.all_weight
+
+    def _take_back_gradients(self) -> None:
+        """Take back the gradients that the loop has cleared since the last micro-batch, as plain loops do before or after each step."""
+        for parameter, gradient, version in self._accumulated:
+            if gradient._version != version:
+                raise RunError(
+                    "the loop changes gradients between the micro-batches of a global batch, as zero_grad(set_to_none=False) does. Leave "
+                    "that out: ctx.step() clears the gradients of a complete batch."
+                )
+            if parameter.grad is None:
+                parameter.grad = gradient
+        self._accumulated = []
 
     def step(self, chosen: Sequence[torch.optim.Optimizer], *, clip_norm: float | None, passes: float) -> int:
         """Step optimizers and clear their gradients, if the global batch is complete. Return its rows, or 0 if it is not complete.
@@ -275,6 +290,8 @@ class Stepper:
 
     def _end_micro_batch(self, batch: LocalBatch) -> None:
         self._trained.append(batch.positions)
+        held = {id(p): p for o in self._state.optimizers for g in o.param_groups for p in g["params"]}
+        self._accumulated = [(p, p.grad, p.grad._version) for p in held.values() if p.grad is not None]
         self.batch = None
         self._micro_batches += 1
         self._meter.micro_batch_done()

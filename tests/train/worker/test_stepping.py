@@ -212,6 +212,36 @@ def test_a_batch_with_which_the_loop_does_nothing_is_an_error() -> None:
         rank.take()
 
 
+@pytest.mark.parametrize("clears", ["before", "after"])
+def test_a_loop_may_clear_gradients_as_a_plain_one_does_while_they_accumulate(clears: str) -> None:
+    """Such as one whose batches did not fit into the device's memory."""
+    model = weight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rank = Rank([model], [optimizer])
+    for factor in (1.0, 2.0, 6.0):
+        rank.take(accum_steps=2)
+        if clears == "before":
+            optimizer.zero_grad()
+        rank.backward(model(ONE).sum() * factor, another=factor < 6.0)
+        rank.step()
+        if clears == "after":
+            model.zero_grad()
+    assert model.weight.item() == pytest.approx(-3.0)
+
+
+def test_a_loop_that_overwrites_gradients_while_they_accumulate_is_told() -> None:
+    model = weight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rank = Rank([model], [optimizer])
+    rank.take(accum_steps=1)
+    rank.backward(model(ONE).sum(), another=True)
+    rank.step()
+    rank.take(accum_steps=1)
+    optimizer.zero_grad(set_to_none=False)
+    with pytest.raises(RunError, match="the loop changes gradients between the micro-batches of a global batch"):
+        rank.backward(model(ONE).sum())
+
+
 def test_an_optimizer_that_is_named_steps_several_times_on_a_batch() -> None:
     model = weight()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
