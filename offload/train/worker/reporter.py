@@ -116,8 +116,9 @@ class Reporter:
 
 
 class Forward(io.TextIOBase):
-    """A text stream that forwards whole lines to the driver, and to the worker's own log. :meth:`close` forwards a last line without an
-    end. All else that a program may ask of its output, such as ``encoding``, ``buffer`` or ``reconfigure``, is that of the log."""
+    """A text stream that forwards whole lines to the driver, and to the worker's own log. Of a line that a progress bar writes again and
+    again, it forwards the newest state. :meth:`close` forwards a last line without an end. All else that a program may ask of its output,
+    such as ``encoding``, ``buffer`` or ``reconfigure``, is that of the log."""
 
     # In io.TextIOBase, both are None.
     encoding: Any = property(lambda self: self._log.encoding)
@@ -129,18 +130,25 @@ class Forward(io.TextIOBase):
 
     def write(self, text: str) -> int:
         self._log.write(text)
-        lines, _, self._rest = (self._rest + text).rpartition("\n")
-        if lines:
-            self._reporter.event("print", text=lines)
+        *lines, rest = (self._rest + text).split("\n")
+        self._rest = _newest(rest)
+        if told := "\n".join(_newest(line).rstrip("\r") for line in lines):
+            self._reporter.event("print", text=told)
         return len(text)
 
     def flush(self) -> None:
         self._log.flush()
 
     def close(self) -> None:
-        rest, self._rest = self._rest, ""
+        rest, self._rest = self._rest.rstrip("\r"), ""
         if rest:
             self._reporter.event("print", text=rest)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
+
+
+def _newest(line: str) -> str:
+    """What a carriage return has not yet replaced of a line. One at the end stays: what follows it begins the line anew, or ends it."""
+    text = line.rstrip("\r")
+    return text[text.rfind("\r") + 1 :] + line[len(text) :][:1]

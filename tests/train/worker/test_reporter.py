@@ -33,3 +33,20 @@ def test_programs_ask_of_the_output_what_they_ask_of_any() -> None:
         assert (sys.stdout.encoding, sys.stdout.errors) == ("utf-8", "strict")
         sys.stdout.buffer.write(b"bytes\n")
     assert log.line_buffering
+
+
+def test_of_a_progress_bar_the_newest_state_is_forwarded() -> None:
+    """Each state would be a line of the driver's otherwise, and all of them would wait in memory for the end of the line."""
+    told: list[str] = []
+    reporter: Any = SimpleNamespace(event=lambda kind, text: told.append(text))
+    out = Forward(reporter, io.StringIO())
+    for step in range(3):
+        out.write(f"\rstep {step}")
+    out.write("\n")
+    for step in range(3):
+        out.write(f"loss {step}\r")
+        assert out._rest == f"loss {step}\r"
+    out.write("\ndone\r\n\n")
+    out.write("half\rwhole\r")
+    out.close()
+    assert told == ["step 2", "loss 2\ndone\n", "whole"]
