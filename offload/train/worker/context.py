@@ -189,7 +189,8 @@ class Context:
 
         Over all workers, each sample comes once. In a pass over ``"train"``, all workers get equally many batches. The last ones are
         smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. For other data sets
-        (validation), each worker gets only its own samples. A data set with a ``collate_fn`` yields what that returned, on the device.
+        (validation), each worker gets only its own samples, and all workers must take part. A data set with a ``collate_fn`` yields what
+        that returned, on the device.
 
         Args:
             name: the name of the data set.
