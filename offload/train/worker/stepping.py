@@ -109,9 +109,12 @@ class Stepper:
     def abandon(self) -> None:
         """Forget the batch and the accumulated gradients of a pass that the loop has broken off."""
         if self._micro_batches or self._rows:
-            for optimizer in self._state.optimizers:
-                optimizer.zero_grad(set_to_none=True)
+            self._clear_gradients()
         self._trained, self._accumulated, self._micro_batches, self._rows, self.batch = [], [], 0, 0, None
+
+    def _clear_gradients(self) -> None:
+        for optimizer in self._state.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def take(self, batch: LocalBatch) -> None:
         """Note that the user gets the next local batch."""
@@ -168,6 +171,8 @@ class Stepper:
             return
         self._begin_gradient(batch, has_another)
         self._skipped = True
+        if self.between_global_batches:  # a loop that steps itself may clear them only before its next backward pass
+            self._clear_gradients()
         if self.joined.sharded:  # all ranks skip
             self._kept -= batch.all_weight
         elif self._workers == 1:  # several ranks do not know of each other's skipped parts, and need one factor

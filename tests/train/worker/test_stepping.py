@@ -253,7 +253,9 @@ def test_an_optimizer_that_is_named_steps_several_times_on_a_batch() -> None:
     assert model.weight.item() == -3.0
     rank.step()
     for call in (lambda: rank.backward(model(ONE).sum()), rank.step):
-        with pytest.raises(RunError, match=r"To step several times on one batch, name the optimizer: ctx.step\(optimizer\)"):
+        with pytest.raises(
+            RunError, match=r"To step several times on one batch, name the optimizer: ctx.step\(optimizer\)"
+        ):
             call()
 
 
@@ -265,14 +267,13 @@ def test_a_loop_whose_optimizer_is_not_prepared_is_told(plain: bool) -> None:
     rank.backward(torch.zeros((), requires_grad=True))
     rank.step()  # a loop that trains nothing needs none
     rank.take()
+    if plain:
+        model(ONE).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+    else:
+        rank.backward(model(ONE).sum())
     with pytest.raises(RunError, match=r"ctx.prepare got no optimizer, .* Pass it along"):
-        if plain:
-            model(ONE).sum().backward()
-            torch.optim.SGD(model.parameters(), lr=1.0).step()
-            rank.take()
-        else:
-            rank.backward(model(ONE).sum())
-            rank.step()
+        rank.take() if plain else rank.step()
 
 
 @pytest.mark.parametrize("most", [None, 1.0])
