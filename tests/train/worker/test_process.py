@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from ray import cloudpickle
 
 from offload.errors import RunError
 from offload.train.driver.failures import describe_failure
-from offload.train.worker.process import RestatedError, run_user_function
+from offload.train.worker.process import RestatedError, _share, run_user_function
 
 
 class BadLine(Exception):
@@ -60,3 +63,21 @@ def test_an_exception_that_travels_stays_what_it_is() -> None:
     with pytest.raises(ValueError, match="a bad batch") as raised:
         run_user_function(train, context)
     assert raised.value is error
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_weights_and_buffers_of_every_type_and_layout_are_shared() -> None:
+    types = (torch.int16, torch.uint16, torch.float8_e4m3fn, torch.bool, torch.complex64, torch.bfloat16)
+    tensors = [torch.ones(2).to(each) for each in types]
+    tensors += [torch.arange(6.0).reshape(2, 3).t(), torch.arange(6.0)[2:4], torch.tensor(3.0), torch.empty(0)]
+    before = [each.clone() for each in tensors]
+    _share(tensors)
+    assert [each.tolist() for each in tensors] == [each.tolist() for each in before]
