@@ -825,6 +825,20 @@ def test_a_folder_named_like_a_file(tables: Path) -> None:
     assert len(list_parquet(folder)) == 10
 
 
+def test_a_file_of_any_name(tables: Path) -> None:
+    import fsspec
+
+    want = list(read(list_parquet(tables / "a.parquet")).columns["id"])
+    other = (tables / "a.parquet").rename(tables / "a.pq")
+    memory = fsspec.filesystem("memory")
+    memory.pipe({f"/named/{name}": other.read_bytes() for name in ("part-0", "a.parquet?signature=1")})
+    for path in (other, f"file://{other}", "memory://named/part-0", "memory://named/a.parquet?signature=1"):
+        assert list(read(list_parquet(path)).columns["id"]) == want
+    assert [*read(list_parquet(tables)).columns["id"]] == list(range(5, 10)), "below a folder, the name tells"
+    (tables / "rows.csv").write_text("id\n1\n")
+    assert "rows.csv' as Parquet" in refusal(list_parquet, tables / "rows.csv")
+
+
 def test_logs_and_leftovers_beside_a_table_hold_no_rows_of_it(tmp_path: Path) -> None:
     for name in ("t/a.parquet", "t/_delta_log/9.checkpoint.parquet", "t/_temporary/0/b.parquet", "t/_day=1/c.parquet"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

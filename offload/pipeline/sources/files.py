@@ -122,8 +122,20 @@ def is_folder(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
     """Whether ``path``, which is ``inner`` on its file system, is a folder. Raises ConfigError if remote storage does not tell."""
     if isinstance(fs, pafs.LocalFileSystem):
         return os.path.isdir(inner)  # who may not look is told so once the file is opened
+    return _is(pafs.FileType.Directory, path, fs, inner)
+
+
+def is_file(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
+    """Whether ``path``, which is ``inner`` on its file system, is certainly a file. Raises ConfigError if remote storage does not tell."""
+    if isinstance(fs, pafs.LocalFileSystem):
+        return os.path.isfile(inner)
+    # Of a web server, fsspec calls everything a file, also a page that lists a folder.
+    return "http" not in fs.type_name and _is(pafs.FileType.File, path, fs, inner)
+
+
+def _is(kind: pafs.FileType, path: Path, fs: pafs.FileSystem, inner: str) -> bool:
     with telling_errors(path):
-        return bool(fs.get_file_info(inner).type == pafs.FileType.Directory)
+        return bool(fs.get_file_info(inner.rstrip("/")).type == kind)
 
 
 @contextlib.contextmanager

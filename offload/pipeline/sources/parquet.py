@@ -24,7 +24,15 @@ from offload.pipeline.region_decode import read_image
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
 from offload.pipeline.sources.column_types import Types, cast, common_types, completed, types_of
-from offload.pipeline.sources.files import Path, check_text, is_folder, list_files, open_filesystem, requests_at_once
+from offload.pipeline.sources.files import (
+    Path,
+    check_text,
+    is_file,
+    is_folder,
+    list_files,
+    open_filesystem,
+    requests_at_once,
+)
 from offload.pipeline.sources.partitions import Partitions, partitions_of
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.stretches import Stretches, columns_of
@@ -55,8 +63,9 @@ def list_parquet(
     fs, inner = open_filesystem(path, filesystem)
     check_text([inner])
     files = [inner]
-    # Spark and Ray write folders with names like files.
-    if not inner.endswith(".parquet") or is_folder(path, fs, inner):
+    named = inner.partition("?")[0].endswith(".parquet")  # a signed URL goes on behind the name
+    # Spark and Ray write folders with names like files, and a file may have any name.
+    if is_folder(path, fs, inner) if named else not is_file(path, fs, inner):
         files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet") and not _is_aside(inner, f)]
     if not files:
         raise ConfigError(f"no *.parquet files under {inner!r}.")
