@@ -481,6 +481,16 @@ def test_s3() -> None:
     assert "s3://absent/train" in refusal(list_image_folder, "s3://absent/train")
     assert "cannot read" in refusal(list_parquet, "s3://bucket/absent.parquet")
     assert read(list_image_folder("s3://bucket/my data/#1, ü")).errors == {}
+    shard = io.BytesIO()
+    with tarfile.open(fileobj=shard, mode="w") as tar:
+        member = tarfile.TarInfo("a.cls")
+        member.size = 1
+        tar.addfile(member, io.BytesIO(b"7"))
+    fs, _ = open_filesystem("s3://bucket/shards")
+    with fs.open_output_stream("bucket/shards/0.tar") as sink:
+        sink.write(shard.getvalue())
+    for shards in ("s3://bucket/shards/0.tar", "s3://bucket/shards/{0..0}.tar?region=us-east-1"):
+        assert list(read(list_webdataset(shards)).columns["label"]) == [7]
     for pattern in ("s3://bucket/absent/*.tar", "s3://bucket/t*/*.tar"):
         assert f"no *.tar shards under '{pattern}'" in refusal(list_webdataset, pattern)
 
@@ -1115,6 +1125,21 @@ def test_shards_on_another_file_system(shards: Path) -> None:
         index = list_webdataset(paths, filesystem=filesystem)
         assert len(index) == 12
         assert read(index).columns["txt"][11] == "caption 11"
+
+
+def test_a_shard_of_any_name(tmp_path: Path) -> None:
+    import fsspec
+
+    add_members(tmp_path / "shard-0", {"a.cls": b"7"})
+    memory = fsspec.filesystem("memory")
+    memory.pipe({f"/named/{name}": (tmp_path / "shard-0").read_bytes() for name in ("shard-0", "0.tar?signature=1")})
+    for shards in (
+        tmp_path / "shard-0",
+        [str(tmp_path / "shard-0")],
+        "memory://named/shard-0",
+        "memory://named/{0..0}.tar?signature=1",
+    ):
+        assert list(read(list_webdataset(shards)).columns["label"]) == [7]
 
 
 def test_globs_mean_the_same_on_every_file_system(shards: Path) -> None:

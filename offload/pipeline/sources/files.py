@@ -118,6 +118,11 @@ def open_folder(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, st
     return fs, root
 
 
+def file_name(inner: str) -> str:
+    """The name of a file on its file system, without the signature that may follow it in a URL."""
+    return inner.rpartition("/")[2].partition("?")[0]
+
+
 def is_folder(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
     """Whether ``path``, which is ``inner`` on its file system, is a folder. Raises ConfigError if remote storage does not tell."""
     if isinstance(fs, pafs.LocalFileSystem):

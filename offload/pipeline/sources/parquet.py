@@ -27,6 +27,7 @@ from offload.pipeline.sources.column_types import Types, cast, common_types, com
 from offload.pipeline.sources.files import (
     Path,
     check_text,
+    file_name,
     is_file,
     is_folder,
     list_files,
@@ -63,7 +64,7 @@ def list_parquet(
     fs, inner = open_filesystem(path, filesystem)
     check_text([inner])
     files = [inner]
-    named = inner.partition("?")[0].endswith(".parquet")  # a signed URL goes on behind the name
+    named = file_name(inner).endswith(".parquet")
     # Spark and Ray write folders with names like files, and a file may have any name.
     if is_folder(path, fs, inner) if named else not is_file(path, fs, inner):
         files = [f for f in list_files(path, filesystem, tell)[2] if f.endswith(".parquet") and not _is_aside(inner, f)]

@@ -30,6 +30,8 @@ from offload.pipeline.sources.cached_files import CachedFiles
 from offload.pipeline.sources.files import (
     Path,
     check_text,
+    file_name,
+    is_file,
     list_files,
     open_filesystem,
     printable,
@@ -97,10 +99,13 @@ def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[
                 return [path for part in _matching(text) for path in _matched(part, filesystem, tell)]
             if (matching := _matching_elsewhere(text, filesystem, tell)) is not None:
                 return matching
-    if text.endswith(_COMPRESSED) and not (local is not None and os.path.isdir(local)):
-        raise _compressed(text)
-    if text.endswith(".tar"):
-        return [(text, *open_filesystem(text, filesystem))]
+    if local is None or not os.path.isdir(local):
+        fs, inner = open_filesystem(text, filesystem)
+        name = file_name(inner)
+        if name.endswith(_COMPRESSED):
+            raise _compressed(text)
+        if name.endswith(".tar") or is_file(text, fs, inner):
+            return [(text, fs, inner)]
     return _in_folder(shards, filesystem, tell, _scheme(text, filesystem))
 
 
