@@ -68,6 +68,9 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
     """
     if not len(rows) or any(row is None or isinstance(row, str | bytes | Mapping | set) for row in rows):
         return list(rows)
+    examples = {type(row): row for row in rows if not isinstance(row, list | tuple) or row}
+    if any(map(_is_container, examples.values())):
+        return list(rows)
     arrays = []
     for i, row in enumerate(rows):
         try:
@@ -84,6 +87,22 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
     if (dtype := common_dtype(array.dtype for array in arrays)) is None:
         return list(rows)
     return np.stack(arrays, dtype=dtype)
+
+
+def _is_container(value: Any) -> bool:
+    """Whether this is an object of its own, or a list of such, that NumPy would take for a list of its items: a graph for its nodes."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    kind = type(value)
+    if isinstance(value, Sequence) or not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")):
+        return False
+    if any(hasattr(kind, name) for name in ("__array__", "__array_interface__", "__array_struct__")):
+        return False
+    try:
+        memoryview(value)
+    except TypeError:
+        return True
+    return False  # its memory is that of an array
 
 
 def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any] | None:

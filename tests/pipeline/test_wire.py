@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array as typed
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -148,6 +151,38 @@ def test_stack_of_other_things() -> None:
     assert_same(wire.stack("x", [torch.ones(2), torch.zeros(2)]), np.array([[1, 1], [0, 0]], np.float32))
     for rows in ([], ["a", "b"], [b"a"], [None, "a"], [{"a": 1}], [None, np.zeros(2)]):
         assert wire.stack("x", rows) == list(rows) or rows[0] is None
+
+
+class Graph:
+    """As of networkx: its length and its items are those of its nodes."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, node: int) -> dict[int, Any]:
+        return {node: {}}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Instances(Graph):
+    """As of detectron2: it has a length and items, and forbids the loop over them."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise NotImplementedError("`Instances` object is not iterable!")
+
+
+@pytest.mark.parametrize("kind", [Graph, Instances])
+def test_objects_that_have_items_stay_what_they_are(kind: type[Graph]) -> None:
+    for rows in ([kind(), kind()], [[kind()], [kind()]], [[], [kind(), kind()]], [[kind()], []]):
+        assert wire.stack("graph", rows) == rows
+    assert [type(row) for row in through({"graph": [kind(), kind()]})["graph"]] == [kind, kind]
+
+
+@pytest.mark.parametrize("make", [lambda n: typed("q", range(n)), lambda n: deque(range(n)), range])
+def test_sequences_of_numbers_are_arrays(make: Any) -> None:
+    assert np.array_equal(wire.stack("x", [make(2), make(2)]), [[0, 1], [0, 1]])
 
 
 def test_stack_of_tensors_with_a_gradient() -> None:
