@@ -86,7 +86,7 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
             raise RaggedError(name, (arrays[0].shape, array.shape), (0, i))
     if (dtype := common_dtype(array.dtype for array in arrays)) is None:
         return list(rows)
-    return np.stack(arrays, dtype=dtype)
+    return np.stack(arrays, dtype=dtype.newbyteorder("="))  # torch has no other order of bytes
 
 
 def _is_container(value: Any) -> bool:

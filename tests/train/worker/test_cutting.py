@@ -132,6 +132,15 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def test_numbers_of_another_byte_order_become_tensors_within_structures_too() -> None:
+    # FITS files and many volumes hold such arrays.
+    samples = [[{"views": [(np.arange(n) + i).astype(kind) for n, kind in ((3, ">f4"), (2, ">i2"))]}] for i in range(2)]
+    (cut,) = cut_all(Cutter(), [(whole(0, samples), 2)], 2)
+    got, _ = CPU.deliver(cut)
+    wanted = [torch.tensor([[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]]), torch.tensor([[0, 1], [1, 2]], dtype=torch.int16)]
+    assert same(got["views"], wanted)
+
+
 def test_samples_that_differ_in_shape_are_named() -> None:
     samples = [[{"boxes": torch.zeros(n, 4), "deep": {"boxes": torch.zeros(n, 4)}}] for n in (2, 2, 3)]
     (cut,) = cut_all(Cutter(), [(whole(5, samples), 3)], 3)
