@@ -650,6 +650,14 @@ def test_getitems_is_preferred() -> None:
     assert list(read(list_torch_dataset(Batched()), [1, 3]).columns["label"]) == [101, 103]
 
 
+def test_a_class_may_take_getitems_back_as_with_torch() -> None:
+    class Halves(Batched):
+        __getitems__ = None  # type: ignore[assignment]
+
+    index = list_torch_dataset(Halves("tensor"))
+    assert [int(label) for label in index.reader.read(index.table).columns["label"]] == list(range(6))
+
+
 def test_subsets_and_concatenations() -> None:
     subset: Any = torch.utils.data.Subset(torch.utils.data.ConcatDataset([Pairs(size=3), Pairs(size=3)]), [4, 0])
     assert list(read(list_torch_dataset(subset)).columns["label"]) == [1, 0]

@@ -113,8 +113,9 @@ class TorchReader:
 
     def _read(self, rows: pa.Table, at: At) -> Samples:
         items = rows.column("item").to_pylist()
-        if hasattr(self.dataset, "__getitems__"):
-            found = self.dataset.__getitems__(items)
+        # As torch: a subclass may set it to None, so that its own __getitem__ is called.
+        if (getitems := getattr(self.dataset, "__getitems__", None)) is not None:
+            found = getitems(items)
             if not isinstance(found, Sequence) or len(found) != len(items):
                 got = len(found) if isinstance(found, Sequence) else type(found).__name__
                 raise ValueError(
