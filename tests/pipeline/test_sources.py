@@ -220,6 +220,8 @@ def test_ids_do_not_depend_on_how_the_path_is_written(animals: Path, monkeypatch
     monkeypatch.setenv("HOME", str(animals.parent))
     for path in ("animals", "./animals/", f"{animals}/", "~/animals", f"file://{animals}", animals):
         assert list_image_folder(path).table.equals(want)
+    for path in ("animals", "./animals/", "~/animals"):
+        assert list_image_folder(path, filesystem=pafs.LocalFileSystem()).table.equals(want)
 
 
 def test_rows_in_any_order(animals: Path) -> None:

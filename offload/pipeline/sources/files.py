@@ -41,12 +41,14 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
     text = os.fspath(path)
     if filesystem is not None:
         if isinstance(filesystem, pafs.FileSystem):
-            return filesystem, text.split("://", 1)[-1]
+            inner = text.split("://", 1)[-1]
+            # Processes of other nodes have another working directory.
+            return filesystem, _absolute(inner) if isinstance(filesystem, pafs.LocalFileSystem) else inner
         if not hasattr(filesystem, "_strip_protocol"):
             raise ConfigError(f"filesystem must be a pyarrow or fsspec file system, found {type(filesystem).__name__}.")
         return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), str(filesystem._strip_protocol(text))
     if "://" not in text:
-        return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))
+        return pafs.LocalFileSystem(), _absolute(text)
     scheme = text.split("://", 1)[0]
     try:
         if scheme in {"s3", "gs", "gcs", "file", "hdfs", "abfs", "abfss"}:
@@ -61,6 +63,10 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
             "be missing), or pass filesystem=."
         ) from None
     return pafs.PyFileSystem(pafs.FSSpecHandler(handler)), inner
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _escaped(uri: str) -> str:
