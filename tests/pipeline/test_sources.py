@@ -1272,6 +1272,8 @@ def test_a_shard_that_ends_too_soon(shards: Path) -> None:
 
 def test_shards_that_are_not_as_expected(shards: Path, tmp_path: Path) -> None:
     assert "does not exist" in refusal(list_webdataset, tmp_path / "nowhere")
+    mixed = [str(shards / "data-000.tar"), "memory://tars/data-001.tar"]
+    assert f"{mixed[0]!r} and {mixed[1]!r} lie on different storage" in refusal(list_webdataset, mixed)
     assert "no *.tar shards" in refusal(list_webdataset, str(tmp_path / "nothing-*.tar"))
     assert "data-003.tar' as a tar shard" in refusal(list_webdataset, shards / "data-{000..003}.tar")
     add_members(tmp_path / "empty.tar", {})

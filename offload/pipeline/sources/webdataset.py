@@ -63,6 +63,11 @@ def list_webdataset(
     if not found:
         raise ConfigError(f"no *.tar shards under {shards!r}.")
     paths, fs, inner = [path for path, _, _ in found], found[0][1], [place for _, _, place in found]
+    if (other := next((path for path, each, _ in found if each.type_name != fs.type_name), None)) is not None:
+        raise ConfigError(
+            f"{paths[0]!r} and {other!r} lie on different storage. Name the shards of each in a webdataset of its own, and join them: "
+            "offload.mix({'a': ..., 'b': ...})."
+        )
     check_text(inner)
     seen = _seen(fs, inner) if cache is not None else {}  # before their members: these may be newer
     rows, counts = list_shards(fs, inner, tell)
