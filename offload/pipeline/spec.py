@@ -181,10 +181,14 @@ def from_torch(
         collate_fn: as in :func:`image_folder`. Without a transform, samples reach it exactly as the data set returned them.
 
     Raises:
-        ConfigError: for invalid options, or a callable that needs arguments; and, when the run starts, for a data set without a length
-            or one that cannot be sent.
+        ConfigError: for invalid options, a callable that needs arguments, or a table; and, when the run starts, for a data set without a
+            length or one that cannot be sent.
     """
     names = check_names("from_torch: columns", columns, sane="such as ('image', 'label')")
+    if (rows := _rows_of_table(dataset)) is not None:
+        raise ConfigError(
+            f"from_torch takes samples by their place, and a {type(dataset).__name__} gives columns instead. Pass its rows: {rows}."
+        )
     made_there = is_factory(dataset)
     if made_there and (needed := _missing(dataset)) is not None:
         name = factory_name(dataset)
@@ -398,6 +402,19 @@ def _replace(pipeline: Pipeline, **changes: Any) -> Pipeline:
     import dataclasses
 
     return dataclasses.replace(pipeline, **changes)
+
+
+_TABLES = {
+    "pandas": "ray.data.from_pandas(table), or table.to_dict('records')",
+    "polars": "ray.data.from_arrow(table.to_arrow()), or table.to_dicts()",
+    "pyarrow": "ray.data.from_arrow(table), or table.to_pylist()",
+}
+
+
+def _rows_of_table(dataset: object) -> str | None:
+    """How to get at the rows of a table, whose items are columns; None if this is none."""
+    tables = (base for base in type(dataset).__mro__ if base.__name__ in {"DataFrame", "Table"})
+    return next((rows for base in tables if (rows := _TABLES.get(base.__module__.partition(".")[0]))), None)
 
 
 def _check_transform(transform: Any, given: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import PIL.Image
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -721,6 +723,15 @@ def test_what_datasets_may_hold() -> None:
         text = refusal(as_pipeline, "train", other)
         assert "datasets['train'] is a " in text
         assert "offload.image_folder" in text
+
+
+def test_a_table_gives_columns_where_a_data_set_gives_samples() -> None:
+    frame = pd.DataFrame(np.zeros((3, 3)))  # of which item 0 is a column
+    for table, remedy in ((frame, "from_pandas"), (pa.table({"x": [1, 2]}), "from_arrow")):
+        for call in (from_torch, functools.partial(as_pipeline, "train")):
+            text = refusal(call, table)
+            assert f"a {type(table).__name__} gives columns" in text
+            assert f"ray.data.{remedy}(table)" in text
 
 
 # --- parquet ----------------------------------------------------------------------------------------------------------
