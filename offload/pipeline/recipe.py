@@ -20,6 +20,7 @@ import pyarrow as pa
 from ray import cloudpickle
 
 from offload.errors import RunError
+from offload.pipeline import mapped_files
 from offload.pipeline.annotations import annotation
 from offload.pipeline.assemble import Processed, assemble
 from offload.pipeline.calls import CHUNK, Calls
@@ -107,7 +108,7 @@ class Recipe:
 
 def pack(recipe: Any) -> np.ndarray[Any, Any]:
     """The recipe as bytes, in an array: tasks read it in shared memory and unpickle it once per process."""
-    return np.frombuffer(cloudpickle.dumps(recipe), dtype=np.uint8)  # type: ignore[no-untyped-call]
+    return np.frombuffer(mapped_files.dumps(recipe), dtype=np.uint8)
 
 
 _ready: dict[str, Any] = {}
