@@ -426,7 +426,8 @@ def _check_annotated(recipe: Recipe, column: str, kind: str) -> None:
     if recipe.kind == "image" and column != "image" and getattr(recipe.transform, "moves_pixels", True):
         raise RunError(
             f"the transform {recipe.words.transform} gets the image alone, and column {column!r} holds {kind}, which would stay as they "
-            "are. Call it on both in a function of a sample (per_sample=True) or, without a cache, in the data set's own __getitem__."
+            "are. Without a cache, call it on both in the data set's own __getitem__. Or call it in a function of a sample "
+            "(per_sample=True), which gets arrays: make tv_tensors of both first, since torchvision leaves arrays as they are."
         )
 
 

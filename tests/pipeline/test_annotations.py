@@ -39,7 +39,26 @@ def test_a_transform_that_moves_pixels_of_the_image_alone_is_refused(target: Any
     ) as caught:
         a_pass(stream_of(offload.from_torch(Detection(target), v2.RandomHorizontalFlip(1.0))))
     assert "in the data set's own __getitem__." in str(caught.value)
+    assert "make tv_tensors of both first" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def flipped(sample: dict[str, Any]) -> dict[str, Any]:
+    image, target = v2.RandomHorizontalFlip(1.0)(tv_tensors.Image(sample["image"]), sample["label"])
+    return {"image": image, "boxes": target["boxes"]}
+
+
+def test_a_function_of_a_sample_moves_both_once_it_has_made_tv_tensors_of_them() -> None:
+    class Half(Detection):
+        def __getitem__(self, i: int) -> Any:
+            image, target = super().__getitem__(i)
+            image[..., :4] = 9
+            return image, target
+
+    rows = a_pass(stream_of(offload.from_torch(Half({"boxes": BOXES}), flipped, per_sample=True)))
+    for row in rows.values():
+        assert np.unique(row["image"][..., 4:]).tolist() == [9]
+        assert row["boxes"].tolist() == [[3.0, 1.0, 7.0, 6.0]]
 
 
 class AsDict(Detection):
