@@ -76,6 +76,11 @@ class Pipeline:
     drawn: bool = False
     """Whether a pass draws samples by weight (:func:`offload.weighted`) instead of visiting each once."""
 
+    @property
+    def yields(self) -> bool:
+        """Whether its transform yields any number of samples for one."""
+        return self.kind == "generator" or any(part.yields for part in self.parts.values())
+
     def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> Recipe:
         """The recipe that the tasks of this pipeline run. ``dataset``: its name, for messages."""
         return Recipe(

@@ -308,3 +308,14 @@ def test_what_mix_refuses(tmp_path: Path) -> None:
     mix({"a": finished, "b": from_torch(numbers(1), on_device=Normalize(0.5))})  # equal, if not the same object
     folders = mix({"a": image_folder(tmp_path / "x"), "b": image_folder(tmp_path / "y")})
     assert "'a' has the classes x, and 'b' has y" in refusal(listed, folders)
+
+
+def twice(sample: dict[str, Any]) -> Any:
+    yield from (sample, sample)
+
+
+def test_what_joins_and_draws_of_generators_yields_any_number_too() -> None:
+    one, two = (from_torch([{"x": 1}, {"x": 2}], twice) for _ in range(2))
+    for each in (one, weighted(one, [1, 2]), mix({"a": one, "b": two}), mix({"a": one, "b": two}, {"a": 1, "b": 1})):
+        assert each.yields
+    assert not mix({"a": [{"x": 1}], "b": from_torch([{"x": 2}])}).yields

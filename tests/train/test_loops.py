@@ -261,6 +261,8 @@ def test_a_generator_drops_and_multiplies_samples_and_each_input_counts_once(tmp
         model = linear(1)
         model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
         seen: list[int] = []
+        with pytest.raises(TypeError, match="its transform is a generator"):
+            len(ctx.batches("train"))
         for _ in ctx.epochs(1):
             for batch in ctx.batches("train"):
                 seen += batch["value"].tolist()[: ctx.rows]

@@ -260,6 +260,7 @@ class Run:
             on_device={name: p.on_device for name, p in trainer.datasets.items()},
             collate_fn={name: p.collate_fn for name, p in trainer.datasets.items() if p.collate_fn is not None},
             sized={name: s.samples for name, s in self.listed.items()},
+            yielded=frozenset(name for name, p in trainer.datasets.items() if p.yields),
             classes={name: s.classes for name, s in self.listed.items() if s.classes},
             resumable={name: s.resumable for name, s in self.listed.items()},
             ordered={name: not s.shuffle for name, s in self.listed.items()},

@@ -62,5 +62,8 @@ class BatchIterator(Iterator[T], Generic[T]):
 
     def __len__(self) -> int:
         if self._count is None:
-            raise TypeError("the number of batches is unknown, since the data set does not say how many samples it has")
+            raise TypeError(
+                "the number of batches is unknown: the data set does not say how many samples it has, its transform is a generator, or its "
+                "collate_fn has max_tokens"
+            )
         return self._count

@@ -185,7 +185,8 @@ class Context:
 
         ``batch["sample_id"]``, or the column ``"sample_id"``, gives the samples' ids, int64. They are not among a batch's own columns,
         so that ``model(**batch)`` works. ``len()`` of the result is the number of this worker's batches at the present batch size. Before
-        the loop over :meth:`epochs`, it is that of a whole epoch, also after a restart.
+        the loop over :meth:`epochs`, it is that of a whole epoch, also after a restart. It raises a TypeError where only the pass tells: a
+        data set that does not know its number of samples, a generator as transform, a ``collate_fn`` with ``max_tokens``.
 
         Over all workers, each sample comes once. In a pass over ``"train"``, all workers get equally many batches. The last ones are
         smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. For other data sets

@@ -425,13 +425,15 @@ class TrainingLoop:
         return Delivery(self.device, collate_fn=self.setup.collate_fn.get(name), on_device=self.setup.on_device[name])
 
     def expected_batches(self, name: str, *, drop_last: bool = False) -> int | None:
-        """The number of this worker's batches in a pass over a data set, at the present split; None if the number of samples is unknown.
+        """The number of this worker's batches in a pass over a data set, at the present split; None if only the pass tells: the
+        number of samples is unknown, a generator makes them, or tokens limit the batches.
 
         After a restart within an epoch, that epoch's pass has the rest of the batches. Before :meth:`epochs` or :meth:`steps` has begun an
         epoch, the number is that of a whole one: schedulers of learning rates multiply it by the number of epochs.
         """
         samples = self.setup.sized[name]
-        if samples is None:
+        limited = budget_of(self.setup.collate_fn.get(name)) is not None
+        if samples is None or limited or name in self.setup.yielded:
             return None
         at_once = self._split.local_batch_size * self.world_size
         part = math.floor if drop_last else math.ceil

@@ -34,3 +34,5 @@ class WorkerSetup:
     config: dict[str, Any]
     marker: Marker | None = None
     source: str | None = None
+    yielded: frozenset[str] = frozenset()
+    """The data sets whose samples a generator yields: any number for each input."""

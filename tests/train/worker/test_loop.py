@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from offload import collate
 from offload.errors import RunError
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.streams import Cores, Stream
@@ -107,6 +108,24 @@ def test_a_number_of_steps_takes_as_many_passes_as_it_needs(loop: TrainingLoop) 
 def test_a_pass_that_delivers_no_batch_ends_a_number_of_steps(loop: TrainingLoop) -> None:
     with pytest.raises(RunError, match=r"epoch 1 delivered no batch, and ctx.steps goes on .* skipped or left out"):
         train(loop, Goal(steps=3), drop_last=True)
+
+
+@pytest.mark.parametrize("samples", [24], indirect=True)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sized": {TRAIN: None}},
+        {"yielded": frozenset([TRAIN])},
+        {"collate_fn": {TRAIN: collate.pack(max_tokens=9)}},
+    ],
+    ids=["rows", "generator", "tokens"],
+)
+def test_batches_that_only_the_pass_counts_have_no_number(loop: TrainingLoop, change: dict[str, Any]) -> None:
+    context = Context(loop)
+    assert len(context.batches(TRAIN)) == 6
+    loop.setup = replace(loop.setup, **change)
+    with pytest.raises(TypeError, match="the number of batches is unknown"):
+        len(context.batches(TRAIN))
 
 
 def test_a_parameter_without_a_shape_is_named_with_what_gives_it_one(tmp_path: Path) -> None:
