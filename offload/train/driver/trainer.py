@@ -105,7 +105,8 @@ class Trainer:
         seed: the seed of the data's order, its augmentation and the model's initial weights.
         deterministic: whether every global batch holds the same samples for any number of workers and any speed of
             preprocessing. The run then uses only worker counts that divide the batch. Samples travel in smaller slices, and a late
-            or lost block delays the blocks after it.
+            or lost block delays the blocks after it. Where samples are skipped, made by a generator or limited by ``max_tokens``, batches
+            differ with the number of workers.
         hang_s: seconds without a step, a report or a wait for data after which a worker counts as hung. The run restarts it.
         train_loop_config: the user's own settings, available as ``ctx.config``.
         callbacks: what hears of the run while it trains, such as an experiment tracker: each an :class:`offload.Callback`.
