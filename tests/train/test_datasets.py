@@ -139,6 +139,10 @@ def test_what_ray_data_executes_comes_once_and_the_run_says_so(
     assert f"train: {says[0]}" in said
 
 
+def halves(row: dict[str, Any]) -> Any:
+    yield from (row, row)
+
+
 HALFWAY = offload.Adaptation(schedule={0.0: 1, 0.5: 2})
 
 
@@ -150,6 +154,7 @@ HALFWAY = offload.Adaptation(schedule={0.0: 1, 0.5: 2})
         (foreign, {"cluster": offload.Cluster(preprocessing_cores=(1, 2))}, "asks the cluster for cores, and so does Ray Data"),
         (unknown, {"deterministic": True}, "deterministic=True needs training samples whose number and order are known"),
         (unknown, {"adaptation": HALFWAY, "workers": (1, 2)}, "shares of the training, and the number of samples of 'train' is unknown"),
+        (lambda: offload.from_ray(known(), halves), {"adaptation": HALFWAY, "workers": (1, 2)}, "number of samples of .train. is unknown"),
         (known, {"batch_size": 97}, "the batch size is 97, but ray.data.Dataset has only 96 samples"),
         (lambda: ray.data.range(9).limit(0), {}, "the ray.data.Dataset has no rows"),
         (lambda: offload.from_ray(known(), on_error="ignore"), {}, "on_error must be"),

@@ -276,6 +276,27 @@ def test_a_generator_drops_and_multiplies_samples_and_each_input_counts_once(tmp
     fit(train, tmp_path / "run", offload.from_torch([{"i": i} for i in range(60)], some))
 
 
+def twice(sample: dict[str, Any]) -> Any:
+    yield from ({"value": 2 * int(sample["i"]) + part} for part in range(2))
+
+
+def test_an_epoch_of_batches_that_adapt_holds_all_samples_of_a_generator(tmp_path: Path) -> None:
+    def train(ctx: Any) -> None:
+        model = linear(1)
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+        seen: list[int] = []
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                seen += batch["value"].tolist()[: ctx.rows]
+                ctx.backward(model(batch["value"][:, None].float()).mean())
+                ctx.step()
+        assert sorted(i for each in ctx.gather(seen) for i in each) == list(range(80))
+        report_equal(ctx, model)
+
+    data = offload.from_torch([{"i": i} for i in range(40)], twice)
+    fit(train, tmp_path / "run", data, batch_size=offload.BatchSize(initial=8, max=16))
+
+
 def test_batch_normalisation_trains_on_sizes_that_leave_one_row(tmp_path: Path) -> None:
     def train(ctx: Any) -> None:
         torch.manual_seed(0)

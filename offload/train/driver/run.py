@@ -91,7 +91,7 @@ class Run:
                 "preprocessing_cores, or read the data with one of offload's own sources (image_folder, parquet, webdataset, "
                 "from_torch)."
             )
-        if trainer.adaptation.by_progress and listed[TRAIN].samples is None:
+        if trainer.adaptation.by_progress and (listed[TRAIN].samples is None or trainer.datasets[TRAIN].yields):
             raise ConfigError(
                 f"the schedule uses shares of the training, and the number of samples of {TRAIN!r} is unknown: pass epochs, "
                 "such as schedule={0: 2, 30: 4}."

@@ -283,12 +283,17 @@ class TrainingLoop:
             if self.rank == 0:
                 self.reporter.event("stopped_early", epoch=self.epoch, step=self.state.progress.step)
 
+    @property
+    def _samples(self) -> int | None:
+        """The training samples of an epoch; None if only its pass tells."""
+        return None if TRAIN in self.setup.yielded else self.setup.sized[TRAIN]
+
     def _trained_enough(self, epoch: int) -> bool:
         """Whether training is over before this epoch."""
         return self._over == "time" or self._goal.reached(
             self.state.progress,
             epoch,
-            samples=self.setup.sized[TRAIN],
+            samples=self._samples,
             initial=self.setup.batch_size.initial,
             adaptive=self.scaling is not None,
         )
@@ -498,13 +503,13 @@ class TrainingLoop:
 
     def _credit_untrainable(self, done: int) -> None:
         """After a pass, count skipped samples as trained. Otherwise another pass would begin for them."""
-        samples = self.setup.sized[TRAIN]
+        samples = self._samples
         if samples is not None:
             self.state.credit(samples - done - self._pass_rows)
 
     def _tell_untrained(self, done: int) -> None:
         """Report the samples that the pass leaves untrained, if the epochs end in its middle."""
-        samples = self.setup.sized[TRAIN]
+        samples = self._samples
         if samples is not None and self.rank == 0:
             self.reporter.event("pass_not_finished", epoch=self.epoch, untrained=samples - done - self._pass_rows)
 
@@ -526,7 +531,7 @@ class TrainingLoop:
         return self._goal.followed(
             self.state.progress,
             self.epoch,
-            samples=self.setup.sized[TRAIN],
+            samples=self._samples,
             batch=size,
             initial=self.setup.batch_size.initial,
             worth=None if self.scaling is None else self.scaling.useful(size) / size,
@@ -623,7 +628,7 @@ class TrainingLoop:
 
     def _passes(self) -> float:
         """The number of passes trained so far."""
-        samples = self.setup.sized[TRAIN]
+        samples = self._samples
         return self.state.progress.samples / samples if samples else float(self.epoch)
 
     def _stepped(self, rows: int) -> None:
@@ -740,7 +745,7 @@ class TrainingLoop:
 
     def _useful_goal(self) -> float | None:
         """The progress at which training ends, in samples; None if unknown."""
-        return self._goal.useful(samples=self.setup.sized[TRAIN], initial=self.setup.batch_size.initial)
+        return self._goal.useful(samples=self._samples, initial=self.setup.batch_size.initial)
 
     def _share_weights(self, models: Sequence[torch.nn.Module], shared: Sequence[torch.nn.Module]) -> None:
         """Give all ranks rank 0's weights and buffers of models: ranks may have drawn or read others, and an exchange of gradients keeps

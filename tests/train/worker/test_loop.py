@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -126,6 +127,17 @@ def test_batches_that_only_the_pass_counts_have_no_number(loop: TrainingLoop, ch
     loop.setup = replace(loop.setup, **change)
     with pytest.raises(TypeError, match="the number of batches is unknown"):
         len(context.batches(TRAIN))
+
+
+@pytest.mark.parametrize("samples", [6], indirect=True)
+def test_inputs_of_a_generator_are_no_measure_of_an_epoch_of_batches_that_adapt(loop: TrainingLoop) -> None:
+    loop._goal = Goal(epochs=2)
+    loop.scaling = MagicMock()
+    for _ in range(5):  # six inputs made more samples than that
+        loop.state.stepped([], BATCH, float(BATCH))
+    assert loop._trained_enough(1)
+    loop.setup = replace(loop.setup, yielded=frozenset([TRAIN]))
+    assert [loop._trained_enough(epoch) for epoch in (1, 2)] == [False, True]
 
 
 def test_a_parameter_without_a_shape_is_named_with_what_gives_it_one(tmp_path: Path) -> None:
