@@ -195,7 +195,8 @@ class Stepper:
                 if batch.all_weight == batch.all_rows
                 else batch.all_weight * (split.accum_steps + 1)
             )
-            self._goal = batch.all_weight if split.accum_steps == 0 else whole
+            # Samples without a token weigh nothing, and a batch may hold no others.
+            self._goal = (batch.all_weight if split.accum_steps == 0 else whole) or 1
             self._kept = 0.0
         self._rows += batch.all_rows
         self._kept += batch.all_weight
@@ -353,7 +354,7 @@ class Stepper:
 
     def _missing_weight(self) -> float:
         """The weight of gradients that ``loss.backward()`` made, which knows no weights."""
-        return 1.0 if self.batch is None else self.batch.weight * self._workers / self.batch.all_weight
+        return 1.0 if self.batch is None else self.batch.weight * self._workers / max(self.batch.all_weight, 1)
 
     def _before_plain_step(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]

@@ -181,6 +181,22 @@ def test_a_scaler_of_the_loops_own_may_leave_a_step_out() -> None:
     assert rank.stepper._state.progress.step == 4, "the batches left out count, too"
 
 
+@pytest.mark.parametrize("factor", [1.0, float("nan")])
+def test_a_batch_of_samples_without_tokens_weighs_nothing(factor: float) -> None:
+    model = weight()
+    rank = Rank([model], [torch.optim.SGD(model.parameters(), lr=1.0)])
+    rank.take()
+    assert rank.stepper.batch is not None
+    rank.stepper.batch.weight = rank.stepper.batch.all_weight = 0  # as the texts of a batch may all be empty
+    rank.backward(model(ONE).sum() * factor)
+    rank.step()
+    assert model.weight.item() == 0.0
+    rank.take()
+    rank.backward(model(ONE).sum())
+    rank.step()
+    assert model.weight.item() == -1.0
+
+
 class Full(torch.optim.SGD):
     """An optimizer for which the device's memory does not suffice."""
 
