@@ -248,7 +248,7 @@ def parquet(
 
     Folders named ``KEY=VALUE`` below the given one are columns too (Hive partitions): int64 if all their values are whole numbers, text
     otherwise. Other folders whose names begin with ``_``, such as Delta's ``_delta_log``, are left out. Shuffling reorders row groups, and
-    rows within each.
+    rows within each. Files that a Delta table no longer holds are read, too: take ``ray.data.read_delta`` for tables that change.
 
     Args:
         path: a local file or folder, ``s3://...``, or any path that pyarrow or fsspec opens.
