@@ -285,7 +285,8 @@ class Trainer:
             index = _aside(name, pipeline, pipeline.list, waiting)
             listed = Listed(name=name, pipeline=pipeline, index=index, shuffle=_shuffled(name, pipeline))
         wanted = self.batch_size.initial
-        if name == TRAIN and listed.samples is not None and listed.samples < wanted:
+        counted = listed.samples is not None and not pipeline.yields  # a generator makes more of few inputs
+        if name == TRAIN and counted and (listed.samples or 0) < wanted:
             source = pipeline.name if listed.index is None else listed.index.name
             raise ConfigError(
                 f"the batch size is {wanted}, but {source} has only {listed.samples} samples. Pass batch_size={listed.samples} or "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -54,3 +56,17 @@ def test_an_interrupted_epoch_goes_on_only_in_an_order_of_the_same_kind() -> Non
     ]
     assert len({each.identity for each in kinds}) == len(kinds)
     assert in_order.identity == listed("train", ()).identity
+
+
+def tiles(slide: dict[str, int]) -> Iterator[dict[str, int]]:
+    yield from ({"x": slide["x"] + part} for part in range(1000))
+
+
+def test_a_generator_may_make_batches_of_fewer_inputs() -> None:
+    slides = [{"x": 0}, {"x": 1000}]
+    for transform, refused in ((tiles, False), (None, True)):
+        trainer = offload.Trainer(
+            lambda ctx: None, datasets={"train": offload.from_torch(slides, transform)}, batch_size=64
+        )
+        with pytest.raises(offload.ConfigError, match="only 2 samples") if refused else contextlib.nullcontext():
+            assert trainer.listed("train", lambda text: None).samples == 2
