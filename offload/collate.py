@@ -64,14 +64,14 @@ class pad(_Collate):  # used like a function
     """Pad values to the largest of the batch, and stack them.
 
     Values of equal shapes are stacked as they are. Others are padded at their ends. The mask is a bool tensor of shape (samples,
-    length), True for the real elements along the first dimension of the first padded value. For tuples, it comes last. A batch that
-    happens to need no padding has a mask, too, True everywhere: of the value that ``length`` names, or else, if all values with a dimension
-    are sequences, of the first. Beside images or boxes, name ``length`` to get a mask with every batch.
+    length), True for the real elements along the first dimension of the value that ``length`` names, or else of the first padded value. For
+    tuples, it comes last. A batch that happens to need no padding has a mask, too, True everywhere: without ``length``, that of the first
+    value, if all values with a dimension are sequences. Beside images or boxes, name ``length`` to get the same mask with every batch.
 
     Args:
         values: the value to pad with, by column (or by position, for tuples). Others are padded with 0.
         mask: the name of the mask's column; None leaves it out.
-        multiple_of: round lengths up to a multiple of this.
+        multiple_of: round lengths up to a multiple of this: always of the columns in ``values`` and ``length``, of others if they differ.
         max_tokens: the most tokens of a batch, before padding.
         length: the column whose length counts as the number of tokens; None: the first that is neither text nor a single number.
 
@@ -100,12 +100,13 @@ class pad(_Collate):  # used like a function
         self._multiple = check_count("pad: multiple_of", multiple_of, least=1, sane="such as 8")
 
     def __call__(self, samples: list[Any]) -> Any:
-        masks: list[torch.Tensor] = []
+        masks: dict[Any, torch.Tensor] = {}
         unpadded: dict[Any, list[torch.Tensor]] = {}  # values with a dimension that need no padding
 
         def collated(name: Any, values: list[Any]) -> Any:
             tensors = _tensors(values)
-            if tensors is None or (name not in self._values and len({t.shape for t in tensors}) == 1):
+            named = name in self._values or name == self._length
+            if tensors is None or (not named and len({t.shape for t in tensors}) == 1):
                 if tensors is not None and tensors[0].ndim:
                     unpadded[name] = tensors
                 return _stacked(values, tensors)
@@ -122,21 +123,19 @@ class pad(_Collate):  # used like a function
                 place: tuple[Any, ...] = (i, *(slice(size) for size in tensor.shape))
                 whole[place] = tensor
                 real[i, : len(tensor)] = True
-            masks.append(real)
+            masks[name] = real
             return whole
 
         batch = _by_column(samples, collated)
         if not masks and (tensors := self._sequence(unpadded)) is not None:
             # A batch of texts that happen to be equally long has the same parts as any other.
-            masks.append(torch.ones((len(tensors), len(tensors[0])), dtype=torch.bool))
+            masks[None] = torch.ones((len(tensors), len(tensors[0])), dtype=torch.bool)
         if self._mask is None or not masks:
             return batch
-        return _extended(batch, {self._mask: masks[0]})
+        return _extended(batch, {self._mask: masks.get(self._length, next(iter(masks.values())))})
 
     def _sequence(self, unpadded: Mapping[Any, list[torch.Tensor]]) -> list[torch.Tensor] | None:
         """The value to which the mask of a batch without padding belongs; None if it has none."""
-        if self._length in unpadded:
-            return unpadded[self._length]
         alike = all(tensors[0].ndim == 1 for tensors in unpadded.values())
         return next(iter(unpadded.values()), None) if alike else None
 

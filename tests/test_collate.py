@@ -55,6 +55,20 @@ def test_a_batch_without_padding_has_a_mask_too() -> None:
     assert "mask" not in collate.pad()([{"n": 1}, {"n": 2}])
 
 
+def test_lengths_are_rounded_up_in_batches_without_padding_too() -> None:
+    for texts in (TEXTS, TEXTS[:1], [TEXTS[1]] * 2):
+        batch = collate.pad({"labels": -100}, length="ids", multiple_of=8)(texts)
+        assert batch["ids"].shape == batch["labels"].shape == batch["mask"].shape == (len(texts), 8)
+        assert batch["mask"].sum(1).tolist() == batch["n"].tolist()
+
+
+@pytest.mark.parametrize("boxes", [(2, 2), (2, 3)])
+@pytest.mark.parametrize("ids", [(5, 5), (5, 4)])
+def test_the_mask_is_that_of_the_named_column_in_every_batch(boxes: tuple[int, int], ids: tuple[int, int]) -> None:
+    samples = [{"boxes": torch.zeros(n, 4), "ids": torch.arange(m)} for n, m in zip(boxes, ids, strict=True)]
+    assert collate.pad(length="ids")(samples)["mask"].sum(1).tolist() == list(ids)
+
+
 def test_samples_of_a_single_value_are_one_column() -> None:
     ids, mask = collate.pad()([torch.ones(2), torch.ones(3), torch.ones(1)])
     assert ids.tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
