@@ -48,8 +48,8 @@ def is_nested(column: Any) -> bool:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a value is None, or a structure of nothing else, such as the crops of an image without objects. A block of such images alone
-    holds arrays without elements."""
+    """Whether a value is None, or a structure of nothing else, such as the crops of an image without objects. So is an array without
+    elements, as of an empty list in a Parquet file."""
     if isinstance(value, Mapping):
         return all(map(_is_empty, value.values()))
     if isinstance(value, np.ndarray):

@@ -68,6 +68,8 @@ def stack(name: str, rows: Sequence[Any]) -> Column:
     """
     if not len(rows) or any(row is None or isinstance(row, str | bytes | Mapping | set) for row in rows):
         return list(rows)
+    if all(isinstance(row, list | tuple) and not row for row in rows):  # perhaps of objects in images that have none
+        return list(rows)
     examples = {type(row): row for row in rows if not isinstance(row, list | tuple) or row}
     if any(map(_is_container, examples.values())):
         return list(rows)

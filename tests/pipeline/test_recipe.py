@@ -442,7 +442,7 @@ def test_a_first_sample_without_objects_does_not_hide_that_others_hold_arrays(no
 
 
 def test_a_block_without_objects_does_not_hide_that_others_hold_arrays() -> None:
-    alone = np.zeros(0)  # what a worker gets of [] in a block of nothing else
+    alone = np.zeros(0)  # as of an empty list in a Parquet file
     assert whole_samples.is_nested([alone, [np.ones((1, 2))]])
     assert not whole_samples.is_nested([alone, np.ones(2)])
 

@@ -189,6 +189,11 @@ def test_stack_of_tensors_with_a_gradient() -> None:
     assert_same(wire.stack("x", [torch.ones(2, requires_grad=True)]), np.ones((1, 2), np.float32))
 
 
+@pytest.mark.parametrize("nothing", [[], ()])
+def test_rows_of_nothing_stay_what_they_are(nothing: Any) -> None:
+    assert through({"x": wire.stack("x", [nothing, nothing])})["x"] == [nothing, nothing]
+
+
 def test_polygons_stay_lists() -> None:
     # One row that has no rectangular shape of its own cannot be an array.
     rows = [[[1, 2], [3]], [[4]]]

@@ -132,6 +132,17 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def test_images_without_objects_have_an_empty_list_of_them_whatever_their_block_holds() -> None:
+    pieces = []
+    for start, rows in ((0, [[], []]), (2, [[{"box": [1, 2]}], []])):
+        ids = np.arange(start, start + 2)
+        block = wire.encode({"objects": wire.stack("objects", rows), SAMPLE_ID: ids, POSITION: ids})
+        pieces.append((wire.decode(block), 2))
+    for size, wanted in ((2, [[], []]), (4, [[], [], [{"box": [1, 2]}], []])):
+        cut = cut_all(Cutter(), [(dict(piece), rows) for piece, rows in pieces], size)[0]
+        assert CPU.deliver(cut)[0]["objects"] == wanted
+
+
 def test_numbers_of_another_byte_order_become_tensors_within_structures_too() -> None:
     # FITS files and many volumes hold such arrays.
     samples = [[{"views": [(np.arange(n) + i).astype(kind) for n, kind in ((3, ">f4"), (2, ">i2"))]}] for i in range(2)]
