@@ -810,6 +810,23 @@ def test_views_of_text_and_bytes_are_text_and_bytes(tmp_path: Path) -> None:
     assert columns == {"name": ["b", "a", None], "data": [b"z", b"x", b"y"]}
 
 
+VIEW = pa.string_view()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([["a", "b"], ["c"]], pa.list_(VIEW)),
+        ([["a", "b"], None], pa.large_list(VIEW)),
+        ([[b"a"], [b"b"]], pa.list_(pa.binary_view(), 1)),
+        ([{"name": "a"}, {"name": None}], pa.struct([("name", VIEW)])),
+    ],
+)
+def test_views_within_lists_and_structs_are_text_and_bytes_too(tmp_path: Path, values: list[Any], kind: Any) -> None:
+    pq.write_table(pa.table({"x": pa.array(values, kind)}), tmp_path / "a.parquet")
+    assert read(list_parquet(tmp_path), [1, 0]).columns["x"] == values[::-1]
+
+
 def test_lists_that_are_no_arrays_stay_lists(tmp_path: Path) -> None:
     columns = {
         "gap": [[1, None], [2, 3]],

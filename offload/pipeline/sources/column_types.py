@@ -73,7 +73,19 @@ _OF_VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return _without_views(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct(
+            [each.with_type(_without_views(each.type)) for each in map(kind.field, range(kind.num_fields))]
+        )
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = kind.value_field.with_type(_without_views(kind.value_type))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(inner, kind.list_size)
+        return pa.list_(inner) if pa.types.is_list(kind) else pa.large_list(inner)
     return _OF_VIEWS.get(str(kind), kind)
 
 
