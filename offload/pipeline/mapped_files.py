@@ -54,5 +54,5 @@ def _mapped(filename: str, dtype: Any, offset: int, shape: tuple[int, ...], orde
     except (OSError, ValueError) as error:
         raise RunError(
             f"{filename!r}, which the data set maps into memory, cannot be mapped on a preprocessing node: {error}. Every node must see "
-            "the file under this path."
+            "the file under this path. If they cannot, hold its content instead of the map: numpy.array(map)."
         ) from None
