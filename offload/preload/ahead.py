@@ -139,8 +139,9 @@ def _started(modules: Sequence[str], then: Sequence[str], mark_name: str, mark: 
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         server = str(Path(__file__).with_name("server.py"))
+        flags = ["-s"] if sys.flags.no_user_site else []
         process = subprocess.Popen(
-            [sys.executable, server, path, ",".join(modules), STDIN, str(lock), ",".join(then)],
+            [sys.executable, *flags, server, path, ",".join(modules), STDIN, str(lock), ",".join(then)],
             stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={**env, **os.environ, **NO_TITLES, mark_name: mark}, pass_fds=[lock], start_new_session=True,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The stand-in for ``python`` when Ray starts a process: fork it from a process that has already imported its modules.
 
-    python -S launch.py KEY MODULE[,MODULE…] ALSO SCRIPT [ARGUMENT…]
+    python -S launch.py KEY MODULE[,MODULE…] ALSO [-S] [-s] SCRIPT [ARGUMENT…]
 
 Ray runs this as the ``py_executable`` of a runtime environment; SCRIPT and its arguments are Ray's. It asks the node's server
 (:mod:`offload.preload.server`) for a fork that takes over this process's arguments, environment, folder and standard files, and ends.
@@ -28,15 +28,20 @@ POLL_S = 0.02  # until the server listens, which is before its imports
 def main(argv: list[str]) -> None:
     """Hand the process over, or become it."""
     key, modules, also, *command = argv
+    flags = [text for text in command[:2] if text in ("-s", "-S")]  # Ray puts the driver's own before SCRIPT
+    if "-s" in flags:
+        os.environ["PYTHONNOUSERSITE"] = "1"  # for a server, too
+    command = command[len(flags) :]
     raylet = int(os.environ.get(RAYLET, os.getppid()))
     try:
-        handed = _handed_to_drivers(key, also, command) or hand_over(
-            socket_path(key, raylet), modules, also, command, raylet
+        handed = "-S" not in flags and (
+            _handed_to_drivers(key, also, command)
+            or hand_over(socket_path(key, raylet), modules, also, command, raylet)
         )
     except (OSError, ValueError):
         handed = False
     if not handed and os.getppid() == raylet:
-        os.execv(sys.executable, [sys.executable, *command])
+        os.execv(sys.executable, [sys.executable, *flags, *command])
 
 
 def driver_path(key: str) -> str:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import json, os, sys
 print(json.dumps({
     "argv": sys.argv, "path0": sys.path[0], "folder": os.getcwd(), "value": os.environ.get("VALUE"), "main": __name__,
     "loaded": "colorsys" in sys.modules, "also": "this" in sys.modules, "parent": os.getppid(), "pid": os.getpid(), "group": os.getpgrp(),
+    "no_user_site": os.environ.get("PYTHONNOUSERSITE"),
 }))
 sys.exit(int(sys.argv[1]))
 """
@@ -50,10 +51,15 @@ def start(tmp_path: Path, folder: Path) -> Iterator[Callable[..., subprocess.Pop
     # The launcher's parent counts as its raylet: this test process does. Servers are found by their socket's folder.
 
     def launched(
-        *arguments: str, key: str = "key", modules: str = "colorsys", also: str = "", **env: str
+        *arguments: str,
+        key: str = "key",
+        modules: str = "colorsys",
+        also: str = "",
+        flags: Sequence[str] = (),
+        **env: str,
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-S", str(LAUNCHER), key, modules, also, str(script), *arguments],
+            [sys.executable, "-S", str(LAUNCHER), key, modules, also, *flags, str(script), *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
             env={**os.environ, "TMPDIR": str(folder), **env},
         )  # fmt: skip
@@ -98,6 +104,17 @@ def test_a_process_is_what_was_asked_for_and_has_its_imports(
     assert told["loaded"]
     assert told["pid"] not in (process.pid, told["parent"])
     assert told["group"] == told["pid"]  # a signal to its group reaches no sibling
+
+
+@pytest.mark.parametrize(("flags", "forked"), [(["-s"], True), (["-S", "-s"], False)], ids=str)
+def test_flags_of_the_driver_are_kept(
+    start: Callable[..., subprocess.Popen[str]], flags: list[str], forked: bool, tmp_path: Path, folder: Path
+) -> None:
+    """Ray puts ``-s`` before the script where PYTHONNOUSERSITE is set, as on many clusters."""
+    told = _told(start("0", flags=flags))
+    assert told["argv"] == [str(tmp_path / "script.py"), "0"]
+    assert told["loaded"] == forked
+    assert told["no_user_site"] == "1"
 
 
 def test_all_processes_of_a_node_come_from_one_server(
@@ -464,8 +481,8 @@ def test_an_actor_of_ray_is_forked_and_ends_with_its_handle() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("token", [True, False])
-def test_the_processes_of_a_ray_that_a_run_starts_come_from_its_driver_s_server(token: bool) -> None:
+@pytest.mark.parametrize(("token", "user_site"), [(True, True), (True, False), (False, True)])
+def test_the_processes_of_a_ray_that_a_run_starts_come_from_its_driver_s_server(token: bool, user_site: bool) -> None:
     program = """
 import os, ray
 from offload import preload
@@ -487,6 +504,8 @@ with preparing(None), connected(None):
         env.pop("RAY_AUTH_MODE", None)  # Ray then authenticates processes by a token, which the run makes
     else:
         env["RAY_AUTH_MODE"] = "disabled"
+    if not user_site:
+        env["PYTHONNOUSERSITE"] = "1"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False, env=env
     )

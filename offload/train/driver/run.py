@@ -53,6 +53,7 @@ from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet
 from offload.train.driver.listed import Listed, classes_that_differ
 from offload.train.driver.ray_train import TorchTrainer
+from offload.train.driver.torchrun import worker_variables
 from offload.train.driver.tuner import Tuner
 from offload.train.hub.actor import Hub
 from offload.train.hub.client import HubClient
@@ -342,6 +343,8 @@ class Run:
     def _worker_env(self) -> dict[str, Any]:
         config: Any = self.trainer.run_config
         given = dict(config.worker_runtime_env or {}) if config is not None else {}
+        if variables := worker_variables():
+            given["env_vars"] = {**variables, **given.get("env_vars", {})}
         return {**preload.runtime_env({**self.job_env, **given}, also=preload.TRAINING), **given}
 
     def _announce(self) -> None:

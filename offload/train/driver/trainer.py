@@ -50,6 +50,7 @@ from offload.train.cluster.connection import check_address, connected, metrics_a
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides, workers_range
 from offload.train.driver.listed import Listed
 from offload.train.driver.run import Run
+from offload.train.driver.torchrun import check_alone
 from offload.train.messages import TRAIN
 from offload.train.worker.context import Context
 
@@ -234,6 +235,7 @@ class Trainer:
             RunError: for later failures.
         """
         view = live_view(quiet=quiet, watch=watch)
+        check_alone()
         address = check_address(address)
         run_dir = f"runs/{Path(sys.argv[0]).stem or 'run'}" if run_dir is None else run_dir
         directory = RunDirectory(
