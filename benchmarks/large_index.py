@@ -110,6 +110,7 @@ def _in_a_process(kind: str, folder: str, samples: int) -> Found:
         [sys.executable, __file__, "--measure", kind, folder, str(samples)], capture_output=True, text=True, check=True
     )
     found: Found = json.loads(ran.stdout)
+    print(f"{kind}, {samples:,} samples: {found}", file=sys.stderr, flush=True)  # all of them may take hours
     return found
 
 
