@@ -6,8 +6,7 @@ Parquet files have the rows of --rows samples. Tar shards and image folders have
 with a tenth of --names samples and with all of them; the difference is what each more sample takes. The shards are one sparse shard with an
 index file, under many names. A file system that makes names up stands for the image folder. Like remote storage, it is always listed anew.
 
-Each measurement runs in a process of its own, which reports its peak memory over that of a process that only imports offload. Of the tasks,
-only its own memory counts: a task maps up to 200 MB of pages of the index's files, which the kernel takes back when it needs them.
+Each measurement runs in a process of its own, which reports its peak memory over that of a process that only imports offload.
 """
 
 import json
@@ -148,23 +147,18 @@ def _measured(kind: str, folder: str, samples: int) -> Found:
 
     if kind == PARQUET:
         return found
-    began, before_mb, peak_mb = time.perf_counter(), _own_mb(), _peak_mb()
-    for start in range(0, len(order), TASK_ROWS):
-        at = Ranges(((start, min(start + TASK_ROWS, len(order))),))
-        pickle.dumps(Picked(ids=order[start : start + TASK_ROWS], source=index.rows, positions=at, wanted=at))
-        peak_mb = max(peak_mb, found[ORDER]["peak_mb"] + _own_mb() - before_mb)
-    found[TASKS] = {"seconds": time.perf_counter() - began, "peak_mb": peak_mb}
+
+    def cut() -> None:
+        for start in range(0, len(order), TASK_ROWS):
+            at = Ranges(((start, min(start + TASK_ROWS, len(order))),))
+            pickle.dumps(Picked(ids=order[start : start + TASK_ROWS], source=index.rows, positions=at, wanted=at))
+
+    step(TASKS, cut)
     return found
 
 
 def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-
-
-def _own_mb() -> float:
-    """The memory that no file backs."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("RssAnon"))
 
 
 def _write_shards(folder: Path, samples: int) -> None:

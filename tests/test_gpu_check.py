@@ -126,6 +126,10 @@ def test_the_reason_of_a_check_that_does_not_pass(name: str, status: str, reason
     assert (found.status, found.reason) == (status, reason)
 
 
+def test_a_check_that_raises_keeps_its_figures() -> None:
+    assert outcome("raises").figures == {"before": 1}
+
+
 def test_checks_that_no_longer_fit_are_not_run() -> None:
     found = supervise.run_all(CHECKS, device="cpu", gpus=0, until=time.monotonic())
     assert [each.name for each in found] == list(NAMES)

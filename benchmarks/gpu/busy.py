@@ -30,7 +30,7 @@ def busy(place: Place) -> Found:
         for case in cases:
             profiles[case.model] = feeding.profile(place, case)
             place.so_far(figures)
-    cores = sorted({min(FEW_CORES + 1, usable_cores()), usable_cores()}) if place.device == "cuda" else [None]
+    cores = sorted({min(FEW_CORES, usable_cores()), usable_cores()}) if place.device == "cuda" else [None]
     for count in cores:  # the models share a Ray
         with place.ray(count):
             for case in cases:

@@ -16,6 +16,6 @@ CHECKS = (
     Check(name="sync_batch_norm", function="benchmarks.gpu.workers:sync_batch_norm", least_s=30, most_s=90),
     Check(name="loader", function="benchmarks.gpu.loader:loader", least_s=30, most_s=90),
     Check(name="decode", function="benchmarks.gpu.decode:decode", least_s=20, most_s=60),
-    Check(name="busy", function="benchmarks.gpu.busy:busy", least_s=120, most_s=360),
+    Check(name="busy", function="benchmarks.gpu.busy:busy", least_s=330, most_s=400),
 )
 NAMES = tuple(check.name for check in CHECKS)

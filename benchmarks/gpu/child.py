@@ -57,7 +57,8 @@ def main(function: str, answer: str, folder: str, device: str, gpus: str) -> Non
 
     assert device in ("cuda", "cpu")
     place = Place(device="cuda" if device == "cuda" else "cpu", gpus=int(gpus), folder=Path(folder), so_far=so_far)
-    write({**kept, **answer_of(function, place)})
+    answered = answer_of(function, place)  # first, since it adds to what is kept
+    write({**kept, **answered})
 
 
 if __name__ == "__main__":

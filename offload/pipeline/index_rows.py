@@ -23,7 +23,6 @@ from offload.pipeline.wire import POSITION, SAMPLE_ID
 Numbers = NDArray[np.integer[Any]]
 
 _AT_ONCE = 1024  # ids that are compared with a run's bounds at once
-_MAPPED_AT_ONCE = 1024  # rows in files that are taken before their pages are given back: 200 MB if they lie far apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,17 +169,7 @@ def close_rows(rows: IndexRows) -> None:
 def _taken(rows: IndexRows, ids: Numbers) -> TakenRuns | TakenRows:
     if isinstance(rows, Runs):
         return rows.taken_runs(ids)
-    if isinstance(rows, StoredRows):
-        return TakenRows(_of_stored(rows, ids))
     return TakenRows(_of_table(rows, ids) if isinstance(rows, pa.Table) else rows.take(ids))
-
-
-def _of_stored(rows: StoredRows, ids: Numbers) -> pa.Table:
-    table, parts = rows.table, []
-    for start in range(0, max(len(ids), 1), _MAPPED_AT_ONCE):
-        parts.append(_of_table(table, ids[start : start + _MAPPED_AT_ONCE]))
-        rows.rest()  # the kernel maps several pages around each value
-    return pa.concat_tables(parts).combine_chunks()
 
 
 def _of_table(rows: pa.Table, ids: Numbers) -> pa.Table:

@@ -1,14 +1,18 @@
-"""Index rows in files: the names of more samples than memory should hold, as columns that a process maps.
+"""Index rows in files: the names of more samples than memory should hold, as columns of which a process reads what it needs.
 
-A column of numbers is one file. A column of text or bytes is two: the bounds of its values, and their bytes. Taking rows touches only the
-pages of their values. Where it stops: :mod:`offload.pipeline.sources.listing_cache` knows the folders, and keeps the files for later runs.
+A column of numbers is one file. A column of text or bytes is two: the bounds of its values, and their bytes. Taking rows reads these rows
+and those between neighbours. Where it stops: :mod:`offload.pipeline.sources.listing_cache` knows the folders, and keeps the files for
+later runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
-from collections.abc import Callable, Mapping
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +30,7 @@ REMEDY = "set XDG_CACHE_HOME to a folder on a disk with room"
 _TEXT = {"large_string": pa.large_string(), "large_binary": pa.large_binary()}
 _NUMBERS = {"int32": pa.int32(), "int64": pa.int64()}
 _AT_ONCE = 1 << 20  # numbers that are changed at once
+_NEAR = 32  # rows this close together are one read: it takes as long as the shortest
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -53,22 +58,38 @@ class StoredRows:
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that gets a copy reads the files, and leaves them to their owner.
-        return {**{name: value for name, value in self.__dict__.items() if name != "_maps"}, "owned": None}
+        return {**{name: value for name, value in self.__dict__.items() if name != "_files"}, "owned": None}
 
     @property
     def table(self) -> pa.Table:
         """All rows, as a table over the mapped files. Raises RunError if a file is missing or another one."""
-        return pa.table({name: self._column(name, kind) for name, kind in self.columns.items()})
+
+        def buffer(name: str) -> pa.Buffer:
+            with self._told():
+                return pa.py_buffer(self._files.mapped(name) if self.sizes[name] else b"")
+
+        return pa.table({name: self._column(name, kind, buffer) for name, kind in self.columns.items()})
+
+    def take(self, ids: NDArray[np.integer[Any]]) -> pa.Table:
+        """These rows, in this order. Raises RunError if a file is missing or another one.
+
+        Mapped pages would take longer: the kernel maps sixteen around each value, and unmaps them again.
+        """
+        asked, again = np.unique(ids, return_inverse=True)
+        asked = asked.astype(np.int64)
+        begins = np.flatnonzero(np.diff(asked, prepend=-_NEAR - 1) > _NEAR)
+        lengths = np.diff(begins, append=len(asked))
+        first, counts = asked[begins], asked[begins + lengths - 1] + 1 - asked[begins]
+        inside = asked - np.repeat(first - np.cumsum(counts) + counts, lengths)
+        with self._told():
+            near = {name: self._near(name, kind, first, counts) for name, kind in self.columns.items()}
+        places = pa.array(inside[again])
+        taken = {name: column.take(places) for name, column in near.items()}
+        return pa.table({name: self._decoded(name, column) for name, column in taken.items()})
 
     def open(self) -> None:
-        """Map the files. Raises RunError if one is missing or another one."""
-        _ = self._maps
-
-    def rest(self) -> None:
-        """Let the kernel have the memory of the pages that were read."""
-        for mapped in self._maps.values():
-            if mapped is not None:
-                mapped.madvise(mmap.MADV_DONTNEED)
+        """Open the files. Raises RunError if one is missing or another one."""
+        _ = self._files
 
     def close(self) -> None:
         """Remove files that no later run needs."""
@@ -76,41 +97,94 @@ class StoredRows:
             self.owned.remove()
 
     @functools.cached_property
-    def _maps(self) -> dict[str, mmap.mmap | None]:
-        try:
-            maps = {name: _mapped(self.folder / name) for name in self.sizes}
-        except OSError as error:
-            raise RunError(
-                f"the index of this run cannot be read on the driver's machine: {self.folder}: {error.strerror or error}. The Ray "
-                f"processes of that machine must see the folder, as this user: {REMEDY}."
-            ) from None
-        for name, mapped in maps.items():
-            if (found := 0 if mapped is None else len(mapped)) != self.sizes[name]:
-                raise RunError(
-                    f"the index of this run has changed: {self.folder / name} holds {found:,} bytes instead of {self.sizes[name]:,}. "
-                    "Start the run again."
-                )
-        return maps
+    def _files(self) -> _Files:
+        with self._told():
+            files = _Files(self.folder, tuple(self.sizes))
+        for name, size in self.sizes.items():
+            if (found := files.size(name)) != size:
+                raise self._changed(f"{self.folder / name} holds {found:,} bytes instead of {size:,}")
+        return files
 
-    def _column(self, name: str, kind: str) -> pa.Array:
-        values = self._buffer(_values(name))
+    def _column(self, name: str, kind: str, buffer: Callable[[str], pa.Buffer]) -> pa.Array:
         if kind in _TEXT:
-            return pa.Array.from_buffers(_TEXT[kind], self.rows, [None, self._buffer(_bounds(name)), values], 0)
-        numbers = pa.Array.from_buffers(_NUMBERS[kind], self.rows, [None, values], 0)
+            return pa.Array.from_buffers(
+                _TEXT[kind], self.rows, [None, buffer(_bounds(name)), buffer(_values(name))], 0
+            )
+        numbers = pa.Array.from_buffers(_NUMBERS[kind], self.rows, [None, buffer(_values(name))], 0)
         if name not in self.dictionaries:
             return numbers
         # A check of the numbers would read them all.
         return pa.DictionaryArray.from_arrays(numbers, self.dictionaries[name], safe=False)
 
-    def _buffer(self, name: str) -> pa.Buffer:
-        mapped = self._maps[name]
-        return pa.py_buffer(b"" if mapped is None else mapped)
+    def _near(self, name: str, kind: str, first: NDArray[np.int64], counts: NDArray[np.int64]) -> pa.Array:
+        """The column's values in ``counts[i]`` rows from ``first[i]`` on, for each ``i``. Raises OSError."""
+        rows = int(counts.sum())
+        if kind not in _TEXT:
+            width = _NUMBERS[kind].bit_width // 8
+            return pa.Array.from_buffers(
+                _NUMBERS[kind], rows, [None, self._read(_values(name), first * width, counts * width)], 0
+            )
+        width = np.dtype(np.int64).itemsize
+        bounds = np.frombuffer(self._read(_bounds(name), first * width, (counts + 1) * width), np.int64)
+        ends = np.cumsum(counts + 1)
+        begins = ends - counts - 1
+        values = self._read(_values(name), bounds[begins], bounds[ends - 1] - bounds[begins])
+        sizes = np.delete(np.diff(bounds), ends[:-1] - 1)  # without those from one read to the next
+        joined = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return pa.Array.from_buffers(_TEXT[kind], rows, [None, pa.py_buffer(joined), values], 0)
+
+    def _read(self, name: str, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> pa.Buffer:
+        """``sizes[i]`` bytes of a file from ``starts[i]`` on, for each ``i``, in a row. Raises OSError."""
+        read = b"".join(self._files.read(name, starts.tolist(), sizes.tolist()))
+        if len(read) != (wanted := int(sizes.sum())):
+            raise self._changed(f"{self.folder / name} ends early: {len(read):,} bytes came instead of {wanted:,}")
+        return pa.py_buffer(read)
+
+    def _decoded(self, name: str, column: pa.Array) -> pa.Array:
+        return self.dictionaries[name].take(column) if name in self.dictionaries else column
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise OSErrors as RunErrors."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"the index of this run cannot be read on the driver's machine: {self.folder}: {error.strerror or error}. The Ray "
+                f"processes of that machine must see the folder, as this user: {REMEDY}."
+            ) from None
+
+    def _changed(self, how: str) -> RunError:
+        return RunError(f"the index of this run has changed: {how}. Start the run again.")
 
 
-def _mapped(path: Path) -> mmap.mmap | None:
-    """The content of a file; None if it is empty. Raises OSError."""
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else None
+class _Files:
+    """The open files of a folder. They stay open as long as the object lives, also if the folder goes."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        """Raises OSError."""
+        self._open: dict[str, int] = {}
+        weakref.finalize(self, _close, self._open)
+        for name in names:
+            self._open[name] = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+
+    def size(self, name: str) -> int:
+        """The bytes of a file."""
+        return os.fstat(self._open[name]).st_size
+
+    def read(self, name: str, starts: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """These bytes of a file. Raises OSError."""
+        file, pread = self._open[name], os.pread
+        return [pread(file, size, start) for start, size in zip(starts, sizes, strict=True)]
+
+    def mapped(self, name: str) -> mmap.mmap:
+        """A file that is not empty, in memory. Raises OSError."""
+        return mmap.mmap(self._open[name], 0, access=mmap.ACCESS_READ)
+
+
+def _close(files: Mapping[str, int]) -> None:
+    for file in files.values():
+        os.close(file)
 
 
 def _values(name: str) -> str:

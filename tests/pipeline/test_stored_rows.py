@@ -77,6 +77,7 @@ def written(batches: list[pa.Table]) -> pa.Table | StoredRows:
     samples=st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5), st.integers(0, 2)), min_size=1, max_size=30),
     cuts=st.lists(st.integers(0, 30), max_size=4),
     in_memory=st.integers(0, 30),
+    near=st.integers(1, 30),
     data=st.data(),
 )
 def test_taking_stored_rows_is_taking_those_of_a_table(
@@ -84,9 +85,11 @@ def test_taking_stored_rows_is_taking_those_of_a_table(
     samples: list[tuple[str, bytes, int]],
     cuts: list[int],
     in_memory: int,
+    near: int,
     data: st.DataObject,
 ) -> None:
     monkeypatch.setattr(stored_rows, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(stored_rows, "_NEAR", near)
     table = table_of(samples)
     edges = [0, *sorted(min(cut, len(samples)) for cut in cuts), len(samples)]
     # A slice shares its buffers with the whole.
@@ -105,7 +108,7 @@ def test_taking_stored_rows_is_taking_those_of_a_table(
     if isinstance(rows, StoredRows):
         rows.close()
         assert not rows.folder.exists()
-        assert rows_at(travelled, ids).to_pylist() == expected  # what is mapped stays
+        assert rows_at(travelled, ids).to_pylist() == expected  # what is open stays
 
 
 def test_what_travels_is_no_name(all_on_disk: None) -> None:
@@ -249,6 +252,16 @@ def test_files_that_are_gone_or_others_are_named(all_on_disk: None, harm: str) -
         says = r"has changed: .*key\.values holds 14 bytes instead of 10\. Start the run again"
     with pytest.raises(RunError, match=says):
         copy.open()
+
+
+def test_a_file_that_gets_shorter_meanwhile_is_named(all_on_disk: None) -> None:
+    rows = written([table_of([("a", b"b", 0)] * 10)])
+    assert isinstance(rows, StoredRows)
+    rows.open()
+    os.truncate(rows.folder / "label.values", 72)
+    assert rows_at(rows, np.arange(9)).num_rows == 9
+    with pytest.raises(RunError, match=r"label\.values ends early: 72 bytes came instead of 80\. Start the run again"):
+        rows_at(rows, np.arange(10))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ def hangs(place: Place) -> Found:
 
 def raises(place: Place) -> Found:
     """Raises what it did not expect."""
+    place.so_far({"before": 1})
     raise ValueError("no such colour\nand no other")
 
 
