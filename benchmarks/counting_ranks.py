@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from offload.measure.steps import Totals
+from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.wire import POSITION
 from offload.train.hub.client import HubClient
 from offload.train.messages import GroupStatus, Push
-from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.feed_client import HubFeed
 from offload.train.worker.fetching import Fetcher
 

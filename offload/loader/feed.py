@@ -25,6 +25,7 @@ from offload.errors import OffloadError, RunError
 from offload.loader.line import IterableLine, MapLine, Place
 from offload.loader.node_choice import NodeChoice
 from offload.loader.recipe import Batches, BatchOrder, Imports, Item, IterableRecipe
+from offload.pipeline.block_sender import BlockSenders
 from offload.pipeline.engines.base import HELD_SHARE
 from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.meter import Meter
@@ -62,6 +63,13 @@ class Read(NamedTuple):
     cost: Cost
 
 
+class _Reader(NamedTuple):
+    """The process of one worker of an iterable data set, and its node."""
+
+    actor: Any
+    node: str
+
+
 @dataclass(eq=False, kw_only=True)
 class _Stream:
     """One iteration of a loader. ``client``: the process that iterates."""
@@ -97,7 +105,7 @@ class _MapStream(_Stream):
 @dataclass(eq=False, kw_only=True)
 class _IterableStream(_Stream):
     line: IterableLine
-    readers: list[Any] = field(default_factory=list)
+    readers: list[_Reader] = field(default_factory=list)
     reading: set[int] = field(default_factory=set)
     most: int = 1  # batches of a reader's task so far
 
@@ -116,6 +124,8 @@ class LoaderFeed:
         self._pool: Any = None
         self._failure: BaseException | None = None
         self._readers = 0
+        self._senders = BlockSenders(cores.runtime_env, lambda: self._cores.by_node)
+        self._through_ray: set[str] = set()
         self._dropped: list[_MapStream] = []  # with tasks under way
         self._news: queue.SimpleQueue[tuple[_IterableStream, int, Any, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._hear, daemon=True, name="readers").start()
@@ -231,6 +241,21 @@ class LoaderFeed:
         current = self._streams.get(stream)
         return [] if current is None else current.meter.costs()
 
+    def sender(self, node: str) -> Any:
+        """See :meth:`BlockSenders.of`."""
+        return self._senders.of(node)
+
+    def blocks_through_ray(self, node: str, reason: str) -> None:
+        """Tell the loaders that the batches of a node do not reach one of them directly. The first report of a node counts."""
+        address = next((each.name for each in alive_nodes() if each.node_id == node), node)
+        with self._changed:
+            if node not in self._through_ray:
+                self._through_ray.add(node)
+                self._remark(
+                    f"batches of node {address} could not be sent directly ({reason}): Ray carries them, which takes more CPU time. A "
+                    "firewall may be blocking the ports of the processes that train"
+                )
+
     # -- for the pool -----------------------------------------------------------------------------------------------
 
     def next_task(self, node: str) -> tuple[Task, Done] | None:
@@ -303,7 +328,7 @@ class LoaderFeed:
             self._fail(stream, RunError("the iteration has ended."))  # whoever still waits for a batch
         if isinstance(stream, _IterableStream):
             for reader in stream.readers:
-                ray.kill(reader)
+                ray.kill(reader.actor)
         elif stream is not None and stream.tasks:
             stream.dropped_at = time.monotonic()
             self._dropped.append(stream)
@@ -324,26 +349,23 @@ class LoaderFeed:
         of_node = self._cores.stores.get(node, float("inf"))
         return held.total() < HELD_SHARE * self._cores.store_bytes and held[node] < HELD_SHARE * of_node
 
-    def _new_reader(self, recipe: PackedRecipe) -> Any:
+    def _new_reader(self, recipe: PackedRecipe) -> _Reader:
         nodes = sorted(set(self._cores.nodes))
         node = nodes[self._readers % len(nodes)]
         self._readers += 1
-        return (
-            ray.remote(IterableReader)
-            .options(
-                num_cpus=0,
-                runtime_env=dict(self._cores.runtime_env) or None,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            )
-            .remote(recipe)
+        made = ray.remote(IterableReader).options(
+            num_cpus=0,
+            runtime_env=dict(self._cores.runtime_env) or None,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
+        return _Reader(made.remote(recipe), node)
 
     def _read(self, stream: _IterableStream, worker: int) -> None:
         """Let a reader make more batches, unless two of its tasks wait for the loader."""
         if worker in stream.reading or stream.line.has_ended(worker) or stream.line.waiting(worker) >= 2 * stream.most:
             return
         stream.reading.add(worker)
-        ref, read = stream.readers[worker].read.options(num_returns=2).remote()
+        ref, read = stream.readers[worker].actor.read.options(num_returns=2).remote()
         # Ray calls back on its own thread, which must not wait for the lock: whoever holds it may wait for Ray (to end a reader).
         read.future().add_done_callback(lambda made: self._news.put((stream, worker, ref, made)))
 
@@ -366,7 +388,7 @@ class LoaderFeed:
             stream.measure(Block(ref=ref, cost=read.cost), read.batches)
             stream.most = max(stream.most, read.batches)
             for item in range(read.batches):
-                stream.line.made(worker, Place(ref, item))
+                stream.line.made(worker, Place(ref, item, stream.readers[worker].node))
             if read.ended:
                 stream.line.end(worker)
             self._read(stream, worker)
@@ -389,6 +411,7 @@ class LoaderFeed:
             elif self._pool is not None:
                 self._failure = None
                 self._pool.reshape(self._cores.nodes)
+        self._senders.end_unused()
 
     def _abandon_stuck(self, now: float) -> None:
         """Free the cores that still work, or hang, for iterations that ended some time ago."""

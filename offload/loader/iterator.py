@@ -7,6 +7,7 @@ fetches finished batches, pins them and moves them to the device while the user'
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
@@ -15,7 +16,7 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ from torch._utils import ExceptionWrapper
 from offload.errors import ConfigError, OffloadError, RunError
 from offload.loader.device import Finish
 from offload.loader.feed import Taken
+from offload.loader.line import Place
 from offload.loader.progress import Progress
 from offload.loader.recipe import Batches, BatchOrder
 from offload.loader.session import Session
@@ -295,20 +297,28 @@ class _Fetcher:
             if taken.over:
                 self._put(_End())
                 return
-            blocks = {place.ref: None for place in taken.places}
-            if len(blocks) > 1:  # start all transfers before waiting for the first
-                ray.wait(list(blocks), num_returns=len(blocks), timeout=0, fetch_local=True)
+            coming = self._coming(taken.places)
             block, ref = Batches((), 0), None
             for place in taken.places:
                 try:
                     if place.ref != ref:
-                        block, ref = ray.get(place.ref), place.ref
+                        block, ref = coming[place.ref](), place.ref
                 except ray.exceptions.ObjectLostError:
                     answer(self._feed.make_again.remote(self._name, start))
                     break
                 if start >= skip and not self._put(self._finished(block, place.item), block.samples_per_batch):
                     return
                 start += 1
+
+    def _coming(self, places: list[Place]) -> dict[Any, Callable[[], Batches]]:
+        """Start the transfers of all blocks. A block's function waits for it. It raises ObjectLostError if the block is gone."""
+        direct = self._session.direct
+        nodes = {place.ref: place.node for place in places}
+        coming = {ref: direct.fetch(ref, node) for ref, node in nodes.items()}
+        through_ray = [ref for ref, block in coming.items() if block is None]
+        if len(through_ray) > 1:
+            ray.wait(through_ray, num_returns=len(through_ray), timeout=0, fetch_local=True)
+        return {ref: functools.partial(_block, ref, block) for ref, block in coming.items()}
 
     def _finished(self, block: Batches, item: int) -> Any:
         found = block.items[item]
@@ -326,6 +336,12 @@ class _Fetcher:
                 self._items.put((item, samples), timeout=PATIENCE_S)
                 return True
         return False
+
+
+def _block(ref: Any, direct: Callable[[], Any] | None) -> Batches:
+    found = None if direct is None else direct()
+    block: Batches = ray.get(ref) if found is None else found
+    return block
 
 
 def _packed(recipe: Any, owner: str) -> PackedRecipe:

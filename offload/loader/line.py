@@ -15,18 +15,18 @@ from offload.loader.recipe import BatchOrder
 
 
 class Place(NamedTuple):
-    """The place of a batch: number ``item`` of the block behind a reference."""
+    """The place of a batch: number ``item`` of the block behind a reference, which a node made."""
 
     ref: Any
     item: int
+    node: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A finished batch, with its size in a node's object store."""
+    """A finished batch, with its size in its node's object store."""
 
     place: Place
-    node: str
     size_bytes: int
 
 
@@ -75,7 +75,7 @@ class MapLine:
         for item, order in enumerate(orders):
             self._under_way.discard(order.number)
             if order.number >= self._next and order.number not in self._made:
-                made = _Made(place=Place(ref, item), node=node, size_bytes=size_bytes // len(orders))
+                made = _Made(place=Place(ref, item, node), size_bytes=size_bytes // len(orders))
                 self._made[order.number] = made
                 self.held_bytes[node] += made.size_bytes
 
@@ -105,7 +105,7 @@ class MapLine:
     def _forget(self, number: int) -> None:
         made = self._made.pop(number, None)
         if made is not None:
-            self.held_bytes[made.node] -= made.size_bytes
+            self.held_bytes[made.place.node] -= made.size_bytes
 
 
 class IterableLine:

@@ -25,7 +25,8 @@ from offload.loader.feed import LoaderFeed
 from offload.loader.job import Job
 from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
-from offload.train.cluster.connection import Cluster, describe, import_ahead, on_this_node
+from offload.pipeline.block_receiver import DirectBlocks
+from offload.train.cluster.connection import Asked, Cluster, describe, import_ahead, on_this_node
 from offload.train.cluster.idle import on_end, on_need, unless_used
 from offload.train.cluster.left import leave
 from offload.train.cluster.ray_processes import no_new_ray
@@ -53,7 +54,7 @@ class Session:
         try:
             cluster = self._stack.enter_context(shared(self._job, address))
             self._cluster_address = ray.get_runtime_context().gcs_address
-            self.feed, self._cpus = _feed_of(self._job, cluster, placement)
+            self._connect(cluster)
         except BaseException:
             self._stack.close()
             raise
@@ -80,8 +81,13 @@ class Session:
         """Make another feed if this one is gone."""
         with self._renewing:
             if self._lost:
-                self.feed, self._cpus = _feed_of(self._job, describe(), self._placement)
+                self.direct.close()
+                self._connect(describe())
                 self._lost = False
+
+    def _connect(self, cluster: Cluster) -> None:
+        self.feed, self._cpus = _feed_of(self._job, cluster, self._placement)
+        self.direct = DirectBlocks(_Senders(self.feed))
 
     def begin(self, iteration: str) -> None:
         """Note an iteration, which needs the feed."""
@@ -115,11 +121,27 @@ class Session:
         if self._ended.is_set() or os.getpid() != self._pid:
             return
         self._ended.set()
+        self.direct.close()
         if ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster_address:
             with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
                 ray.get(self.feed.leave.remote(self.client), timeout=BEAT_S)
             self.give_back()  # a shared feed ends by itself, once no rank uses it
             self._stack.close()
+
+
+class _Senders:
+    """The senders of a feed's nodes."""
+
+    def __init__(self, feed: Any) -> None:
+        self._feed = feed
+
+    def sender(self, node: str) -> Asked:
+        """See :meth:`LoaderFeed.sender`."""
+        return Asked(self._feed.sender.remote(node))
+
+    def blocks_through_ray(self, node: str, reason: str) -> None:
+        """See :meth:`LoaderFeed.blocks_through_ray`. Does not wait."""
+        self._feed.blocks_through_ray.remote(node, reason)
 
 
 class User:

@@ -2,7 +2,7 @@
 
 Ray's daemons copy a block from one node's object store into the other's. That takes more than twice the CPU time of a TCP connection. Here,
 an actor on the block's node reads it in the object store and writes it to a connection. The worker reads it
-into its own memory (:mod:`offload.train.worker.block_receiver`). The block stays in the object store until the worker has it: Ray keeps
+into its own memory (:mod:`offload.pipeline.block_receiver`). The block stays in the object store until the worker has it: Ray keeps
 account of it as before, and where a connection fails, the worker fetches the block through Ray.
 """
 
@@ -33,12 +33,15 @@ SECRET_BYTES = 16
 Address = tuple[str, int]
 """A host and a port."""
 
+Rows = tuple[int, int] | None
+"""The rows ``[start, stop)`` of a block that is a table; None for a whole block of any type."""
+
 Ticket = tuple[bytes, bytes]
 """Two secrets of SECRET_BYTES each: what the sender shows, and what the worker shows in return."""
 
 
 class NoBlockError(LookupError):
-    """A block is not on its node, or it is no table."""
+    """A block is not on its node, or it has no rows."""
 
 
 class BlockSender:
@@ -47,14 +50,14 @@ class BlockSender:
     def ready(self) -> None:
         """Answer: the actor runs."""
 
-    def send(self, refs: list[ray.ObjectRef[pa.Table]], rows: tuple[int, int], to: Address, ticket: Ticket) -> None:
-        """Send rows ``[start, stop)`` of the block ``refs[0]`` to the worker at ``to``, which made the ticket.
+    def send(self, refs: list[ray.ObjectRef[Any]], rows: Rows, to: Address, ticket: Ticket) -> None:
+        """Send these rows of the block ``refs[0]`` to the worker at ``to``, which made the ticket.
 
         The reference lies in a list because Ray would otherwise wait for its block before the call. Raises NoBlockError, and OSError if the
         connection fails.
         """
-        start, stop = rows
-        block = _block(*refs).slice(start, stop - start)
+        (ref,) = refs
+        block = _block(ref, rows)
         mine, theirs = ticket
         with socket.create_connection(to, timeout=CONNECT_S) as connection:
             connection.settimeout(STALLED_S)
@@ -67,16 +70,19 @@ class BlockSender:
             block_stream.send(connection, block)
 
 
-def _block(ref: ray.ObjectRef[pa.Table]) -> pa.Table:
+def _block(ref: ray.ObjectRef[Any], rows: Rows) -> Any:
     try:
         found = ref.future().result(
             HERE_S
         )  # not ray.get, which would hold up all other threads if the block is not here
     except (TimeoutError, ray.exceptions.RayError) as error:
         raise NoBlockError(f"{type(error).__name__}: {error}") from None
+    if rows is None:
+        return found
     if not isinstance(found, pa.Table):
         raise NoBlockError(f"{type(found).__name__} is no Arrow table")
-    return found
+    start, stop = rows
+    return found.slice(start, stop - start)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import ray
 import torch
 
 from offload.errors import RunError
+from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.pool import PackedRecipe
 from offload.probe.context import ProbeContext
@@ -28,7 +29,6 @@ from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
 from offload.train.worker.agreement import NoAgreement
 from offload.train.worker.batches import Batches, Cutting, NoPeers
-from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.feed_client import BlockReader, HubFeed
 from offload.train.worker.loop import StopRun, TrainingLoop, budget_of, first_pass
 from offload.train.worker.process import place_of, run_user_function

@@ -15,6 +15,7 @@ import numpy as np
 import ray
 import torch
 
+from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.pool import Block, Cost
@@ -24,7 +25,6 @@ from offload.train.checkpoints import format as checkpoints
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient, Pending
-from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.checkpointer import Content
 from offload.train.worker.feed_client import BlockLostError, HubFeed
 

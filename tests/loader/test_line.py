@@ -102,7 +102,7 @@ def test_the_workers_of_an_iterable_data_set_take_turns(shares: list[int], rng: 
             got.append((place.ref, place.item))
         worker = rng.randrange(len(shares))
         if left[worker]:
-            line.made(worker, Place(worker, shares[worker] - left[worker]))
+            line.made(worker, Place(worker, shares[worker] - left[worker], "node"))
             left[worker] -= 1
         elif not line.has_ended(worker):
             line.end(worker)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import MARK, eventually, marked
+from tests.helpers import MARK, ROOT, eventually, marked
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -207,6 +207,17 @@ def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Pa
         of_epoch = [set(rank["seen"][21 * epoch : 21 * (epoch + 1)]) for rank in told]
         assert of_epoch[0] | of_epoch[1] == set(range(41))
     eventually(lambda: not marked(mark))
+
+
+@pytest.mark.slow
+def test_batches_of_another_node_come_directly_and_in_any_case() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.programs.loader_on_two_nodes"],
+        capture_output=True, text=True, timeout=600, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == {"after its sender died": True, "iterable": True, "without the node": True}
 
 
 def test_a_spawned_process_may_read_its_parents_loader(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from offload.pipeline.reused_memory import ReusedMemory
 from offload.pipeline.whole_samples import CONTENTS
 
 ROWS = 300
+HEAD = block_stream._HEAD.pack
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -89,7 +89,39 @@ def test_a_block_arrives_as_it_was(ends: Ends, name: str) -> None:
             np.testing.assert_array_equal(wire.decode(found)[column], values)
 
 
-@pytest.mark.parametrize("content", [b"", b"abc", struct.pack("!Q", 100) + b"too little"])
+OBJECTS: dict[str, Any] = {
+    "nothing": None,
+    "a structure": {"a": [1, (2.5, "text")], "b": b"bytes"},
+    "arrays": [np.arange(1000), np.zeros((0, 3)), np.asfortranarray(np.arange(12.0).reshape(3, 4)), np.arange(10)[::2]],
+    "many arrays": [np.full(number, number, np.uint8) for number in range(200)],
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_any_object_arrives_as_it_was(ends: Ends, name: str) -> None:
+    found, expected = sent(ends, OBJECTS[name]), OBJECTS[name]
+    assert type(found) is type(expected)
+    np.testing.assert_equal(found, expected)
+    if "array" in name:
+        assert all(each.flags.writeable and each.flags.aligned for each in found)
+
+
+def test_the_contents_of_an_object_lie_in_the_memory_that_serves_again() -> None:
+    reused = ReusedMemory(1 << 30)
+    view = sent(connected(), {"x": np.zeros(100_000)}, reused.take)["x"][5:7]
+    second = sent(connected(), {"x": np.ones(100_000)}, reused.take)["x"]
+    assert (view == 0).all(), "the view kept its memory"
+    where = second.ctypes.data
+    del second
+    gc.collect()
+    third = sent(connected(), {"x": np.full(100_000, 2.0)}, reused.take)["x"]
+    assert third.ctypes.data == where
+    del view, third
+    gc.collect()
+    assert reused.lent_bytes() == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", HEAD(0, 100) + b"too little"])
 def test_a_connection_that_ends_too_early(ends: Ends, content: bytes) -> None:
     here, there = ends
     here.sendall(content)
@@ -100,7 +132,7 @@ def test_a_connection_that_ends_too_early(ends: Ends, content: bytes) -> None:
 
 def test_what_is_no_block(ends: Ends) -> None:
     here, there = ends
-    here.sendall(struct.pack("!Q", 16) + bytes(range(16)))
+    here.sendall(HEAD(0, 16) + bytes(range(16)))
     here.close()
     with pytest.raises(pa.ArrowException):
         block_stream.receive(there, memory)
@@ -137,7 +169,7 @@ def test_a_call_that_sends_a_part_is_followed_by_others() -> None:
         def setsockopt(self, *option: int) -> None: ...
 
         def sendall(self, content: Any) -> None:
-            assert len(content) <= 8
+            assert len(content) <= len(HEAD(0, 0))
             sent.append(bytes(content))
 
         def send(self, content: Any) -> int:

@@ -17,11 +17,10 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from offload.pipeline import wire
+from offload.pipeline import block_receiver, wire
 from offload.pipeline.block_sender import BlockSenders
 from offload.pipeline.passes import Slice
 from offload.train.cluster.ray_processes import minimal_agents
-from offload.train.worker import block_receiver
 from offload.train.worker.feed_client import BlockLostError, HubFeed
 
 DEADLINE_S = 300.0
@@ -58,17 +57,17 @@ class Watched(block_receiver.DirectBlocks):
 
     came = False
 
-    def fetch(self, piece: Slice) -> Callable[[], pa.Table | None] | None:
+    def fetch(self, *block: Any) -> Callable[[], Any] | None:
         self.came = False
-        if (coming := super().fetch(piece)) is None:
+        if (coming := super().fetch(*block)) is None:
             return None
 
-        def block() -> pa.Table | None:
-            found = coming()
-            self.came = found is not None
-            return found
+        def found() -> Any:
+            made = coming()
+            self.came = made is not None
+            return made
 
-        return block
+        return found
 
 
 def sender_processes() -> list[psutil.Process]:

@@ -144,6 +144,21 @@ def answer(ref: Any) -> Any:
         raise error.cause if isinstance(error.cause, BaseException) else error from None
 
 
+class Asked:
+    """The answer of an actor, which is still to come."""
+
+    def __init__(self, ref: Any) -> None:
+        self._ref = ref
+
+    def done(self) -> bool:
+        """Whether it has arrived."""
+        return bool(ray.wait([self._ref], timeout=0)[0])
+
+    def result(self) -> Any:
+        """Wait for it. Raises as :func:`answer` does."""
+        return answer(self._ref)
+
+
 class ControlLostError(RunError):
     """A process of Ray has ended, and the run cannot go on without it."""
 

@@ -6,13 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import ray
-
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, PassRequest, Reach, Slice
 from offload.report.run_tail import Tails
-from offload.train.cluster.connection import answer
+from offload.train.cluster.connection import Asked
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
 from offload.train.messages import GroupStart, News, Orders, Push
@@ -153,17 +151,4 @@ class HubClient:
 
     def _start(self, method: Callable[Concatenate[Any, _P], _T], *args: _P.args, **named: _P.kwargs) -> Pending[_T]:
         """Call a method of the hub without waiting."""
-        return _Remote(getattr(self.actor, method.__name__).remote(*args, **named))
-
-
-class _Remote:
-    """The pending answer of an actor."""
-
-    def __init__(self, ref: Any) -> None:
-        self._ref = ref
-
-    def done(self) -> bool:
-        return bool(ray.wait([self._ref], timeout=0)[0])
-
-    def result(self) -> Any:
-        return answer(self._ref)
+        return Asked(getattr(self.actor, method.__name__).remote(*args, **named))

@@ -10,10 +10,10 @@ import pyarrow as pa
 import ray
 
 from offload.pipeline import wire
+from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.passes import PassKey, Reach, Slice
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.train.hub.client import HubClient, Pending
-from offload.train.worker.block_receiver import DirectBlocks
 
 
 class BlockLostError(Exception):
@@ -90,7 +90,7 @@ class HubFeed(BlockReader):
         return slices, over
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:
-        block = self._direct.fetch(piece)
+        block = self._direct.fetch(piece.ref, piece.node, (piece.start, piece.stop))
         if block is None:
             return super().fetch(piece)
 

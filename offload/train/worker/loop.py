@@ -16,6 +16,7 @@ import torch
 from offload.errors import RunError
 from offload.measure.steps import Clock, CudaClock, StepMeter
 from offload.model.batch_split import BatchSplit
+from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
 from offload.train.checkpoints.sharded import is_part, is_sharded
@@ -25,7 +26,6 @@ from offload.train.worker.agreement import OVERS, Heard, Mailbox, NoAgreement, O
 from offload.train.worker.batch import shown_batch
 from offload.train.worker.batch_scaling import BatchScaling
 from offload.train.worker.batches import Batches, Cutting, LocalBatch, Peers
-from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.checkpointer import Checkpointer
 from offload.train.worker.committing import Committer
 from offload.train.worker.cutting import Budget, Cut, Skipped

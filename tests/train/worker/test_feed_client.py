@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.passes import PassKey, Slice
 from offload.testing import Hosts, HostSpec
-from offload.train.worker.block_receiver import DirectBlocks
 from offload.train.worker.feed_client import HubFeed
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
 

@@ -1,7 +1,7 @@
-"""Receives blocks of other nodes in this worker, over connections from :mod:`offload.pipeline.block_sender`.
+"""Receives blocks of other nodes in a process that trains, over connections from :mod:`offload.pipeline.block_sender`.
 
-The worker listens on its node's address, on a port that the system chooses. It accepts a block only over a connection that shows a secret,
-which the worker has sent to the block's node through Ray. So only programs of the cluster can send it blocks.
+The worker, or the process with a DataLoader, listens on its node's address, on a port that the system chooses. It accepts a block only
+over a connection that shows a secret, which it has sent to the block's node through Ray. So only programs of the cluster can send it blocks.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import pyarrow as pa
 import ray
 
 from offload.pipeline import block_stream
-from offload.pipeline.block_sender import SECRET_BYTES, STALLED_S, Address, NoBlockError, Ticket
-from offload.pipeline.passes import Slice
+from offload.pipeline.block_sender import SECRET_BYTES, STALLED_S, Address, NoBlockError, Rows, Ticket
 from offload.pipeline.reused_memory import ReusedMemory
-from offload.train.hub.client import HubClient, Pending
 
 KEPT_BYTES = 256 << 20
 MOST_BYTES = 1 << 30  # of blocks in use here: beyond that, Ray carries blocks, into a store that can spill to disk
@@ -51,14 +48,14 @@ class Expected:
     def __init__(self) -> None:
         self.ticket: Ticket = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES)
         self.connected = threading.Event()
-        self._outcome: Future[pa.Table | Missed] = Future()
+        self._outcome: Future[Any | Missed] = Future()
 
-    def settle(self, outcome: pa.Table | Missed) -> None:
+    def settle(self, outcome: Any | Missed) -> None:
         """Note how it ended. The first outcome counts."""
         with contextlib.suppress(InvalidStateError):
             self._outcome.set_result(outcome)
 
-    def wait(self) -> pa.Table | Missed:
+    def wait(self) -> Any | Missed:
         """Wait for the block."""
         with contextlib.suppress(TimeoutError):
             return self._outcome.result(CONNECTED_S)
@@ -141,12 +138,32 @@ class BlockReceiver:
         return None
 
 
+class Answer(Protocol):
+    """An answer that is still to come."""
+
+    def done(self) -> bool:
+        """Whether it has arrived."""
+
+    def result(self) -> Any:
+        """Wait for it. Raises its error."""
+
+
+class Senders(Protocol):
+    """The feed, which knows the senders of its nodes."""
+
+    def sender(self, node: str) -> Answer:
+        """See :meth:`offload.pipeline.block_sender.BlockSenders.of`."""
+
+    def blocks_through_ray(self, node: str, reason: str) -> None:
+        """Report that the blocks of a node do not reach this process directly."""
+
+
 @dataclass
 class _Route:
     """The way to a node. ``closed_until``: a time before which blocks come through Ray."""
 
     sender: Any = None
-    asked: Pending[Any] | None = None
+    asked: Answer | None = None
     closed_until: float = 0.0
     failures: int = 0
 
@@ -162,30 +179,32 @@ def _here() -> tuple[str, str]:
 
 
 class DirectBlocks:
-    """Brings blocks of other nodes to this worker, where that works. ``here``: tells this node's id and address."""
+    """Brings blocks of other nodes to this process, where that works. ``here``: tells this node's id and address."""
 
-    def __init__(self, hub: HubClient, here: Callable[[], tuple[str, str]] = _here) -> None:
-        self._hub, self._here = hub, here
+    def __init__(self, senders: Senders, here: Callable[[], tuple[str, str]] = _here) -> None:
+        self._senders, self._here = senders, here
         self._home: str | None = None
         self._receiver: BlockReceiver | None = None
         self._routes: dict[str, _Route] = {}
         self._all = _Route()  # closed for a while after a failure, if no sender has ever reached this worker
         self._lock = threading.Lock()
 
-    def fetch(self, piece: Slice) -> Callable[[], pa.Table | None] | None:
-        """Ask for the rows of a slice. Return a function that waits for them, and returns None if they did not come. Return None itself if
-        they must come through Ray."""
-        if not piece.node:
+    def fetch(self, ref: ray.ObjectRef[Any], node: str, rows: Rows = None) -> Callable[[], Any] | None:
+        """Ask for a block of this node, or for some of its rows. Return a function that waits for it, and returns None if it did not come.
+        Return None itself if it must come through Ray."""
+        if not node:
             return None
         with self._lock:
             if self._home is None:
                 self._home, address = self._here()
                 self._receiver = _listen(address)
-            if self._receiver is None or piece.node == self._home or time.monotonic() < self._all.closed_until:
+            if self._receiver is None or node == self._home or time.monotonic() < self._all.closed_until:
                 return None
-            route = self._routes.setdefault(piece.node, _Route())
-            sender = self._sender(piece.node, route)
-        return None if sender is None or self._receiver.full else self._ask(self._receiver, route, sender, piece)
+            route = self._routes.setdefault(node, _Route())
+            sender = self._sender(node, route)
+        if sender is None or self._receiver.full:
+            return None
+        return self._ask(self._receiver, route, sender, ref, node, rows)
 
     def close(self) -> None:
         """Receive no more."""
@@ -197,23 +216,23 @@ class DirectBlocks:
     def _sender(self, node: str, route: _Route) -> Any:
         now = time.monotonic()
         if route.sender is None and now >= route.closed_until:
-            route.asked = route.asked or self._hub.sender(node)
+            route.asked = route.asked or self._senders.sender(node)
             if route.asked.done():
                 asked, route.asked = route.asked, None
                 route.closed_until = now + ASK_AGAIN_S
-                with contextlib.suppress(Exception):  # whatever keeps the hub from starting one
+                with contextlib.suppress(Exception):  # whatever keeps the feed from starting one
                     route.sender = asked.result()
         return route.sender
 
     def _ask(
-        self, receiver: BlockReceiver, route: _Route, sender: Any, piece: Slice
-    ) -> Callable[[], pa.Table | None] | None:
+        self, receiver: BlockReceiver, route: _Route, sender: Any, ref: ray.ObjectRef[Any], node: str, rows: Rows
+    ) -> Callable[[], Any] | None:
         expected = receiver.expect()
         try:
-            call = sender.send.remote([piece.ref], (piece.start, piece.stop), receiver.address, expected.ticket)
+            call = sender.send.remote([ref], rows, receiver.address, expected.ticket)
             sent: Future[None] = call.future()
         except Exception as error:  # such as of an actor that has been killed
-            self._miss(receiver, route, sender, piece.node, expected, Missed(_line(error)))
+            self._miss(receiver, route, sender, node, expected, Missed(_line(error)))
             return None
 
         def told(sent: Future[None]) -> None:
@@ -224,12 +243,12 @@ class DirectBlocks:
 
         sent.add_done_callback(told)
 
-        def block() -> pa.Table | None:
+        def block() -> Any:
             outcome = expected.wait()
             if isinstance(outcome, Missed):
                 if not sent.done():  # it may wait behind others, and would keep its block
                     ray.cancel(call)
-                self._miss(receiver, route, sender, piece.node, expected, outcome)
+                self._miss(receiver, route, sender, node, expected, outcome)
                 return None
             route.failures = 0
             return outcome
@@ -247,7 +266,7 @@ class DirectBlocks:
             if not receiver.reached and time.monotonic() >= self._all.closed_until:
                 self._all.close()
         if missed.tell and not receiver.reached:
-            self._hub.blocks_through_ray(node, missed.reason)
+            self._senders.blocks_through_ray(node, missed.reason)
 
 
 def _listen(address: str) -> BlockReceiver | None:

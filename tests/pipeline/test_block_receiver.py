@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -17,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from offload.pipeline import block_sender, block_stream, wire
+from offload.pipeline import block_receiver, block_sender, block_stream, wire
+from offload.pipeline.block_receiver import BlockReceiver, DirectBlocks, Expected, Missed
 from offload.pipeline.block_sender import SECRET_BYTES, BlockSenders, NoBlockError
 from offload.pipeline.passes import Slice
 from offload.pipeline.wire import POSITION, SAMPLE_ID
-from offload.train.worker import block_receiver
-from offload.train.worker.block_receiver import BlockReceiver, DirectBlocks, Expected, Missed
 from offload.train.worker.feed_client import HubFeed
 from tests.helpers import ROOT, eventually
 
+HEAD = block_stream._HEAD.pack
 BLOCK = wire.encode({"x": np.arange(5000.0).reshape(50, 100)})
 PIECE = Slice(None, 0, 50, 0, "away")  # type: ignore[arg-type]
 
@@ -100,7 +99,9 @@ def test_a_forgotten_block_is_not_taken(receiver: BlockReceiver) -> None:
         assert ended(connection)
 
 
-@pytest.mark.parametrize("content", [b"", struct.pack("!Q", 1000) + b"a part", struct.pack("!Q", 4) + b"junk"])
+@pytest.mark.parametrize(
+    "content", [b"", HEAD(0, 1000) + b"a part", HEAD(0, 4) + b"junk", HEAD(1, 12) + b"not a pickle"]
+)
 def test_a_block_that_breaks_off(receiver: BlockReceiver, content: bytes) -> None:
     expected = receiver.expect()
     with known(receiver, expected) as connection:
@@ -113,7 +114,7 @@ def test_a_block_that_stalls(receiver: BlockReceiver, monkeypatch: pytest.Monkey
     monkeypatch.setattr(block_receiver, "CONNECTED_S", 0.05)  # a connection that is there may take longer
     expected = receiver.expect()
     with known(receiver, expected) as connection:
-        connection.sendall(struct.pack("!Q", 1000) + b"a part")
+        connection.sendall(HEAD(0, 1000) + b"a part")
         assert isinstance(expected.wait(), Missed)
 
 
@@ -211,6 +212,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 Make = Callable[..., DirectBlocks]
 
 
+def fetch(direct: DirectBlocks, node: str = "away") -> Callable[[], Any] | None:
+    return direct.fetch(None, node, (0, 50))  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def direct_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes a worker's :class:`DirectBlocks`, without Ray."""
@@ -229,19 +234,19 @@ def direct_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 def test_blocks_of_this_node_and_of_unknown_ones_come_through_ray(direct_to: Make) -> None:
     hub = Hub(Sender())
     direct = direct_to(hub)
-    assert direct.fetch(PIECE._replace(node="home")) is None
-    assert direct.fetch(PIECE._replace(node="")) is None
+    assert fetch(direct, "home") is None
+    assert fetch(direct, "") is None
     assert not hub.asked
 
 
 def test_blocks_of_other_nodes_come_from_a_sender_once_it_runs(clock: Clock, direct_to: Make) -> None:
     hub = Hub(Sender(), starts=1)
     direct = direct_to(hub)
-    assert direct.fetch(PIECE) is None, "it starts"
-    assert direct.fetch(PIECE) is None, "it is not asked for again at once"
+    assert fetch(direct) is None, "it starts"
+    assert fetch(direct) is None, "it is not asked for again at once"
     clock.now += block_receiver.ASK_AGAIN_S
     for _ in range(3):
-        coming = direct.fetch(PIECE)
+        coming = fetch(direct)
         assert coming is not None
         assert coming().equals(BLOCK)
     assert hub.asked == ["away", "away"]
@@ -258,21 +263,21 @@ def test_after_a_failure_blocks_come_through_ray_for_a_while_and_longer_each_tim
     sender = Sender()
     hub = Hub(sender)
     direct = direct_to(hub)
-    assert outcome(direct.fetch(PIECE)).equals(BLOCK)
+    assert outcome(fetch(direct)).equals(BLOCK)
     sender.error = OSError("no route to host")
     for seconds in (block_receiver.AGAIN_S, 2 * block_receiver.AGAIN_S):
-        several = [direct.fetch(PIECE) for _ in range(3)]  # they fail together, and count once
+        several = [fetch(direct) for _ in range(3)]  # they fail together, and count once
         assert [outcome(each) for each in several] == [None] * 3
         clock.now += seconds - 1
-        assert direct.fetch(PIECE) is None
-        assert direct.fetch(PIECE._replace(node="another")) is not None, "the worker was reached before"
+        assert fetch(direct) is None
+        assert fetch(direct, "another") is not None, "the worker was reached before"
         clock.now += 1
     sender.error = None
-    assert outcome(direct.fetch(PIECE)).equals(BLOCK)
+    assert outcome(fetch(direct)).equals(BLOCK)
     sender.error = OSError("again")
-    assert outcome(direct.fetch(PIECE)) is None
+    assert outcome(fetch(direct)) is None
     clock.now += block_receiver.AGAIN_S
-    assert direct.fetch(PIECE) is not None, "a success ends the count of failures"
+    assert fetch(direct) is not None, "a success ends the count of failures"
     assert not hub.told, "no firewall is between"
 
 
@@ -281,21 +286,20 @@ def test_a_worker_that_nobody_ever_reached_is_tried_by_no_other_sender_for_a_whi
 ) -> None:
     hub = Hub(Sender(OSError("no route to host")))
     direct = direct_to(hub)
-    assert outcome(direct.fetch(PIECE)) is None
+    assert outcome(fetch(direct)) is None
     assert hub.told == [("away", "OSError: no route to host")]
-    another = PIECE._replace(node="another")
-    assert direct.fetch(another) is None
+    assert fetch(direct, "another") is None
     clock.now += block_receiver.AGAIN_S
-    assert direct.fetch(another) is not None
+    assert fetch(direct, "another") is not None
 
 
 def test_a_block_that_is_not_there_says_nothing_about_others(clock: Clock, direct_to: Make) -> None:
     sender = Sender(NoBlockError("lost"))
     hub = Hub(sender)
     direct = direct_to(hub)
-    assert outcome(direct.fetch(PIECE)) is None
+    assert outcome(fetch(direct)) is None
     sender.error = None
-    assert outcome(direct.fetch(PIECE)).equals(BLOCK)
+    assert outcome(fetch(direct)).equals(BLOCK)
     assert not hub.told
 
 
@@ -306,16 +310,16 @@ def test_a_hub_that_cannot_start_a_sender_is_no_reason_to_fail(direct_to: Make) 
             raise_later.result = lambda: 1 / 0  # type: ignore[method-assign]
             return raise_later
 
-    assert direct_to(Broken(Sender())).fetch(PIECE) is None
+    assert fetch(direct_to(Broken(Sender()))) is None
 
 
 def test_with_tls_all_blocks_come_through_ray(monkeypatch: pytest.MonkeyPatch, direct_to: Make) -> None:
     monkeypatch.setenv("RAY_USE_TLS", "1")
-    assert direct_to(Hub(Sender())).fetch(PIECE) is None
+    assert fetch(direct_to(Hub(Sender()))) is None
 
 
 def test_a_worker_that_cannot_listen_takes_all_blocks_through_ray(direct_to: Make) -> None:
-    assert direct_to(Hub(Sender()), "203.0.113.1").fetch(PIECE) is None
+    assert fetch(direct_to(Hub(Sender()), "203.0.113.1")) is None
 
 
 def test_passes_of_one_worker_share_a_port(direct_to: Make) -> None:
