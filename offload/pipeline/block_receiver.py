@@ -1,7 +1,8 @@
 """Receives blocks of other nodes in a process that trains, over connections from :mod:`offload.pipeline.block_sender`.
 
-The worker, or the process with a DataLoader, listens on its node's address, on a port that the system chooses. It accepts a block only
-over a connection that shows a secret, which it has sent to the block's node through Ray. So only programs of the cluster can send it blocks.
+The worker, or the process with a DataLoader, listens on its node's address, on a port that the system chooses. It accepts a block
+only over a connection that shows a secret, which it has sent to the block's node through Ray. So only programs of the cluster can send it
+blocks.
 """
 
 from __future__ import annotations
