@@ -7,7 +7,6 @@ fetches finished batches, pins them and moves them to the device while the user'
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import queue
@@ -16,7 +15,8 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ from offload.loader.progress import Progress
 from offload.loader.recipe import Batches, BatchOrder
 from offload.loader.session import Session
 from offload.loader.stats import Clock
+from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.packing import unpack
 from offload.pipeline.pool import PackedRecipe
 from offload.train.cluster.connection import answer
@@ -38,6 +39,7 @@ from offload.train.cluster.ray_processes import no_new_ray
 
 READY = 2  # batches that are fetched before the user's code asks for them
 LEAST_TAKEN = 4  # batches in one answer of the feed
+AT_ONCE = 4  # blocks on their way here
 PATIENCE_S = 0.5  # time between looks for the end of the iteration
 
 
@@ -297,28 +299,16 @@ class _Fetcher:
             if taken.over:
                 self._put(_End())
                 return
-            coming = self._coming(taken.places)
-            block, ref = Batches((), 0), None
+            coming = _Coming(self._session.direct, taken.places)
             for place in taken.places:
                 try:
-                    if place.ref != ref:
-                        block, ref = coming[place.ref](), place.ref
+                    block = coming.block(place.ref)
                 except ray.exceptions.ObjectLostError:
                     answer(self._feed.make_again.remote(self._name, start))
                     break
                 if start >= skip and not self._put(self._finished(block, place.item), block.samples_per_batch):
                     return
                 start += 1
-
-    def _coming(self, places: list[Place]) -> dict[Any, Callable[[], Batches]]:
-        """Start the transfers of all blocks. A block's function waits for it. It raises ObjectLostError if the block is gone."""
-        direct = self._session.direct
-        nodes = {place.ref: place.node for place in places}
-        coming = {ref: direct.fetch(ref, node) for ref, node in nodes.items()}
-        through_ray = [ref for ref, block in coming.items() if block is None]
-        if len(through_ray) > 1:
-            ray.wait(through_ray, num_returns=len(through_ray), timeout=0, fetch_local=True)
-        return {ref: functools.partial(_block, ref, block) for ref, block in coming.items()}
 
     def _finished(self, block: Batches, item: int) -> Any:
         found = block.items[item]
@@ -338,10 +328,34 @@ class _Fetcher:
         return False
 
 
-def _block(ref: Any, direct: Callable[[], Any] | None) -> Batches:
-    found = None if direct is None else direct()
-    block: Batches = ray.get(ref) if found is None else found
-    return block
+class _Coming:
+    """Brings the blocks of these batches here, a few ahead of the one that is wanted: all of them may be more than this host's memory."""
+
+    def __init__(self, direct: DirectBlocks, places: Sequence[Place]) -> None:
+        self._direct = direct
+        self._further = deque({place.ref: place.node for place in places}.items())
+        self._under_way: dict[Any, Callable[[], Any] | None] = {}  # None: through Ray
+        self._here: dict[Any, Batches] = {}
+        self._left = Counter(place.ref for place in places)  # batches
+
+    def block(self, ref: Any) -> Batches:
+        """Wait for the block of the next batch. Raises ObjectLostError if it is gone."""
+        while self._further and len(self._under_way) < AT_ONCE:
+            self._start(*self._further.popleft())
+        if ref not in self._here:
+            direct = self._under_way.pop(ref)
+            found = None if direct is None else direct()
+            self._here[ref] = ray.get(ref) if found is None else found
+        block = self._here[ref]
+        self._left[ref] -= 1
+        if not self._left[ref]:
+            del self._here[ref]
+        return block
+
+    def _start(self, ref: Any, node: str) -> None:
+        self._under_way[ref] = self._direct.fetch(ref, node)
+        if self._under_way[ref] is None:
+            ray.wait([ref], timeout=0, fetch_local=True)
 
 
 def _packed(recipe: Any, owner: str) -> PackedRecipe:

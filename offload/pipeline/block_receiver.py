@@ -199,13 +199,14 @@ class DirectBlocks:
             if self._home is None:
                 self._home, address = self._here()
                 self._receiver = _listen(address)
-            if self._receiver is None or node == self._home or time.monotonic() < self._all.closed_until:
+            receiver = self._receiver
+            if receiver is None or node == self._home or time.monotonic() < self._all.closed_until:
                 return None
             route = self._routes.setdefault(node, _Route())
             sender = self._sender(node, route)
-        if sender is None or self._receiver.full:
+        if sender is None or receiver.full:
             return None
-        return self._ask(self._receiver, route, sender, ref, node, rows)
+        return self._ask(receiver, route, sender, ref, node, rows)
 
     def close(self) -> None:
         """Receive no more."""
