@@ -70,7 +70,8 @@ class pad(_Collate):  # used like a function
 
     Args:
         values: the value to pad with, by column (or by position, for tuples). Others are padded with 0.
-        mask: the name of the mask's column; None leaves it out.
+        mask: the name of the mask's column; None leaves it out. A column of this name that the samples have themselves stays, padded like
+            the others: it may know more, or be the mask of an image.
         multiple_of: round lengths up to a multiple of this: always of the columns in ``values`` and ``length``, of others if they differ.
         max_tokens: the most tokens of a batch, before padding.
         length: the column whose length counts as the number of tokens; None: the first that is neither text nor a single number.
@@ -105,7 +106,8 @@ class pad(_Collate):  # used like a function
 
         def collated(name: Any, values: list[Any]) -> Any:
             tensors = _tensors(values)
-            named = name in self._values or name == self._length
+            own_mask = name == self._mask and tensors is not None and tensors[0].ndim == 1
+            named = own_mask or name in self._values or name == self._length
             if tensors is None or (not named and len({t.shape for t in tensors}) == 1):
                 if tensors is not None and tensors[0].ndim:
                     unpadded[name] = tensors
@@ -144,8 +146,8 @@ class pack(_Collate):
     """Concatenate the values of all samples along their first dimension, without padding.
 
     The batch holds two more columns: ``position_ids``, int64, the place of each element in its sample, and ``cu_seqlens``, int32 of shape
-    (samples + 1,), the offsets of the samples, as kernels for sequences of different lengths take them. Numbers become one
-    tensor with an element per sample.
+    (samples + 1,), the offsets of the samples, as kernels for sequences of different lengths take them. Columns of these names
+    that the samples have themselves stay. Numbers become one tensor with an element per sample.
 
     Args:
         max_tokens: the most tokens of a batch.
@@ -224,9 +226,9 @@ def _by_column(samples: Sequence[Any], collated: Any) -> Any:
 
 
 def _extended(batch: Any, more: Mapping[str, Any]) -> Any:
-    """The batch that :func:`_by_column` made, with more columns at its end."""
+    """The batch that :func:`_by_column` made, with more columns at its end. Columns of the samples stay as they are."""
     if isinstance(batch, dict):
-        return {**batch, **more}
+        return {**batch, **{name: value for name, value in more.items() if name not in batch}}
     return (*(batch if isinstance(batch, tuple) else (batch,)), *more.values())
 
 

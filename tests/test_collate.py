@@ -69,6 +69,21 @@ def test_the_mask_is_that_of_the_named_column_in_every_batch(boxes: tuple[int, i
     assert collate.pad(length="ids")(samples)["mask"].sum(1).tolist() == list(ids)
 
 
+def test_a_column_of_the_samples_is_not_replaced() -> None:
+    # As a tokenizer with padding="max_length" gives them: the mask of equally long texts knows what is real.
+    texts = [{"ids": torch.tensor([5, 6, 0]), "real": torch.tensor([1, 1, 0])}] * 2
+    assert collate.pad(mask="real")(texts)["real"].tolist() == [[1, 1, 0]] * 2
+    batch = collate.pad(mask="real", length="ids", multiple_of=4)(texts)
+    assert batch["ids"].shape == batch["real"].shape == (2, 4)
+    assert batch["real"].tolist() == [[1, 1, 0, 0]] * 2
+    pictures = [{"image": torch.zeros(3, n, 4), "mask": torch.full((n, 4), 7)} for n in (2, 3)]
+    assert collate.pad()(pictures)["mask"][1].tolist() == [[7] * 4] * 3
+    assert collate.pad(mask="seen")(pictures)["seen"].tolist() == [[True] * 3] * 2
+    assert collate.pad()([{"ids": torch.arange(n), "mask": n} for n in (1, 2)])["mask"].tolist() == [1, 2]
+    placed = [{"ids": torch.arange(3), "position_ids": torch.tensor([4, 5, 6])}]
+    assert collate.pack()(placed)["position_ids"].tolist() == [4, 5, 6]
+
+
 def test_samples_of_a_single_value_are_one_column() -> None:
     ids, mask = collate.pad()([torch.ones(2), torch.ones(3), torch.ones(1)])
     assert ids.tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
