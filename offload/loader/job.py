@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psutil
+import torch.distributed
 
 _SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
 
@@ -24,11 +26,9 @@ class Job:
 
     @classmethod
     def of(cls, env: Mapping[str, str] = os.environ) -> Job:
-        """The job that the environment describes, as torchrun, Ray Train and most launchers do; else one of this process alone."""
-        try:
-            rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
-        except (KeyError, ValueError):
-            rank, world_size = 0, 1
+        """The job that the environment describes, as torchrun, Ray Train and most launchers do, or that torch.distributed has joined; else
+        one of this process alone."""
+        rank, world_size = _place(env)
         if world_size <= 1:
             return cls(name=uuid.uuid4().hex)
         described = "\0".join(env.get(name, "") for name in _SHARED)
@@ -37,3 +37,13 @@ class Job:
             parent = psutil.Process(os.getppid())
             described += f"\0{socket.gethostname()}\0{parent.pid}\0{parent.create_time()}"
         return cls(name=hashlib.sha256(described.encode()).hexdigest()[:32], rank=rank, world_size=world_size)
+
+
+def _place(env: Mapping[str, str]) -> tuple[int, int]:
+    """This process's rank, and the number of ranks."""
+    with contextlib.suppress(KeyError, ValueError):
+        return int(env["RANK"]), int(env["WORLD_SIZE"])
+    # torch.multiprocessing.spawn and Lightning's own launcher tell a process's rank to torch alone. The port gives the job its name.
+    if "MASTER_PORT" in env and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

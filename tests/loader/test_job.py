@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed
 
 from offload.loader.job import Job
 
@@ -33,3 +34,19 @@ def test_a_process_alone_is_a_job_of_its_own(env: dict[str, str]) -> None:
     first, second = Job.of(env), Job.of(env)
     assert first.world_size == 1
     assert first.name != second.name
+
+
+def test_ranks_that_only_torch_distributed_knows_are_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.multiprocessing.spawn and Lightning's own launcher start them."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert Job.of(env).world_size == 1
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    jobs = []
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        jobs.append(Job.of(env))
+    assert [(job.rank, job.world_size) for job in jobs] == [(0, 2), (1, 2)]
+    assert jobs[0].name == jobs[1].name
+    assert Job.of({**env, "RANK": "5", "WORLD_SIZE": "6"}).rank == 5  # the launcher's word comes first
+    assert Job.of({}).world_size == 1  # without an address, another job of this machine would have the same name
