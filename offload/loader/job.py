@@ -14,6 +14,7 @@ import psutil
 import torch.distributed
 
 _SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
+_RANK = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,13 @@ class Job:
             parent = psutil.Process(os.getppid())
             described += f"\0{socket.gethostname()}\0{parent.pid}\0{parent.create_time()}"
         return cls(name=hashlib.sha256(described.encode()).hexdigest()[:32], rank=rank, world_size=world_size)
+
+    def variables(self, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """The environment variables that tell a process of this rank its place; none for a job of one process."""
+        if self.world_size <= 1:
+            return {}
+        own = {name: env[name] for name in _RANK if name in env}
+        return {**own, "RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
 
 
 def _place(env: Mapping[str, str]) -> tuple[int, int]:

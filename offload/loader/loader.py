@@ -229,6 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     worker_init_fn=self.worker_init_fn,
                 )
             ]
+        variables = Job.of().variables()
         return [
             IterableRecipe(
                 dataset=self.dataset,
@@ -239,6 +240,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 worker=worker,
                 seed=seed,
                 worker_init_fn=self.worker_init_fn,
+                variables=variables,
             )
             for worker in range(max(self.num_workers, 1))
         ]

@@ -7,7 +7,8 @@ order of the sampler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -132,7 +133,9 @@ class MapRecipe:
 class IterableRecipe:
     """The recipe for one worker's share of an iterable data set, which only its own process can make, batch after batch.
 
-    ``batch_size``: None without automatic batching. ``worker``: the worker's number. ``num_workers``: torch's argument.
+    ``batch_size``: None without automatic batching. ``worker``: the worker's number. ``num_workers``: torch's argument. ``variables``: the
+    environment variables of the program's rank, by which a data set may take its share: Ray's processes have those of the rank that started
+    Ray, or none.
     """
 
     dataset: Any
@@ -143,9 +146,11 @@ class IterableRecipe:
     worker: int
     seed: int
     worker_init_fn: Callable[[int], None] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def ready(self) -> IterableRecipe:
         """Prepare this process."""
+        os.environ.update(self.variables)
         hold_to_one_core()
         return self
 

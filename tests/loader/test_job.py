@@ -50,3 +50,12 @@ def test_ranks_that_only_torch_distributed_knows_are_one_job(monkeypatch: pytest
     assert jobs[0].name == jobs[1].name
     assert Job.of({**env, "RANK": "5", "WORLD_SIZE": "6"}).rank == 5  # the launcher's word comes first
     assert Job.of({}).world_size == 1  # without an address, another job of this machine would have the same name
+
+
+def test_processes_of_a_rank_are_told_its_place() -> None:
+    assert Job.of(TORCHRUN).variables({"LOCAL_RANK": "1", "HOME": "/root"}) == {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+    }
+    assert Job.of({}).variables({"LOCAL_RANK": "1"}) == {}

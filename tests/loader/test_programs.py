@@ -68,6 +68,10 @@ class Numbers(torch.utils.data.Dataset):
     def __getitem__(self, i):
         return i
 
+class Shared(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from range(int(os.environ["RANK"]), 12, int(os.environ["WORLD_SIZE"]))
+
 def main():
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
@@ -86,7 +90,8 @@ def main():
             torch.distributed.all_reduce(total)
             seen += batch.tolist()
     import ray
-    told = {"rank": rank, "seen": seen, "cluster": ray.get_runtime_context().gcs_address}
+    shared = [value for batch in offload.DataLoader(Shared(), batch_size=4) for value in batch.tolist()]
+    told = {"rank": rank, "seen": seen, "shared": shared, "cluster": ray.get_runtime_context().gcs_address}
     with open(os.path.join(sys.argv[1], f"rank{rank}.json"), "w") as file:
         json.dump(told, file)
     torch.distributed.destroy_process_group()
@@ -203,6 +208,7 @@ def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert told[0]["cluster"] == told[1]["cluster"]
+    assert [rank["shared"] for rank in told] == [[*range(0, 12, 2)], [*range(1, 12, 2)]]
     for epoch in range(2):  # 41 samples on two ranks: the sampler gives one of them twice
         of_epoch = [set(rank["seen"][21 * epoch : 21 * (epoch + 1)]) for rank in told]
         assert of_epoch[0] | of_epoch[1] == set(range(41))
