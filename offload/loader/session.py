@@ -26,7 +26,7 @@ from offload.loader.job import Job
 from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
 from offload.pipeline.block_receiver import DirectBlocks
-from offload.train.cluster.connection import Asked, Cluster, describe, import_ahead, on_this_node
+from offload.train.cluster.connection import Asked, Cluster, check_address, describe, import_ahead, on_this_node
 from offload.train.cluster.idle import on_end, on_need, unless_used
 from offload.train.cluster.left import leave
 from offload.train.cluster.ray_processes import no_new_ray
@@ -160,8 +160,8 @@ class User:
         if not self._held:
             weakref.finalize(self, _release, self.name).atexit = False
             self._held = True
-        key = (address, placement)
         with _lock:
+            key = _key(address, placement)
             session = _sessions.get(key)
             if session is None or session.ended:
                 _check_not_forked()
@@ -174,6 +174,17 @@ class User:
 _lock = threading.Lock()
 _sessions: dict[tuple[str | None, str], Session] = {}
 _users: dict[tuple[str | None, str], set[str]] = {}
+
+
+def _key(address: str | None, placement: str) -> tuple[str | None, str]:
+    """The key of the session. A process has one connection to Ray, whatever names its loaders give to the cluster: sessions of their own
+    would compete for its cores. Raises ConfigError if ``address`` is that of another cluster."""
+    for known, session in _sessions.items():
+        if known[1] == placement and not session.ended:
+            if known[0] != address:
+                check_address(address)
+            return known
+    return address, placement
 
 
 def _on_a_lasting_thread(make: Callable[[], Session]) -> Session:

@@ -75,6 +75,13 @@ def test_several_iterations_run_at_once_and_may_end_early() -> None:
     assert values(loader) == list(range(20))
 
 
+def test_loaders_may_name_their_cluster_in_different_words() -> None:
+    """As where only the loader of the training data has an address: a loader of its own session would find no free core."""
+    here = ray.get_runtime_context().gcs_address
+    loaders = [offload.DataLoader(Numbers(4), batch_size=2, address=address) for address in (None, "auto", here)]
+    assert [values(loader) for loader in loaders] == [[0, 1, 2, 3]] * 3
+
+
 def test_an_exhausted_iterator_stays_exhausted() -> None:
     iterator = iter(offload.DataLoader(Numbers(2)))
     assert len(list(iterator)) == 2
