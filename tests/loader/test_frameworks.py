@@ -58,17 +58,22 @@ def test_accelerate(example: Any) -> None:
 @pytest.mark.parametrize("example", ["hf_trainer"], indirect=True)
 def test_hugging_face(example: Any, tmp_path: Path) -> None:
     class Plain(example.OffloadTrainer):  # type: ignore[misc, name-defined]
-        def get_train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(
-                self.train_dataset,
-                self._train_batch_size,
-                sampler=self._get_train_sampler(),
-                collate_fn=self.data_collator,
-            )
+        def get_train_dataloader(self, loader_class: Any = torch.utils.data.DataLoader) -> Any:
+            return super().get_train_dataloader(loader_class)
 
+    class Seen(example.OffloadTrainer):  # type: ignore[misc, name-defined]
+        def get_train_dataloader(self, loader_class: Any = offload.DataLoader) -> Any:
+            loaders.append(super().get_train_dataloader(loader_class))
+            return loaders[-1]
+
+    loaders: list[Any] = []
     theirs = example.main(Plain, str(tmp_path / "theirs"))
     assert len(theirs) == 16
-    assert example.main(folder=str(tmp_path / "ours")) == pytest.approx(theirs, rel=1e-6)
+    ours = str(tmp_path / "ours")
+    assert example.main(Seen, ours, save_strategy="steps", save_steps=12) == pytest.approx(theirs, rel=1e-6)
+    assert loaders[0].sampler.epoch == 1  # the second epoch has an order of its own
+    # In the middle of the second epoch, the samples that are left are those of the first run's order.
+    assert example.main(folder=ours, resume=f"{ours}/checkpoint-12") == pytest.approx(theirs, rel=1e-6)
 
 
 @pytest.mark.parametrize("example", ["timm_train"], indirect=True)
