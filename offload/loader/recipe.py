@@ -7,6 +7,7 @@ order of the sampler.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,36 @@ class Batches:
         return self.num_rows // max(len(self.items), 1)
 
 
+@dataclass(frozen=True)
+class Folder:
+    """The folder in which the program runs: paths of its data set may be relative to it, while Ray's processes run where Ray was started.
+    A process enters it as it unpickles it, if there is such a folder on its node. A recipe pickles it before the data set."""
+
+    path: str
+
+    @classmethod
+    def here(cls) -> Folder:
+        """This process's."""
+        try:
+            return cls(os.getcwd())
+        except FileNotFoundError:  # it has been removed
+            return cls("")
+
+    def enter(self) -> None:
+        """Enter it."""
+        with contextlib.suppress(OSError):
+            os.chdir(self.path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _entered, (self.path,)
+
+
+def _entered(path: str) -> Folder:
+    folder = Folder(path)
+    folder.enter()
+    return folder
+
+
 @dataclass(frozen=True, kw_only=True)
 class Imports:
     """A recipe without work, for processes that should import what batches need before there are any."""
@@ -84,8 +115,10 @@ class MapRecipe:
 
     ``batches``: whether an order holds the indices of a batch (torch's automatic batching). ``num_workers``: torch's argument. If it
     is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, which is the worker that would make it in torch.
+    ``folder``: the program's, which must be the first field.
     """
 
+    folder: Folder = field(default_factory=Folder.here)
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batches: bool
@@ -100,6 +133,7 @@ class MapRecipe:
 
     def process(self, rows: Sequence[BatchOrder], *, epoch: int, scratch: Scratch, watch: Watch) -> Batches:
         """Make these batches."""
+        self.folder.enter()  # of several loaders, one may have begun in another
         made = []
         for order in rows:
             watch.doing(_what(order.batch, self.dataset))
@@ -136,8 +170,10 @@ class IterableRecipe:
     ``batch_size``: None without automatic batching. ``worker``: the worker's number. ``num_workers``: torch's argument. ``variables``: the
     environment variables of the program's rank, by which a data set may take its share: Ray's processes have those of the rank that started
     Ray, or none.
+    ``folder``: the program's, which must be the first field.
     """
 
+    folder: Folder = field(default_factory=Folder.here)
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batch_size: int | None

@@ -114,6 +114,41 @@ def test_what_the_program_changes_in_its_data_set_counts_from_the_next_epoch_on(
     assert values(loader) == [100, 101, 102, 103]
 
 
+class Relative(Numbers):
+    """It reads files of the program's folder, one as it is constructed and one with each sample."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.first = int(Path("first").read_text())
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def __getitem__(self, i: int) -> Any:
+        return self.first + i + int(Path("second").read_text())
+
+
+class RelativeStream(Relative, torch_data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([self[0], self[1]])
+
+
+@pytest.mark.parametrize("kind", [Relative, RelativeStream])
+def test_paths_of_a_data_set_may_be_relative_to_the_programs_folder(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray was started in another, as on a cluster that a program joins. A program may change its folder, too."""
+    for number, name in enumerate(("a", "b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "first").write_text(f"{100 * number}")
+        (tmp_path / name / "second").write_text(f"{10 * number}")
+    iterators = []
+    for name in ("a", "b"):
+        monkeypatch.chdir(tmp_path / name)
+        iterators.append(iter(offload.DataLoader(kind())))
+    assert [[int(batch) for batch in iterator] for iterator in iterators] == [[0, 1], [110, 111]]
+
+
 def test_a_list_is_a_data_set() -> None:
     assert values(offload.DataLoader([5, 6, 7], batch_size=2)) == [5, 6, 7]
 
