@@ -93,8 +93,13 @@ def _moves_itself(leaf: Any) -> bool:
 
 
 def _dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors of which a sparse one consists: torch records the use of these alone."""
-    if tensor.layout == torch.strided:
+    """The tensors of which a sparse or nested one consists: torch records the use of these alone."""
+    if tensor.is_nested:
+        nested: Any = tensor
+        yield nested.values()
+        if tensor.layout == torch.jagged:
+            yield from (part for part in (nested.offsets(), nested.lengths()) if part is not None)
+    elif tensor.layout == torch.strided:
         yield tensor
     elif tensor.layout == torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())

@@ -126,3 +126,20 @@ def test_of_sparse_tensors_within_objects_the_parts_are_kept(monkeypatch: pytest
     held.tensor = [dense.to_sparse_coo(), dense.to_sparse_csr(), dense.to_sparse_csc()]  # type: ignore[assignment]
     record_use(held, torch.device("cpu"), "stream")
     assert sorted(recorded) == sorted([6, 3, 4, 3, 3, 4, 3, 3])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(("layout", "parts"), [(torch.jagged, [3, 5]), (torch.strided, [5])])
+def test_of_nested_tensors_the_parts_are_kept(
+    monkeypatch: pytest.MonkeyPatch, layout: torch.layout, parts: list[int]
+) -> None:
+    recorded: list[int] = []
+
+    def record(tensor: torch.Tensor, stream: Any) -> None:
+        assert not tensor.is_nested
+        recorded.append(tensor.numel())
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", record)
+    batch = {"clips": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)}
+    record_use(batch, torch.device("cpu"), "stream")
+    assert sorted(recorded) == parts
