@@ -155,6 +155,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         # Only now: if the cluster cannot be reached, the next attempt begins at the same place.
         self._progress, self._loaded = progress, None
+        self._clock.pause()  # the program may have left the last iteration early, and done something else since
         iteration.loader = self
         probe = probing.active
         if probe is not None and probe.wants(self):

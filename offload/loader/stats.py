@@ -98,7 +98,7 @@ class Clock:
             self._batches += 1
 
     def pause(self) -> None:
-        """Stop the time until the next epoch's first batch."""
+        """Stop the time at the last batch, until the next epoch's first one."""
         with self._lock:
             if self._began:
                 self._seconds += self._last - self._began

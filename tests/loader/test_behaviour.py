@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -468,6 +469,19 @@ def test_stats_tell_what_was_read() -> None:
     assert 0 <= stats.stall <= 1
     loader.reset_stats()
     assert loader.stats().batches == 0
+
+
+def test_the_time_after_an_epoch_that_was_left_early_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1.0
+    monkeypatch.setattr("offload.loader.stats.time", SimpleNamespace(perf_counter=lambda: now))
+    loader: Any = offload.DataLoader(Numbers(40), batch_size=2)
+    for _ in range(2):
+        iterator = iter(loader)
+        next(iterator)
+        now += 1
+        next(iterator)
+        now += 1000  # a validation
+    assert loader.stats().samples_per_s == 2
 
 
 # -- bad input ------------------------------------------------------------------------------------------------------------
