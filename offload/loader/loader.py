@@ -19,7 +19,7 @@ from offload.loader.iterator import Iteration, Plan
 from offload.loader.job import Job
 from offload.loader.node_choice import PLACEMENTS
 from offload.loader.orders import orders_of
-from offload.loader.progress import Aside, Progress, restore, state_of
+from offload.loader.progress import Aside, Progress, generators_of, restore, restore_own, state_of
 from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.stats import Clock, LoaderStats
 from offload.model.checks import check_callable, check_choice, check_count, check_text
@@ -134,6 +134,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
         progress = self._loaded or Progress(epoch=self._progress.epoch + 1)
         if progress.start is None:
+            if progress.between is not None:
+                restore_own(progress.between, self._samplers(), self.generator)
+                self._drawn = progress.between["drawn"]
             progress.start = {**state_of(self._samplers(), self.generator), "drawn": self._drawn}
             seed, orders = self._draw(progress, None)
         else:
@@ -168,7 +171,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the epoch of the newest iteration, as plain data. A loader with the same arguments goes on from there."""
-        return (self._loaded or self._progress).state()
+        if self._loaded is not None:
+            return self._loaded.state()
+        state = self._progress.state()
+        if state["start"] is None:  # the next epoch draws from what the generators hold then
+            state["between"] = {**generators_of(self._samplers(), self.generator), "drawn": self._drawn}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken: after the last batch that the program had got.

@@ -27,18 +27,23 @@ VERSION = 1
 class Progress:
     """The place in an epoch. ``epoch``: the number of epochs begun before. ``batches``: those that the program has got.
 
-    ``start``: the state at the beginning of the epoch, as :func:`state_of` gives it.
+    ``start``: the state at the beginning of the epoch, as :func:`state_of` gives it. ``between``: before the epoch has begun, the state of
+    what the loader draws from alone, as :func:`generators_of` gives it.
     """
 
     epoch: int = 0
     batches: int = 0
     start: Mapping[str, Any] | None = None
+    between: Mapping[str, Any] | None = None
     over: bool = False
 
     def state(self) -> dict[str, Any]:
         """The place as plain data, which ``torch.load(weights_only=True)`` reads back."""
         if self.over or self.start is None:
-            return {"version": VERSION, "epoch": self.epoch + self.over, "batches": 0, "start": None}
+            # What the generators hold at the end of an epoch, the loader adds.
+            between = None if self.over else self.between
+            epoch = self.epoch + self.over
+            return {"version": VERSION, "epoch": epoch, "batches": 0, "start": None, "between": between}
         return {"version": VERSION, "epoch": self.epoch, "batches": self.batches, "start": dict(self.start)}
 
     @classmethod
@@ -54,6 +59,7 @@ class Progress:
             epoch=check_count("DataLoader: the state's epoch", found["epoch"]),
             batches=check_count("DataLoader: the state's batches", found["batches"]),
             start=found["start"],
+            between=found.get("between"),
         )
 
 
@@ -66,12 +72,27 @@ def state_of(samplers: Iterable[Any], generator: torch.Generator | None) -> dict
     }
 
 
-def restore(state: Mapping[str, Any], samplers: Iterable[Any], generator: torch.Generator | None) -> Aside:
-    """Set the loader's own generator and the samplers back to this state. Return the global generators, to be used aside."""
+def generators_of(samplers: Iterable[Any], generator: torch.Generator | None) -> dict[str, Any]:
+    """The state of the generators that the loader and its samplers hold. A program that resumes between two epochs has the global ones in
+    its own hands."""
+    owns = [_own(sampler) for sampler in samplers]
+    return {
+        "generator": None if generator is None else generator.get_state(),
+        "samplers": [{} if own is None else {"generator": own.get_state()} for own in owns],
+    }
+
+
+def restore_own(state: Mapping[str, Any], samplers: Iterable[Any], generator: torch.Generator | None) -> None:
+    """Set the loader's own generator and what the state holds of the samplers back to it."""
     if generator is not None and state["generator"] is not None:
         generator.set_state(state["generator"].cpu())
     for sampler, of_sampler in zip(samplers, state["samplers"], strict=False):
         _restore_sampler(sampler, of_sampler)
+
+
+def restore(state: Mapping[str, Any], samplers: Iterable[Any], generator: torch.Generator | None) -> Aside:
+    """Set them back to the beginning of an epoch, and return the global generators, to be used aside."""
+    restore_own(state, samplers, generator)
     return Aside(state)
 
 
@@ -122,13 +143,19 @@ def _set_global_state(state: Mapping[str, Any]) -> None:
 
 def _state_of_sampler(sampler: Any) -> dict[str, Any]:
     state: dict[str, Any] = {}
-    if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
+    if (own := _own(sampler)) is not None:
         state["generator"] = own.get_state()
     if hasattr(sampler, "set_epoch") and isinstance(epoch := getattr(sampler, "epoch", None), int):
         state["epoch"] = epoch
     if hasattr(sampler, "load_state_dict") and _takes_nothing(getattr(sampler, "state_dict", None)):
         state["own"] = copy.deepcopy(sampler.state_dict())  # some give the dict that they go on to change
     return state
+
+
+def _own(sampler: Any) -> torch.Generator | None:
+    """The generator that a sampler holds."""
+    own = getattr(sampler, "generator", None)
+    return own if isinstance(own, torch.Generator) else None
 
 
 def _takes_nothing(method: Any) -> bool:

@@ -338,6 +338,24 @@ def test_without_a_seed_torchs_generator_draws_it() -> None:
     assert not torch.equal(first[0], epochs(None)[0])
 
 
+@pytest.mark.parametrize("working", [{}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_a_loader_resumed_between_two_epochs_keeps_its_generators(working: dict[str, Any], tmp_path: Path) -> None:
+    def make() -> Any:
+        one, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)
+        sampler = torch_data.RandomSampler(Numbers(), generator=other)
+        return offload.DataLoader(Noisy(), batch_size=4, sampler=sampler, generator=one, **working)
+
+    whole = make()
+    epochs = [torch.cat(list(whole)) for _ in range(3)]
+    first = make()
+    list(first)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    again = make()
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    again.load_state_dict(again.state_dict())  # a loaded state is the state
+    assert all(torch.equal(torch.cat(list(again)), epoch) for epoch in epochs[1:])
+
+
 # -- torch's workers ----------------------------------------------------------------------------------------------------
 
 
