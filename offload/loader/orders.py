@@ -10,15 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from offload.errors import ConfigError
 from offload.loader.recipe import BatchOrder
 
 
 def orders_of(indices: Iterator[Any], *, batches: bool, skip: int, seed: int) -> Iterator[BatchOrder]:
     """The orders of an epoch, in which ``skip`` batches are made already. ``indices``: what the sampler gives. ``batches``: whether it
-    gives batches of indices, not single ones. This draws the skipped batches at once, and the others as they are asked for."""
+    gives batches of indices, not single ones. This draws the skipped batches at once, and the others as they are asked for.
+
+    Raises ConfigError if there are fewer than ``skip`` batches.
+    """
     kept = (_kept(each, batches) for each in indices)
-    made = sum(len(each) if batches else 1 for each in itertools.islice(kept, skip))
-    return _orders(kept, batches=batches, skip=skip, first=made, seed=seed)
+    made = [len(each) if batches else 1 for each in itertools.islice(kept, skip)]
+    if len(made) < skip:
+        raise ConfigError(
+            f"the state of the DataLoader was taken after {skip} batches of an epoch, and the sampler gives {len(made)} now. "
+            "Resume with the data set, the sampler and the batch size with which the state was taken."
+        )
+    return _orders(kept, batches=batches, skip=skip, first=sum(made), seed=seed)
 
 
 def _orders(kept: Iterator[Any], *, batches: bool, skip: int, first: int, seed: int) -> Iterator[BatchOrder]:

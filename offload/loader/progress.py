@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DistributedSampler
 
 from offload.errors import ConfigError
 from offload.model.checks import check_count, check_mapping
@@ -147,7 +148,9 @@ def _state_of_sampler(sampler: Any) -> dict[str, Any]:
         state["generator"] = own.get_state()
     if hasattr(sampler, "set_epoch") and isinstance(epoch := getattr(sampler, "epoch", None), int):
         state["epoch"] = epoch
-    if hasattr(sampler, "load_state_dict") and _takes_nothing(getattr(sampler, "state_dict", None)):
+    # The order of a DistributedSampler depends on its epoch alone. torchdata's adds how far the last epoch came, and would skip so much.
+    has_own = hasattr(sampler, "load_state_dict") and not isinstance(sampler, DistributedSampler)
+    if has_own and _takes_nothing(getattr(sampler, "state_dict", None)):
         state["own"] = copy.deepcopy(sampler.state_dict())  # some give the dict that they go on to change
     return state
 

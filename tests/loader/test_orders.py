@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 
+from offload.errors import ConfigError
 from offload.loader.orders import orders_of
 
 WANTED = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
@@ -66,3 +67,9 @@ def test_without_batches_indices_are_what_the_sampler_gives() -> None:
     assert [order.indices for order in ahead(given, batches=False)] == given
     assert [order.first for order in ahead(given, batches=False)] == [0, 1, 2, 3]
     assert [order.indices for order in ahead(Reusing([0, 0, 0]), batches=False)] == WANTED
+
+
+def test_a_sampler_that_gives_fewer_batches_than_were_read_is_named() -> None:
+    assert ahead(Reusing([0, 0, 0]), skip=4) == []
+    with pytest.raises(ConfigError, match="taken after 5 batches of an epoch, and the sampler gives 4 now"):
+        ahead(Reusing([0, 0, 0]), skip=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,3 +54,34 @@ def test_the_state_of_a_sampler_is_that_of_the_beginning_whatever_the_sampler_do
         again = Counting()
         restore(state, [again], None)
         assert list(again) == list(range(1, 10))
+
+
+class Yielding(torch.utils.data.DistributedSampler[int]):
+    """As torchdata's StatefulDistributedSampler: it counts what it has given, until the next epoch begins."""
+
+    def __init__(self) -> None:
+        super().__init__(range(9), 1, 0)  # type: ignore[arg-type]
+        self.given = self.next = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.given, self.next = self.next, 0
+        for index in itertools.islice(super().__iter__(), self.given, None):
+            self.given += 1
+            yield index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["given"]
+
+
+def test_a_distributed_sampler_begins_its_epoch_anew_whatever_it_gave_in_the_last_one() -> None:
+    sampler = Yielding()
+    assert len(list(sampler)) == 9
+    sampler.set_epoch(1)
+    state = state_of([sampler], None)
+    again = Yielding()
+    restore(state, [again], None)
+    assert list(again) == list(sampler)
+    assert again.epoch == 1
