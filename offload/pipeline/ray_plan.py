@@ -8,6 +8,7 @@ once, such as a join. Where it stops:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -161,7 +162,9 @@ def take_over(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool 
     dag, executed = _executed(
         _without_repartitions(dataset._logical_plan.dag), dataset, shuffle=shuffle, has_ids=has_ids
     )
-    dag = dag._apply_transform(_prepared)
+    # A limit takes the first files of the order that Ray draws.
+    shuffled = shuffle and not any(isinstance(op, Limit) for op in dag.post_order_iter())
+    dag = dag._apply_transform(functools.partial(_prepared, shuffled=shuffled))
     optimized: Any = LogicalOptimizer().optimize(LogicalPlan(dag, context))
     physical, _ = create_planner().plan(optimized)
     plan = _Plan(physical.op_map, context)
@@ -297,14 +300,22 @@ def _draws(expression: Any) -> bool:
     )
 
 
-def _prepared(op: Any) -> Any:
-    """The operator, with as many read tasks on every cluster: a resumed run must find the same ones."""
+def _prepared(op: Any, *, shuffled: bool) -> Any:
+    """The operator, with as many read tasks on every cluster, and without a shuffle of files if units are ``shuffled`` in every epoch: a
+    resumed run must find the same ones."""
+    if isinstance(op, ListFiles) and shuffled:
+        return dataclasses.replace(op, shuffle_config_factory=lambda: None)
     if isinstance(op, Read):
         if isinstance(op.datasource_or_legacy_reader, TorchDatasource):
             raise NotTakenOverError(
                 "its source reads a torch data set in one task (offload.from_torch reads one on every core)"
             )
-        size = op.datasource_or_legacy_reader.estimate_inmemory_data_size() or 0
+        reader = op.datasource_or_legacy_reader
+        if shuffled and getattr(reader, "_shuffle", None) is not None:
+            reader = copy.copy(reader)
+            reader._shuffle = None
+            op = dataclasses.replace(op, datasource=reader, datasource_or_legacy_reader=reader)
+        size = reader.estimate_inmemory_data_size() or 0
         rows = op.infer_metadata().num_rows or 0
         tasks = min(max(math.ceil(size / UNIT_BYTES), math.ceil(rows / UNIT_ROWS), LEAST_UNITS), MOST_UNITS)
         return dataclasses.replace(op, parallelism=max(op.parallelism, tasks))
