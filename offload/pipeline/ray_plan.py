@@ -651,9 +651,11 @@ class Chain:
 
 
 class Runner:
-    """A chain in a preprocessing process. It constructs the classes of the chain's steps once."""
+    """A chain in a preprocessing process. It constructs the classes of the chain's steps once, and takes those of ``constructed``, by the
+    id of their step: the chains of a union have steps in common."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, constructed: dict[int, Any] | None = None) -> None:
+        constructed = {} if constructed is None else constructed
         self.chain = chain
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised; Ray logs each retry, too
         # Ray's reader of Parquet would decode columns on 32 threads; each process here has one core.
@@ -661,10 +663,12 @@ class Runner:
         _EXPRESSIONS.eval_random = _random_of_unit
         self._instances: list[Any] = []
         for transformer in chain.transformers:
-            # Ray keeps the objects of one step's classes in this global, one step to a process.
-            ray.data._map_actor_context = None
-            transformer.init()
-            self._instances.append(ray.data._map_actor_context)
+            if id(transformer) not in constructed:
+                # Ray keeps the objects of one step's classes in this global, one step to a process.
+                ray.data._map_actor_context = None
+                transformer.init()
+                constructed[id(transformer)] = ray.data._map_actor_context
+            self._instances.append(constructed[id(transformer)])
         ray.data._map_actor_context = None
 
     def run(self, given: bytes, *, number: int, start: int = 0, stop: int | None = None) -> Iterator[Columns]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch.utils.data import TensorDataset
 
 from offload.pipeline import ray_plan
 from offload.pipeline.ray_plan import NotTakenOverError, Runner, take_over
-from offload.pipeline.sources.unit_maker import joined
+from offload.pipeline.sources.unit_maker import UnitMaker, joined
 
 pytestmark = [
     pytest.mark.ray,
@@ -533,3 +534,21 @@ def test_reading_parquet_leaves_arrow_its_threads(folder: Path) -> None:
     before = pa.cpu_count()
     assert len(made(rows(folder))) == ROWS
     assert pa.cpu_count() == before
+
+
+class Noted:
+    def __init__(self, folder: str) -> None:
+        (Path(folder) / uuid.uuid4().hex).touch()
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+
+def test_the_parts_of_a_union_share_the_object_of_a_later_step(tmp_path: Path) -> None:
+    """A process would hold a model once for each part."""
+    ids = ray.data.range(4)
+    union = ids.union(ids, ids).map_batches(Noted, fn_constructor_args=(str(tmp_path),), concurrency=1)
+    chains = take_over(union).chains
+    assert len(chains) == 3
+    UnitMaker(cloudpickle.loads(cloudpickle.dumps(chains)))
+    assert len(list(tmp_path.iterdir())) == 1

@@ -45,7 +45,8 @@ class UnitMaker:
         from offload.pipeline.ray_plan import Runner  # it imports Ray Data, which most runs do not need
 
         try:
-            self._runners = [Runner(chain) for chain in chains]
+            constructed: dict[int, Any] = {}
+            self._runners = [Runner(chain, constructed) for chain in chains]
         except FAILURES as error:
             raise RunError(
                 f"a class of the steps of a ray.data.Dataset raised {say(error)} when it was constructed on a preprocessing process. "
