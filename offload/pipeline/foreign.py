@@ -13,6 +13,7 @@ from ray import cloudpickle
 from offload.errors import RunError
 from offload.pipeline import whole_samples, wire
 from offload.pipeline.assemble import plain, unsendable, unsendable_sample
+from offload.pipeline.own_copies import own_column
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.recipe import Recipe, check_names, transform
 from offload.pipeline.shuffling import mix
@@ -43,6 +44,8 @@ def encode_foreign(
         seeded = dataclasses.replace(recipe, seed=mix(recipe.seed, zlib.crc32(first)))
     encoded: Columns = {}
     if len(ids):
+        if recipe.kind != "none":  # it may change its samples, and Ray gives arrays that cannot be written to
+            columns = {name: own_column(column) for name, column in columns.items()}
         made = transform(seeded, columns, ids=ids, chunk=None, epoch=epoch)
         reserved = [POSITION, ERROR, CONTENTS, *([SAMPLE_ID] if id_column not in (None, SAMPLE_ID) else [])]
         check_names(recipe, made, reserved if recipe.whole else [*reserved, SAMPLES])

@@ -711,6 +711,19 @@ def test_its_transform_and_its_objects() -> None:
     assert block_of(made, {"x": np.arange(3)})["y"].tolist() == [0, 2, 4]
 
 
+def doubled_in_place(batch: Batch) -> Batch:
+    batch["x"] *= 2
+    return batch
+
+
+def test_its_transform_may_change_its_batch_in_place() -> None:
+    """Arrays of Ray's blocks cannot be written to."""
+    x = np.arange(4)
+    x.flags.writeable = False
+    assert block_of(foreign(transform=doubled_in_place), {"x": x})["x"].tolist() == [0, 2, 4, 6]
+    assert x.tolist() == [0, 1, 2, 3]
+
+
 def test_its_mistakes_are_told_as_well() -> None:
     def call(made: Recipe, columns: Batch, id_column: str | None = "key") -> str:
         with pytest.raises(RunError) as caught:
