@@ -752,6 +752,8 @@ def _taken_in(function: Any, blocks: Iterable[Any]) -> Iterable[Any]:
 
 def _with_instance(results: Iterable[Any], instance: Any) -> Iterator[Any]:
     """The results of a step that finds its own objects in Ray's global, whichever step asks for them."""
+    if getattr(instance, "is_async", False):
+        results = _at_once(results)  # its coroutines look for the object whenever they begin, on a thread of their own
     results = iter(results)
     while True:
         before = ray.data._map_actor_context
@@ -763,6 +765,11 @@ def _with_instance(results: Iterable[Any], instance: Any) -> Iterator[Any]:
         finally:
             ray.data._map_actor_context = before
         yield found
+
+
+def _at_once(results: Iterable[Any]) -> Iterator[Any]:
+    """These results, all of them made before the first is given."""
+    yield from list(results)
 
 
 def _cut(block: Any, start: int, stop: int | None) -> Any:

@@ -7,7 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -486,6 +486,27 @@ def test_the_user_s_dataset_stays_as_it_was(folder: Path) -> None:
     before = str(dataset._logical_plan.dag), dataset.context.execution_options.preserve_order
     take_over(dataset)
     assert (str(dataset._logical_plan.dag), dataset.context.execution_options.preserve_order) == before
+
+
+class Coroutine:
+    begun: ClassVar[list[int]] = []
+
+    async def __call__(self, batch: dict[str, Any]) -> Any:
+        Coroutine.begun += batch["id"].tolist()
+        yield {"id": batch["id"]}
+
+
+def test_coroutines_find_their_object_whenever_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray begins further ones on a thread of their own while the first results are on their way, and by then the object may be gone."""
+    monkeypatch.setattr(ray_plan, "LEAST_UNITS", 1)
+    source = ray.data.from_arrow(pa.table({"id": list(range(40))}))
+    plan = take_over(source.map_batches(Coroutine, batch_size=1, concurrency=1))
+    (unit,) = plan.units
+    found: list[int] = []
+    for piece in Runner(plan.chains[0]).run(unit.given, number=0, start=unit.start, stop=unit.stop):
+        assert sorted(Coroutine.begun) == list(range(40))
+        found += np.asarray(piece["id"]).tolist()
+    assert found == list(range(40))
 
 
 def test_large_blocks_and_files_are_cut(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
