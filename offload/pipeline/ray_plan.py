@@ -8,6 +8,7 @@ once, such as a join. Where it stops:
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import functools
@@ -668,6 +669,9 @@ class Runner:
                 ray.data._map_actor_context = None
                 transformer.init()
                 constructed[id(transformer)] = ray.data._map_actor_context
+                if getattr(ray.data._map_actor_context, "is_async", False):
+                    # The next such step gets a loop of its own. In one loop, it would wait for this one's coroutines for ever.
+                    asyncio.set_event_loop(None)
             self._instances.append(constructed[id(transformer)])
         ray.data._map_actor_context = None
 

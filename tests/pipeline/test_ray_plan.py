@@ -84,6 +84,11 @@ class Counted:
         yield {"id": batch["id"], "n": np.full(len(batch["id"]), len(batch))}
 
 
+class Later:
+    async def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "plus": row["id"] + 1}
+
+
 def halves(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"id": row["id"], "half": half} for half in range(row["id"] % 3)]
 
@@ -145,6 +150,10 @@ TAKEN: dict[str, tuple[Made, Rows]] = {
         [{**row, "times": row["id"] * 2, "plus": row["id"] + 1} for row in ALL[5:]],
     ),
     "async class": (lambda f: rows(f).map_batches(Counted, concurrency=1), [{"id": i, "n": 4} for i in range(ROWS)]),
+    "two async classes": (
+        lambda f: rows(f).map_batches(Counted, concurrency=1).map(Later, concurrency=1),
+        [{"id": i, "n": 4, "plus": i + 1} for i in range(ROWS)],
+    ),
     "class after function": (
         lambda f: rows(f).map(lambda r: r).map_batches(Times, concurrency=2).map_batches(lambda b: b),
         [{**row, "times": row["id"] * 2} for row in ALL],
