@@ -77,7 +77,7 @@ from ray.data.exceptions import SystemException
 from ray.data.expressions import RandomExpr, UDFExpr, UUIDExpr
 
 from offload.pipeline.table_batches import numpy_batches
-from offload.pipeline.wire import Columns
+from offload.pipeline.wire import Column, Columns
 
 UNIT_BYTES = 32 << 20
 """About as much as a unit reads: some tens of images, so that a pass is well shuffled."""
@@ -736,9 +736,13 @@ class Runner:
         for function, instance in functions[:-1]:
             blocks = _with_instance(function(blocks, context), instance)
         last, instance = functions[-1]
+        numbers: set[str] = set()
+        if last._input_type is MapTransformFnDataType.Row:
+            blocks = _telling_numbers(blocks, numbers)
         results = _with_instance(last._apply_transform(context, _taken_in(last, blocks)), instance)
         if last._input_type is MapTransformFnDataType.Row:
-            yield _columns_of_rows(results)
+            columns = _columns_of_rows(results)
+            yield {name: _filled(column) if name in numbers else column for name, column in columns.items()}
         elif last._input_type is MapTransformFnDataType.Batch:
             yield from map(_columns_of_batch, results)
         else:
@@ -810,6 +814,30 @@ def _columns_of_rows(rows: Iterable[Mapping[str, Any]]) -> Columns:
     for column in columns.values():
         column.extend([None] * (count - len(column)))
     return dict(columns)
+
+
+def _telling_numbers(blocks: Iterable[Any], numbers: set[str]) -> Iterator[Any]:
+    """The blocks; the names of their columns of numbers join ``numbers``."""
+    for block in blocks:
+        if isinstance(block, pa.Table):
+            numbers.update(field.name for field in block.schema if _is_of_numbers(field.type))
+        yield block
+
+
+def _is_of_numbers(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _filled(column: Column) -> Column:
+    """A column with NaN for missing numbers, as those have that Ray does not take apart into rows."""
+    known = [value for value in column if value is not None]
+    if len(known) == len(column) or not all(map(_is_number, known)):
+        return column
+    return np.array([math.nan if value is None else value for value in column], dtype=np.float64)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def _columns_of_batch(batch: Any) -> Columns:

@@ -559,6 +559,21 @@ def test_a_function_gets_batches_of_the_size_that_it_asks_for(folder: Path) -> N
     assert Counter(row["size"] for row in made(sized)) == Counter({4: 84, 1: 6})
 
 
+def test_missing_numbers_are_nan_behind_a_function_of_rows_too(tmp_path: Path) -> None:
+    """As in Ray's own batches, also in a unit that holds no other number. Text stays text or None."""
+    missing: dict[str, list[Any]] = {"x": [None, 0.5], "n": [None, 2], "name": [None, "a"], "flag": [None, True]}
+    table = {"id": list(range(6)), **{name: values * 3 for name, values in missing.items()}}
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet")
+    rows = ray.data.read_parquet(str(tmp_path))
+    for source in (rows, rows.filter(lambda row: row["id"] >= 0), rows.map(lambda row: row)):
+        assert len(take_over(source).units) > 1
+        found = made(source)
+        assert [(row["name"], row["flag"]) for row in found] == [(None, None), ("a", True)] * 3
+        for name, value in (("x", 0.5), ("n", 2)):
+            assert np.isnan([row[name] for row in found[::2]]).all()
+            assert [row[name] for row in found[1::2]] == [value] * 3
+
+
 def test_reading_parquet_leaves_arrow_its_threads(folder: Path) -> None:
     """Ray's reader would decode on 32 threads, and each preprocessing process has one core."""
     before = pa.cpu_count()
