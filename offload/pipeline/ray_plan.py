@@ -51,6 +51,7 @@ from ray.data._internal.logical.interfaces import LogicalPlan
 from ray.data._internal.logical.operators import (
     AbstractFrom,
     Aggregate,
+    Download,
     Filter,
     FlatMap,
     InputData,
@@ -269,8 +270,17 @@ def _check_behind(op: Any, last: Sequence[Any]) -> list[Any]:
     if isinstance(op, STEPS):
         _check_resources(op.name, op.ray_remote_args, op)
     elif not isinstance(op, (Union, Limit, RandomizeBlocks)):
-        raise NotTakenOverError(f"its step {op.name} needs rows of several blocks at once")
+        raise _left_to_ray(op.name, op)
     return before
+
+
+def _left_to_ray(name: str, logical: Any) -> NotTakenOverError:
+    """The error for a step that the pool cannot run."""
+    if isinstance(logical, Download):
+        return NotTakenOverError(
+            f"its step {name} downloads with processes of Ray Data (a function of map() can download, too)"
+        )
+    return NotTakenOverError(f"its step {name} needs rows of several blocks at once")
 
 
 def _check_same_again(last: Any, *, shuffle: bool) -> None:
@@ -389,7 +399,7 @@ class _Plan:
         if isinstance(op, LimitOperator):
             return list(_limited(self.drafts(op.input_dependencies[0]), op._limit, op.name))
         if not isinstance(op, MapOperator) or not isinstance(logical, (*STEPS, Read, ReadFiles)):
-            raise NotTakenOverError(f"its step {op.name} needs rows of several blocks at once")
+            raise _left_to_ray(op.name, logical)
         _check_resources(op.name, op._ray_remote_args, logical)
         if isinstance(logical, Read):
             return list(self._read_tasks(logical, op))

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from ray import cloudpickle
 from ray.data.block import BlockMetadata
-from ray.data.expressions import col, random
+from ray.data.expressions import col, download, random
 from torch.utils.data import TensorDataset
 
 from offload.pipeline import ray_plan
@@ -287,6 +287,10 @@ REFUSED: dict[str, tuple[Made, str]] = {
         r"MapBatches\(Times\) takes GPUs",
     ),
     "resources": (lambda f: rows(f).map(Plus, resources={"special": 1}, concurrency=1), r"Map\(Plus\) sets resources"),
+    "download": (
+        lambda f: ray.data.from_items([{"at": str(f / "images" / "0.png")}]).with_column("png", download("at")),
+        r"Download.* downloads with processes of Ray Data",
+    ),
     "concurrency": (lambda f: rows(f).map(halves, concurrency=2), r"Map\(halves\) limits its concurrency"),
     "late limit": (lambda f: rows(f).filter(lambda r: True).limit(5), "limit=5 follows steps whose number of rows"),
 }
