@@ -93,6 +93,9 @@ WINDOW_BYTES = 1 << zlib.MAX_WBITS  # zlib looks no further back
 SAME_ROWS = frozenset(("batch_readahead", "batch_size", "columns", "fragment_readahead", "fragments", "scan_in_order"))
 """Lance's ``scanner_options`` that leave all rows. Others, such as ``filter`` and ``limit``, need not."""
 
+RANDOM_SPLIT = "Dataset.streaming_train_test_split.<locals>.random_split"
+"""A function whose random numbers belong to tasks. Units of other rows would give both halves of the split some rows in common."""
+
 READ_TASK, BLOCK = "read task", "block"
 STEPS = (MapRows, MapBatches, Filter, FlatMap, Project)
 ACROSS = (Sort, Join, Aggregate, Zip, RandomShuffle, Repartition)
@@ -614,6 +617,10 @@ def _check_resources(name: str, given: Mapping[str, Any], logical: Any) -> None:
         raise NotTakenOverError(f"its step {name} sets ray_remote_args_fn")
     if isinstance(logical.compute, TaskPoolStrategy) and logical.compute.size is not None:
         raise NotTakenOverError(f"its step {name} limits its concurrency")
+    if getattr(getattr(logical, "fn", None), "__qualname__", "") == RANDOM_SPLIT:
+        raise NotTakenOverError(
+            f'its step {name} draws by the tasks of Ray Data (pass split_type="hash", or take train_test_split)'
+        )
 
 
 def _check_size(unit: Unit) -> None:

@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
     pytest.mark.filterwarnings("ignore:Use 'expr' instead:UserWarning"),
     pytest.mark.filterwarnings("ignore:This API is deprecated"),  # zip
+    pytest.mark.filterwarnings("ignore:String expressions are deprecated"),  # streaming_train_test_split
 ]
 
 ROWS, FILES = 90, 3
@@ -292,6 +293,10 @@ REFUSED: dict[str, tuple[Made, str]] = {
         r"Download.* downloads with processes of Ray Data",
     ),
     "concurrency": (lambda f: rows(f).map(halves, concurrency=2), r"Map\(halves\) limits its concurrency"),
+    "random split": (
+        lambda f: rows(f).streaming_train_test_split(0.5, split_type="random", seed=1)[0].map_batches(lambda b: b),
+        r"step MapBatches\(random_split\) draws by the tasks of Ray Data",
+    ),
     "late limit": (lambda f: rows(f).filter(lambda r: True).limit(5), "limit=5 follows steps whose number of rows"),
 }
 
