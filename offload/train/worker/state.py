@@ -203,8 +203,7 @@ class TrainingState:
             trained = trained.union(part)
         self._summed, self._sums = self.accumulated(), {}
         if not self._resumable:
-            self._summed = {}
-            trained = Ranges()  # samples without ids cannot be identified: the epoch starts again
+            trained = Ranges()  # samples without ids cannot be identified: a resumed run begins the epoch again, and its sums
         self.progress = dataclasses.replace(self.progress, trained=trained, seconds=self.seconds)
         self._began = time.monotonic()
         self._trained.clear()
@@ -252,7 +251,7 @@ class TrainingState:
             scaler=_state_of(self.scaler, tensor) if self.scaler is not None else None,
             rng=generators,
             adapting=to_plain(adapting, "what adaptation learned", tensor),
-            sums=self._summed,
+            sums=self._summed if self._resumable else {},
             **self._order,
         )
         return model, training.to_state()

@@ -45,6 +45,7 @@ class LocalRun:
         sizes: the batch sizes.
         join: makes what joins a worker's models with those of the others.
         kept: gets the metrics of each checkpoint.
+        resumable: whether training samples have ids, so that a pass can go on where it stopped.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class LocalRun:
         checkpoints: Checkpoints | None = None,
         join: Callable[[], Join] = Unjoined,
         kept: Callable[[Mapping[str, Any]], None] = lambda metrics: None,
+        resumable: bool = True,
     ) -> None:
         self.samples, self.sizes = samples, sizes or BatchSize(initial=8)
         self.checkpoints = checkpoints or Checkpoints(every_s=None)
-        self._shelf, self._join, self._kept = Shelf(folder), join, kept
+        self._shelf, self._join, self._kept, self._resumable = Shelf(folder), join, kept, resumable
 
     def train(self, function: Callable[[Context], None], *, workers: int = 1) -> list[TrainingLoop]:
         """Run the function on each worker, and return their loops. A function that raises Died ends as a killed process. Raises the
@@ -105,7 +107,7 @@ class LocalRun:
             collate_fn={},
             sized=dict.fromkeys(streams, self.samples),
             classes={},
-            resumable=dict.fromkeys(streams, True),
+            resumable=dict.fromkeys(streams, self._resumable),
             ordered={name: name != TRAIN for name in streams},
             checkpoints=self.checkpoints,
             precision="fp32",

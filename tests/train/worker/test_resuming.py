@@ -82,6 +82,34 @@ def test_parameters_that_only_an_optimizer_holds_go_on_too(tmp_path: Path) -> No
     assert resumed == at_checkpoint != first
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sums_over_samples_without_ids_outlive_a_commit_and_begin_again_with_the_epoch(
+    tmp_path: Path, workers: int
+) -> None:
+    """As with a Dataset that Ray Data executes: nobody knows which of an interrupted epoch's samples were trained."""
+    sums: list[dict[str, float]] = []
+
+    def train(ctx: Context) -> None:
+        model, _ = prepared(ctx)
+        for _ in ctx.epochs(1):
+            for number, batch in enumerate(ctx.batches("train"), 1):
+                ctx.backward(loss_of(model, batch))
+                ctx.step()
+                ctx.accumulate(rows=ctx.rows)
+                if number == 3:
+                    commit(ctx)
+                if number == 5 and not ctx._loop.state.resumed:
+                    raise Died
+            total = ctx.accumulated()
+            if ctx.rank == 0:
+                sums.append(total)
+
+    run = LocalRun(tmp_path, samples=SAMPLES, resumable=False)
+    run.train(train, workers=workers)
+    run.train(train, workers=workers)
+    assert sums == [{"rows": SAMPLES}]
+
+
 @pytest.mark.parametrize(("sizes", "local"), [(8, 8), (16, 4)])
 def test_the_number_of_batches_leaves_out_those_that_are_dropped(tmp_path: Path, sizes: int, local: int) -> None:
     lengths: list[tuple[int, int]] = []
