@@ -7,6 +7,9 @@ half a list. Ray Train would refuse to resume from it.
 from __future__ import annotations
 
 import json
+import math
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -14,14 +17,15 @@ import ray
 
 from offload.pipeline.sources.files import open_filesystem
 from offload.train.checkpoints.storage import CHECKSUMS_FILE, Storage
+from offload.train.config import Checkpoints
 
 SNAPSHOT = "checkpoint_manager_snapshot.json"
 PREFIX = "checkpoint_"
 
 
-def mend_snapshot(storage: Storage, name: str) -> int:
-    """Repair the list in the folder ``name`` of a storage, so that it names the existing checkpoints. Return their number; without
-    any, training starts from the beginning.
+def mend_snapshot(storage: Storage, name: str, kept: Checkpoints) -> int:
+    """Repair the list in the folder ``name`` of a storage, so that it names the existing checkpoints, in the order in which the run
+    forgets them. Return their number; without any, training starts from the beginning.
 
     Ray Train writes the list up to two seconds after a checkpoint. If a run was killed in between and left no list, this makes one
     of the complete checkpoints.
@@ -38,7 +42,7 @@ def mend_snapshot(storage: Storage, name: str) -> int:
         there, listed = [each for each in there if is_whole(fs, f"{folder}/{each}")], None
         if not there:
             return 0
-    mended = mended_snapshot(listed, there)
+    mended = in_order(mended_snapshot(listed, there), kept)
     if mended != listed:
         with fs.open_output_stream(f"{folder}/{SNAPSHOT}") as stream:
             stream.write(json.dumps(mended).encode())
@@ -89,6 +93,40 @@ def mended_snapshot(listed: dict[str, Any] | None, there: list[str]) -> dict[str
         "pending_training_results": [],
         "pending_validation_specs": [],
     }
+
+
+def in_order(listed: dict[str, Any], kept: Checkpoints) -> dict[str, Any]:
+    """The list with the order in which a run with these settings forgets checkpoints: the worst one first, or without ``best`` the oldest.
+
+    Ray Train goes on with the order that it reads. Of ``mode="min"``, it takes a checkpoint without the metric for the best.
+    """
+    results, indices = listed["checkpoint_results"], listed.get("checkpoint_report_indices", [])
+    if len(results) != len(indices):  # of another Ray, which Ray Train refuses itself
+        return listed
+    scored = [{**result, "metrics": with_score(result["metrics"], kept)} for result in results]
+    sign = -1.0 if kept.mode == "min" else 1.0
+    scores = [0.0 if kept.best is None else sign * each["metrics"][kept.best] for each in scored]
+    order = sorted(range(len(scored)), key=lambda at: (scores[at], indices[at]))
+    return {
+        **listed,
+        "checkpoint_results": [scored[at] for at in order],
+        "checkpoint_report_indices": [indices[at] for at in order],
+    }
+
+
+def with_score(metrics: Mapping[str, Any], kept: Checkpoints) -> dict[str, Any]:
+    """The metrics of a checkpoint for Ray Train, which keeps the best. Without a finite value of ``best``, it gets the worst one.
+
+    Ray Train logs an error if a checkpoint lacks the metric. Its list stores a value that is not finite as null, which no resumed run
+    can compare.
+    """
+    if kept.best is None:
+        return dict(metrics)
+    value = metrics.get(kept.best)
+    if isinstance(value, int | float) and math.isfinite(value):
+        return dict(metrics)
+    worst = sys.float_info.max
+    return {**metrics, kept.best: worst if kept.mode == "min" else -worst}
 
 
 def _read(fs: pafs.FileSystem, path: str) -> dict[str, Any] | None:

@@ -250,7 +250,7 @@ class Trainer:
         def storage_checked() -> tuple[Storage, bool]:
             storage = storage_of(storage_path, filesystem, directory.path)
             check_storage(storage)
-            if directory.resuming and not mend_snapshot(storage, name):
+            if directory.resuming and not mend_snapshot(storage, name, self.checkpoints):
                 _check_nothing_was_committed(directory, storage, name)
             return storage, holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from offload.adapt.commits import commit_interval_s
+from offload.train.checkpoints.ray_list import with_score
 from offload.train.config import Checkpoints
 from offload.train.worker.reporter import Reporter
 from offload.train.worker.state import TrainingState
@@ -73,16 +72,3 @@ class Committer:
         if self._every_s != "auto":
             return self._every_s
         return FIRST_COMMIT_S if self._cost_s is None else commit_interval_s(self._cost_s, self._failures_per_s)
-
-
-def with_score(metrics: Mapping[str, float], checkpoints: Checkpoints) -> dict[str, float]:
-    """The metrics of a checkpoint for Ray Train, which keeps the best. Without a finite value of ``best``, it gets the worst one.
-
-    Ray Train logs an error if a checkpoint lacks the metric. Its list stores a value that is not finite as null, which no resumed run
-    can compare.
-    """
-    best = checkpoints.best
-    if best is None or math.isfinite(metrics.get(best, math.nan)):
-        return dict(metrics)
-    worst = sys.float_info.max
-    return {**metrics, best: worst if checkpoints.mode == "min" else -worst}

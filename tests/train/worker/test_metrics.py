@@ -7,13 +7,15 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import ray.train
 from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import CheckpointManager
 from ray.train.v2._internal.execution.storage import StorageContext
 
+from offload.train.checkpoints.ray_list import mend_snapshot
+from offload.train.checkpoints.storage import Storage
 from offload.train.config import Checkpoints
 from offload.train.worker.checkpointer import RayCheckpointer, RayStored
 from offload.train.worker.context import Context
@@ -23,12 +25,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pyda
 
 
 class RayList:
-    """Ray Train's own list of a run's checkpoints. ``names``: those that it keeps, in its order."""
+    """Ray Train's own list of a run's checkpoints, of which the folder holds ``number``. ``numbers``: those that it keeps, in its order."""
 
-    def __init__(self, folder: Path, *, best: str | None, keep: int = 2) -> None:
+    def __init__(
+        self, folder: Path, *, best: str | None, keep: int = 2, mode: Literal["max", "min"] = "max", number: int = 0
+    ) -> None:
         self._storage = StorageContext(storage_path=str(folder), experiment_dir_name="run")
-        self._config = ray.train.CheckpointConfig(num_to_keep=keep, checkpoint_score_attribute=best)
-        self._number = 0
+        self._config = ray.train.CheckpointConfig(
+            num_to_keep=keep, checkpoint_score_attribute=best, checkpoint_score_order=mode
+        )
+        self._number = number
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Store a checkpoint."""
@@ -81,6 +87,26 @@ def test_the_best_checkpoint_outlives_those_without_a_measurement(
     run.train(accuracies([0.9, 0.5, last]))
     assert set(listed.numbers) == {3, 6, 9}, "the two best, and the newest"
     assert "has no key" not in caplog.text
+
+
+def test_a_run_that_begins_to_keep_the_best_compares_those_that_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray Train takes the list as it is, in the order of time, and a checkpoint without the metric for the best of mode="min"."""
+    before = RayList(tmp_path, best=None, keep=3)
+    for metrics in ({"loss": 0.9}, {"loss": 0.2}, {}):
+        before.add(metrics)
+    settings = Checkpoints(best="loss", mode="min", keep=2)
+    assert mend_snapshot(Storage(path=str(tmp_path)), "run", settings) == 3
+    after = RayList(tmp_path, best="loss", mode="min", keep=2, number=3)
+    for loss in (0.4, 0.5):
+        after.add({"loss": loss})
+    assert set(after.numbers) == {2, 4, 5}, "the two best, and the newest"
+    assert "has no key" not in caplog.text
+    assert mend_snapshot(Storage(path=str(tmp_path)), "run", Checkpoints(keep=2)) == 3
+    again = RayList(tmp_path, best=None, keep=2, number=5)
+    again.add({})
+    assert again.numbers == [5, 6], "the newest"
 
 
 def test_a_metric_reported_before_the_step_describes_it(tmp_path: Path) -> None:
