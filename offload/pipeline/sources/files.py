@@ -52,7 +52,7 @@ def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem
     scheme = text.split("://", 1)[0]
     try:
         if scheme in {"s3", "gs", "gcs", "file", "hdfs", "abfs", "abfss"}:
-            return pafs.FileSystem.from_uri(_escaped(text))  # type: ignore[no-any-return]
+            return pafs.FileSystem.from_uri(escaped(text))  # type: ignore[no-any-return]
         import fsspec
 
         handler, inner = fsspec.core.url_to_fs(text)
@@ -69,15 +69,15 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
-def _escaped(uri: str) -> str:
+def escaped(uri: str) -> str:
     """The URI with escapes for what a path may hold and a URI may not, such as spaces, ``#`` and ``[``. Its own escapes (``%20``) and its
     options (``?region=us-east-1``) stay."""
     scheme, rest = uri.split("://", 1)
     options = _OPTIONS.search(rest)
     place = rest[: options.start()] if options else rest
     host, slash, path = place.partition("/")
-    escaped = quote(_LONE_PERCENT.sub("%25", path), safe="/:@%", errors="surrogateescape")
-    return f"{scheme}://{host}{slash}{escaped}{options.group() if options else ''}"
+    quoted = quote(_LONE_PERCENT.sub("%25", path), safe="/:@%", errors="surrogateescape")
+    return f"{scheme}://{host}{slash}{quoted}{options.group() if options else ''}"
 
 
 def printable(path: str) -> str:

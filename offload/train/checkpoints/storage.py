@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 
 from offload.errors import ConfigError, argument
 from offload.pipeline.aside import DeadlineError, call_aside
-from offload.pipeline.sources.files import open_filesystem
+from offload.pipeline.sources.files import escaped, open_filesystem
 
 DEADLINE_S = 30.0
 
@@ -51,7 +51,7 @@ def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Stor
             ) from None
     fs, root = open_filesystem(storage_path, filesystem)
     if filesystem is None and not isinstance(fs, pafs.PyFileSystem):
-        return Storage(path=storage_path)  # Ray opens it by its scheme
+        return Storage(path=escaped(storage_path))  # Ray opens it by its scheme
     return Storage(path=root, filesystem=fs)
 
 

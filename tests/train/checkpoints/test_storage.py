@@ -17,6 +17,7 @@ import pyarrow.fs as pafs
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from ray.train.v2._internal.execution.storage import get_fs_and_path
 
 import offload
 from offload.errors import ConfigError
@@ -216,6 +217,15 @@ def test_paths_are_made_absolute_and_other_file_systems_opened(tmp_path: Path, m
         assert isinstance(storage.filesystem, pafs.FileSystem)
         check_storage(storage)
     assert "cannot open 'nonsense://x'" in refusal("nonsense://x")
+
+
+@pytest.mark.parametrize("name", ["my runs", "Läufe", "run#3", "run?", "[new]", "50%", "a%20b"])
+def test_ray_train_writes_to_the_folder_of_a_uri_that_was_checked(tmp_path: Path, name: str) -> None:
+    storage = storage_of(f"file://{tmp_path}/{name}", None, Path("unused"))
+    check_storage(storage)
+    checked = tmp_path / name.replace("%20", " ")
+    assert checked.is_dir()
+    assert get_fs_and_path(storage.path, storage.filesystem)[1] == str(checked)
 
 
 # --- S3 ---------------------------------------------------------------------------------------------------------------
