@@ -13,6 +13,7 @@ import click
 
 from offload.cli.parameters import options_of
 from offload.errors import OffloadError
+from offload.interrupts import INTERRUPTED
 from offload.report.run_dir import to_json
 
 Emit = Callable[[dict[str, Any], str], None]
@@ -21,15 +22,19 @@ Emit = Callable[[dict[str, Any], str], None]
 @contextmanager
 def stdout_for_json(as_json: bool) -> Iterator[Emit]:
     """Yield a function (document, text) that prints one of the two. Under --json, only this function writes to stdout: until the
-    process ends, all other output, including that of the user's script and native libraries, goes to stderr."""
+    process ends, all other output, including that of the user's script and native libraries, goes to stderr. A command that fails or is
+    interrupted before it has printed a document prints one that says so."""
     if not as_json:
         yield lambda document, text: click.echo(text)
         return
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
+    printed = False
 
     def emit(document: dict[str, Any], text: str) -> None:
+        nonlocal printed
+        printed = True
         rest = memoryview((to_json(document, indent=2) + "\n").encode())
         while rest:
             try:
@@ -40,7 +45,12 @@ def stdout_for_json(as_json: bool) -> Iterator[Emit]:
     try:
         yield emit
     except OffloadError as error:
-        emit(error_document(error), "")
+        if not printed:
+            emit(error_document(error), "")
+        raise
+    except (KeyboardInterrupt, SystemExit, click.exceptions.Exit) as end:
+        if not printed and _exit_code(end) == INTERRUPTED:
+            emit(said_document("interrupted", INTERRUPTED), "")
         raise
     finally:
         sys.stdout.flush()
@@ -50,4 +60,15 @@ def stdout_for_json(as_json: bool) -> Iterator[Emit]:
 def error_document(error: OffloadError) -> dict[str, Any]:
     """The document of a failed command."""
     text = error.naming(options_of(click.get_current_context().command))
-    return {"schema": "offload.error/1", "error": text, "exit_code": error.exit_code}
+    return said_document(text, error.exit_code)
+
+
+def _exit_code(end: BaseException) -> Any:
+    if isinstance(end, SystemExit):
+        return end.code
+    return end.exit_code if isinstance(end, click.exceptions.Exit) else INTERRUPTED
+
+
+def said_document(text: str, exit_code: int) -> dict[str, Any]:
+    """The document of a command that has nothing to print but a sentence."""
+    return {"schema": "offload.error/1", "error": text, "exit_code": exit_code}

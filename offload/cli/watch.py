@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from offload.cli.output import stdout_for_json
+from offload.cli.output import Emit, said_document, stdout_for_json
 from offload.errors import ConfigError, argument
 from offload.interrupts import INTERRUPTED
 from offload.prices import load_catalog
@@ -46,23 +46,32 @@ def watch(run_dir: Path | None, address: str | None, name: str | None, as_json: 
 
     Exit codes: 0 the run has ended, 130 interrupted, 2 no such run.
     """
-    catalog = load_catalog(None)
     try:
-        with stdout_for_json(as_json) as emit, _reader(run_dir, address, name) as reader:
-
-            def state() -> Watched:
-                return watched(Story(reader.read(), catalog, {}), time.time())
-
-            first = state()
-            if as_json:
-                emit({"schema": "offload.watch/1", **dataclasses.asdict(first)}, "")
-            else:
-                _follow(state, first)
-    except RunOverError as over:
-        click.echo(f"offload: {over}", err=True)
+        with stdout_for_json(as_json) as emit:
+            try:
+                _show(run_dir, address, name, emit if as_json else None)
+            except RunOverError as over:
+                click.echo(f"offload: {over}", err=True)
+                if as_json:
+                    emit(said_document(str(over), 0), "")
     except KeyboardInterrupt:
         click.echo("offload: the view has ended; the run goes on.", err=True)
         sys.exit(INTERRUPTED)
+
+
+def _show(run_dir: Path | None, address: str | None, name: str | None, emit: Emit | None) -> None:
+    """Show the run until it ends; with ``emit``, print its present state alone."""
+    catalog = load_catalog(None)
+    with _reader(run_dir, address, name) as reader:
+
+        def state() -> Watched:
+            return watched(Story(reader.read(), catalog, {}), time.time())
+
+        first = state()
+        if emit is not None:
+            emit({"schema": "offload.watch/1", **dataclasses.asdict(first)}, "")
+        else:
+            _follow(state, first)
 
 
 @contextmanager

@@ -76,6 +76,25 @@ def test_one_document_of_the_present_state(tmp_path: Path) -> None:
     assert (done.returncode, document["schema"], document["status"]) == (0, "offload.watch/1", "unfinished")
 
 
+OVER = """
+from contextlib import contextmanager
+from offload.cli import watch
+from offload.report.run_tail import RunOverError
+@contextmanager
+def reader(*arguments):
+    raise RunOverError("the run 'vit' has ended")
+    yield
+watch._reader = reader
+watch.watch(["--address", "auto", "--json"])
+"""
+
+
+def test_a_run_on_a_cluster_that_has_just_ended_is_a_document_too() -> None:
+    done = subprocess.run([sys.executable, "-c", OVER], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, "offload: the run 'vit' has ended\n")
+    assert json.loads(done.stdout) == {"schema": "offload.error/1", "error": "the run 'vit' has ended", "exit_code": 0}
+
+
 def test_ctrl_c_ends_the_view_alone(tmp_path: Path) -> None:
     run = Writer(tmp_path / "vit")
     run.begin()
