@@ -137,6 +137,8 @@ class Stepper:
                 "call ctx.backward(loss) in the loop over ctx.batches('train'), before the ctx.step() that ends the batch. To step several "
                 "times on one batch, name the optimizer: ctx.step(optimizer)."
             )
+        if loss.grad_fn is not None:
+            self._check_prepared()
         if self._went_backward:
             self.joined.check_forward()
         if not self._went_backward and not self._skipped:
@@ -256,6 +258,7 @@ class Stepper:
         if overflowed or self._plain or self._done:
             return self._end_batch(batch, float(batch.all_rows))
         if not self._skipped:
+            self._check_prepared()
             self._check_optimizers()
             raise RunError(
                 "the loop took the next batch without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch "
@@ -269,6 +272,14 @@ class Stepper:
         for each in self._usual or [_Step(tuple(self._state.optimizers), None)]:
             useful = self._apply(each, batch, passes)
         return self._end_batch(batch, useful)
+
+    def _check_prepared(self) -> None:
+        """Raise RunError if the run knows no model: no step would train the loop's, and no checkpoint would hold it."""
+        if not self.joined.models:
+            raise RunError(
+                "ctx.prepare was not called, so that no step trains the model. Call model, optimizer = ctx.prepare(model, optimizer) "
+                "before the loop, or ctx.skip() for each batch of a loop that trains nothing."
+            )
 
     def _check_optimizers(self) -> None:
         """Raise RunError if a loss has reached a model and no optimizer is prepared: the model would silently stay as it is."""

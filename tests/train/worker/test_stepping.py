@@ -292,6 +292,20 @@ def test_a_loop_whose_optimizer_is_not_prepared_is_told(plain: bool) -> None:
         rank.take() if plain else rank.step()
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_loop_that_prepares_nothing_is_told(plain: bool) -> None:
+    model = weight()
+    rank = Rank([], [])
+    rank.take()
+    rank.skip()  # a loop that trains nothing needs no model
+    rank.take()
+    if plain:
+        model(ONE).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+    with pytest.raises(RunError, match=r"ctx.prepare was not called, so that no step trains the model"):
+        rank.take() if plain else rank.backward(model(ONE).sum())
+
+
 @pytest.mark.parametrize("most", [None, 1.0])
 def test_a_parameter_that_two_optimizers_share_is_stepped_by_both(most: float | None) -> None:
     """As in a plain loop that clips the gradient, steps both, and then clears the gradients."""
