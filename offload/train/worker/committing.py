@@ -53,7 +53,7 @@ class Committer:
             self._state.commit(with_score(metrics, self._checkpoints), adapting, wait=not later)
         if later:
             self._cost_s = self._state.committed_at - began
-        if self._rank == 0:
+        if self._rank == 0 and self._state.models:  # a loop that trains nothing stores nothing
             progress = self._state.progress
             seconds = round(self._state.committed_at - began, 3)
             self._reporter.event(

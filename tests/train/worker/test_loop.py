@@ -243,3 +243,18 @@ def test_the_state_of_an_optimizer_follows_its_model_to_the_device() -> None:
     state = TrainingState(None, checkpoints, seed=0, samples=None, scaler=None, resumable=True)
     state.adopt([model], [optimizer])
     assert {each["sum"].device.type for each in optimizer.state.values()} == {"meta"}
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_a_run_without_a_model_tells_of_no_checkpoint(tmp_path: Path, prepares: bool) -> None:
+    """The run that resumes it would miss one that it was told of."""
+
+    def train(ctx: Context) -> None:
+        if prepares:
+            prepared(ctx)
+        for _ in ctx.epochs(1):
+            for _ in ctx.batches(TRAIN):
+                ctx.skip()
+
+    [loop] = LocalRun(tmp_path).train(train)
+    assert ("checkpoint" in {event["event"] for event in loop.setup.hub.read(0).events}) is prepares
