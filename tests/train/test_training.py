@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ from tests.helpers import write_jpegs
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 SAMPLES = 103
+STARTED_IN = os.getcwd()  # as the Ray of all tests
 
 
 def stop_now(ctx: Any) -> None:
@@ -549,12 +551,14 @@ def test_a_worker_may_reserve_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_function_prints_reaches_the_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It runs in the folder of the command, so that relative paths name what they name in the rest of the script."""
+
     def train(ctx: offload.Context) -> None:
-        print("hello from the worker")
+        print("hello from the worker in", os.getcwd())
         fit_linear(ctx)
 
     trainer(train, epochs=1).fit(run_dir=tmp_path / "run")
-    assert "hello from the worker" in capfd.readouterr().err
+    assert f"hello from the worker in {STARTED_IN}\n" in capfd.readouterr().err
 
 
 def test_a_compiled_model_trains_and_is_saved_as_the_plain_one(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ times a second while it runs. On a host with few cores, those cores should prepr
 (it has its own feed), for removing placement groups (they end with the controller, and with the job), and for notices of preemption
 (unless the environment asks for it). Without a Ray Data pipeline, it also omits the actor that coordinates Ray Data with the workers.
 The controller, like the workers, starts with its imports done (:mod:`offload.preload`).
+
+Ray Train would also move each worker to a folder of its own. A run leaves them where Ray has started them, so that relative paths in the
+user's function name the same files as everywhere else in the script.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ from offload.train.worker.device_memory import DeviceMemoryError
 
 NODE_ID = "ray.io/node-id"  # a label that every node has
 BLOCKING_GET_WARNING = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"
-UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback")
+UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback", "WorkingDirectorySetupCallback")
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 # Ray Train polls its workers every 2 s. They wait for that poll at the end of a run, and between consecutive commits. It polls a young
 # worker group more often: a run of a few seconds would otherwise spend half of its time waiting.
