@@ -15,7 +15,7 @@ from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, Placement
 from offload.report.html import write_report
 from offload.report.live import LiveLine
-from offload.report.run_dir import RunDirectory
+from offload.report.run_dir import SKIPPED, RunDirectory, read_lines
 from offload.report.sentences import sentence
 from offload.train.callback import Callback
 from offload.train.driver.listeners import Listeners
@@ -55,6 +55,9 @@ class EventLog:
         """Write the event with which this session of the run begins."""
         kind = "run_resumed" if self.directory.resuming else "run_started"
         at = time.time()
+        if self.directory.resuming:  # the sessions before have listed these
+            known = [(each.get("dataset"), each.get("sample_id")) for each in read_lines(self.directory.path / SKIPPED)]
+            self._skipped = {(name, sample) for name, sample in known if isinstance(name, str) and isinstance(sample, int)}
         self.directory.event(kind, at=at, **values)
         self._listeners.started(self.directory.path, {"event": kind, "at": at, **values})
 

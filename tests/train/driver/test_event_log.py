@@ -12,7 +12,7 @@ from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, Placement
 from offload.report.live import LiveLine
-from offload.report.run_dir import METRICS, REPORT, RunDirectory, read_lines
+from offload.report.run_dir import METRICS, REPORT, SKIPPED, RunDirectory, read_lines
 from offload.train.driver import event_log
 from offload.train.driver.event_log import EventLog
 from offload.train.messages import News
@@ -92,3 +92,16 @@ def test_a_defect_of_the_page_does_not_cost_the_run_its_result(tmp_path: Path, m
     assert log.finish("finished", None)["status"] == "finished"
     assert (tmp_path / "summary.json").exists()
     assert not (tmp_path / REPORT).exists()
+
+
+def test_a_sample_that_several_sessions_skip_is_listed_and_counted_once(tmp_path: Path) -> None:
+    def session(*samples: int) -> int:
+        log = log_in(tmp_path)
+        log.start()
+        skipped = [{"event": "skipped", "dataset": "train", "sample_id": n, "reason": "damaged"} for n in samples]
+        log.take(dataclasses.replace(news(1), events=tuple(skipped)))
+        return int(log.finish("interrupted", None)["skipped"])
+
+    assert session(3, 5, 3) == 2
+    assert session(5, 8) == 3
+    assert [each["sample_id"] for each in read_lines(tmp_path / SKIPPED)] == [3, 5, 8]
