@@ -20,6 +20,7 @@ from typing import Any
 
 from offload.errors import ConfigError
 from offload.model.checks import check_count, check_path, check_text
+from offload.report.run_dir import TENSORBOARD
 from offload.train.callback import Callback, Checkpoint, Decision, Ended, Interval, Metrics, Started
 
 _RATES = (
@@ -81,7 +82,7 @@ class TensorBoard(Callback):
         self._step = 0
 
     def started(self, started: Started) -> None:
-        self._writer = self._tensorboard.SummaryWriter(self._log_dir or str(started.run_dir / "tensorboard"))
+        self._writer = self._tensorboard.SummaryWriter(self._log_dir or str(started.run_dir / TENSORBOARD))
 
     def interval(self, interval: Interval) -> None:
         self._step = interval.step

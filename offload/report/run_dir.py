@@ -23,6 +23,7 @@ METRICS = "metrics.jsonl"
 SKIPPED = "skipped.jsonl"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"  # of its callback
 _OWN = (SUMMARY, EVENTS, METRICS, SKIPPED, REPORT, CHECKPOINTS, "error.txt")
 
 
@@ -186,6 +187,9 @@ class RunDirectory:
                 shutil.rmtree(target)
             else:
                 target.unlink(missing_ok=True)
+        board = self.path / TENSORBOARD  # TensorBoard shows all that a folder holds as one run
+        for events in () if board.is_symlink() else board.glob("events.out.tfevents.*"):
+            events.unlink(missing_ok=True)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

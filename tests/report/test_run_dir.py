@@ -165,15 +165,18 @@ def test_a_finished_run_is_refused(tmp_path: Path) -> None:
 
 def test_overwriting_removes_what_a_run_writes_and_nothing_else(tmp_path: Path) -> None:
     finished(tmp_path / "run")
-    for name in ("profile.json", "plan.json", "notes.txt", "models/best.pt"):
+    for name in ("profile.json", "plan.json", "notes.txt", "models/best.pt", "tensorboard/layout.txt"):
         path = tmp_path / "run" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("the user's")
+    (tmp_path / "run/tensorboard/events.out.tfevents.1.host").write_text("of the old run")
     directory = RunDirectory(tmp_path / "run", overwrite=True)
     assert not directory.resuming
     assert (directory.path / SUMMARY).exists()  # whatever else is wrong with the call, the old run is still there
     directory.begin()
-    assert {p.name for p in directory.path.iterdir()} == {"profile.json", "plan.json", "notes.txt", "models"}
+    kept = {"profile.json", "plan.json", "notes.txt", "models", "tensorboard"}
+    assert {p.name for p in directory.path.iterdir()} == kept
+    assert [p.name for p in (directory.path / "tensorboard").iterdir()] == ["layout.txt"]
     assert (tmp_path / "run/models/best.pt").read_text() == "the user's"
 
 
