@@ -106,9 +106,9 @@ class Marker:
     def of(cls, storage: Storage, name: str) -> Marker | None:
         """The marker of the run ``name``; None if all hosts reach the storage by its address."""
         fs, root = open_filesystem(storage.path, storage.filesystem)
-        return (
-            cls(path=f"{root}/.offload-{name}", content=uuid4().hex) if isinstance(fs, pafs.LocalFileSystem) else None
-        )
+        if not isinstance(fs, pafs.LocalFileSystem):
+            return None
+        return cls(path=f"{root}/.offload-{name.replace('/', '-')}", content=uuid4().hex)
 
     def put(self) -> None:
         """Write the file, on the driver."""

@@ -228,6 +228,16 @@ def test_ray_train_writes_to_the_folder_of_a_uri_that_was_checked(tmp_path: Path
     assert get_fs_and_path(storage.path, storage.filesystem)[1] == str(checked)
 
 
+def test_a_run_whose_name_has_folders_leaves_its_mark(tmp_path: Path) -> None:
+    """Such as RunConfig(name="team/a"), which Ray Train takes."""
+    marker = Marker.of(storage_of(str(tmp_path), None, Path("unused")), "team/a")
+    assert marker is not None
+    marker.put()
+    marker.check()
+    marker.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- S3 ---------------------------------------------------------------------------------------------------------------
 
 
