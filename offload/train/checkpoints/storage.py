@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pyarrow.fs as pafs
 
-from offload.errors import ConfigError, argument
+from offload.errors import ConfigError, OffloadError, argument
 from offload.pipeline.aside import DeadlineError, call_aside
 from offload.pipeline.sources.files import escaped, open_filesystem
 
@@ -83,16 +83,32 @@ def check_storage(storage: Storage) -> None:
             fs.delete_file(name)
         except Exception:
             pass
-        local = isinstance(fs, pafs.LocalFileSystem)
-        remedy = (
-            "Free space there or allow writing"
-            if local
-            else "Check the bucket's name, its endpoint and the credentials"
-        )
-        raise ConfigError(
-            f"checkpoints cannot be stored under {storage.path!r}: {reason_of(error)}. {remedy}, or choose another "
-            f"{argument('storage_path')}."
-        ) from None
+        raise _unusable("stored", storage, fs, error) from None
+
+
+@contextlib.contextmanager
+def telling_errors(storage: Storage) -> Iterator[None]:
+    """A context that looks for the checkpoints of earlier runs, or removes them. Raises ConfigError for errors of the storage, which may
+    allow writing alone."""
+    try:
+        yield
+    except OffloadError:
+        raise
+    except Exception as error:
+        fs, _ = open_filesystem(storage.path, storage.filesystem)
+        if not isinstance(error, OSError) and not isinstance(fs, pafs.PyFileSystem):  # see check_storage
+            raise
+        raise _unusable("looked for", storage, fs, error) from None
+
+
+def _unusable(what: str, storage: Storage, fs: pafs.FileSystem, error: Exception) -> ConfigError:
+    remedy = "Check the bucket's name, its endpoint and the credentials"
+    if isinstance(fs, pafs.LocalFileSystem):
+        remedy = "Free space there or allow writing" if what == "stored" else "Allow reading and writing there"
+    return ConfigError(
+        f"checkpoints cannot be {what} under {storage.path!r}: {reason_of(error)}. {remedy}, or choose another "
+        f"{argument('storage_path')}."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

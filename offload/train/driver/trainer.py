@@ -45,6 +45,7 @@ from offload.train.checkpoints.storage import (
     in_time,
     remove_checkpoints,
     storage_of,
+    telling_errors,
 )
 from offload.train.cluster.connection import check_address, connected, metrics_address, preparing
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides, workers_range
@@ -250,9 +251,11 @@ class Trainer:
         def storage_checked() -> tuple[Storage, bool]:
             storage = storage_of(storage_path, filesystem, directory.path)
             check_storage(storage)
-            if directory.resuming and not mend_snapshot(storage, name, self.checkpoints):
-                _check_nothing_was_committed(directory, storage, name)
-            return storage, holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
+            with telling_errors(storage):
+                if directory.resuming and not mend_snapshot(storage, name, self.checkpoints):
+                    _check_nothing_was_committed(directory, storage, name)
+                outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
+            return storage, outdated
 
         with view as live, preparing(address), ExitStack() as listings:
             if storage_path is not None:
@@ -272,7 +275,8 @@ class Trainer:
                 run = Run(self, directory, live, listed, cluster)
                 # Only after all checks: a mistyped path must not destroy an earlier run.
                 if outdated:
-                    remove_checkpoints(storage, name)
+                    with telling_errors(storage):
+                        remove_checkpoints(storage, name)
                 directory.begin()
                 live.follow(directory.path)
                 return Result(document=run.go(name, storage), run_dir=directory.path)

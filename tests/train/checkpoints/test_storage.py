@@ -23,7 +23,7 @@ import offload
 from offload.errors import ConfigError
 from offload.report.run_dir import CHECKPOINTS
 from offload.testing.numbers import Numbers
-from offload.train.checkpoints.storage import Marker, check_storage, holds_checkpoints, storage_of
+from offload.train.checkpoints.storage import Marker, check_storage, holds_checkpoints, storage_of, telling_errors
 from tests.helpers import moto_server
 
 DEADLINE_S = 240.0
@@ -188,6 +188,22 @@ def test_an_error_of_a_storages_own_client_is_told_with_the_remedy() -> None:
         "'/bucket/runs': Unable to locate credentials. Check the bucket's name, its endpoint and the credentials"
         in told
     )
+
+
+class Unlisted(MemoryFileSystem):
+    """A file system of fsspec that may be written, and not listed."""
+
+    def find(self, *args: Any, **named: Any) -> Any:
+        raise PermissionError("Access Denied")
+
+
+def test_a_storage_that_may_not_be_listed_is_told_with_the_remedy() -> None:
+    storage = storage_of("unlisted/runs", Unlisted(), Path("unused"))
+    check_storage(storage)
+    storage.filesystem.create_dir("unlisted/runs/a")
+    says = r"cannot be looked for under '/unlisted/runs': Access Denied\. Check the bucket"
+    with pytest.raises(ConfigError, match=says), telling_errors(storage):
+        holds_checkpoints(storage, "a", resuming=False, overwrite=False)
 
 
 def test_what_is_no_checkpoint_is_never_removed(tmp_path: Path) -> None:
