@@ -93,9 +93,7 @@ def main() -> None:
 
 def _run_options(command: Any) -> Any:
     options = [
-        click.option(
-            "--run-dir", type=click.Path(path_type=Path), help="Folder of the run's files (default: runs/<name>)."
-        ),
+        click.option("--run-dir", type=click.Path(), help="Folder of the run's files (default: runs/<name>)."),
         click.option(
             "--overwrite", is_flag=True, help="Replace the run that the directory holds, instead of resuming it."
         ),
@@ -134,7 +132,7 @@ def run(
     cpus_per_worker: float | None,
     gpus_per_worker: float | None,
     watch: bool,
-    run_dir: Path | None,
+    run_dir: str | None,
     overwrite: bool,
     address: str | None,
     storage_path: str | None,
@@ -162,7 +160,8 @@ def run(
         check_script(script)
         address = check_address(address)
         trainer = build_trainer(script, args, address).with_workers(**numbers)  # type: ignore[arg-type]
-        _fit(trainer, run_dir or Path("runs") / script.stem, overwrite, address, storage_path, quiet, emit, watch=watch)
+        where: str | Path = Path("runs") / script.stem if run_dir is None else run_dir
+        _fit(trainer, where, overwrite, address, storage_path, quiet, emit, watch=watch)
 
 
 @main.command()
@@ -186,7 +185,7 @@ def demo(
     epochs: int,
     data: Path,
     compare: bool,
-    run_dir: Path | None,
+    run_dir: str | None,
     overwrite: bool,
     address: str | None,
     storage_path: str | None,
@@ -211,12 +210,13 @@ def demo(
         trainer = build_demo(data, images=images, epochs=epochs)
         here = address in (None, "local")
         after = (lambda where: side_by_side(data / "train", where, quiet=quiet)) if compare and here else None
-        _fit(trainer, run_dir or Path("runs/demo"), overwrite, address, storage_path, quiet, emit, after)
+        where = "runs/demo" if run_dir is None else run_dir
+        _fit(trainer, where, overwrite, address, storage_path, quiet, emit, after)
 
 
 def _fit(
     trainer: offload.Trainer,
-    run_dir: Path,
+    run_dir: str | Path,
     overwrite: bool,
     address: str | None,
     storage_path: str | None,

@@ -277,6 +277,13 @@ def test_a_script_that_is_none_is_refused_before_ray_is_started(
     assert not (tmp_path / "run").exists()
 
 
+def test_an_empty_run_directory_is_not_the_folder_of_the_command(script: Path, ray_folder: Path) -> None:
+    """As a shell passes a variable that is not set."""
+    text = refusal(offload("run", script, "--run-dir", "", "--json", "--", "--epochs", "1", RAY_TMPDIR=str(ray_folder)))
+    assert "run_dir must be a path (a folder, such as runs/a), found ''" in text
+    assert not any(ray_folder.iterdir())
+
+
 def test_a_scripts_own_help(broken: Path) -> None:
     done = offload("run", broken, "--", "--help")
     assert (done.returncode, done.stderr) == (0, "")
