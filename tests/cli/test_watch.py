@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from offload.cli.main import main
 from offload.cli.watch import watch
 from offload.model.catalog import Catalog
 from offload.prices import load_catalog
+from offload.report.page import story
 from offload.report.page.records import read_run
 from offload.report.page.story import Story
 from offload.report.page.watched import Watched, watched
@@ -43,6 +45,29 @@ def test_a_run_that_trains_shows_rates_ceilings_nodes_checkpoint_and_cost(tmp_pa
     assert dict(state.nodes)["10.0.0.1"] == "ml.g5.xlarge: trains, preprocesses"
     assert dict(state.nodes)["10.0.1.1"] == "ml.c5.4xlarge: preprocesses"
     assert "may have crashed" in state_of(run.path, run.at + 600).warning
+
+
+def test_a_view_puts_into_words_what_it_shows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that reports at each step has hundreds of thousands of events, and a view looks every two seconds."""
+    run = Writer(tmp_path / "vit")
+    run.begin()
+    for number in range(500):
+        run.event("report", epoch=0, step=number, metrics={"loss": 1.0})
+    for step in range(20):
+        run.event("checkpoint", reason="interval", epoch=0, step=step, seconds=1.0, waited=True)
+        run.event("worker_lost", reason=f"signal {step}")
+    told: list[str] = []
+    real = story.told
+
+    def counted(event: Any, *others: Any) -> Any:
+        told.append(event["event"])
+        return real(event, *others)
+
+    monkeypatch.setattr(story, "told", counted)
+    state = state_of(run.path, run.at)
+    assert "Step 19: a checkpoint (interval) took 1.0 s" in dict(state.facts)["last checkpoint"]
+    assert [line.split("(")[1].split(")")[0] for line in state.errors] == [f"signal {step}" for step in range(14, 20)]
+    assert (told.count("checkpoint"), told.count("worker_lost"), told.count("report")) == (1, 6, 0)
 
 
 def test_a_run_of_an_earlier_version_shows_what_follows_from_the_rest(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A run that was interrupted and resumed has several sessions. Nobody trains and (
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,10 @@ class Clock:
         which = np.clip(np.searchsorted(began, times, side="right") - 1, 0, None)
         within: Floats = before[which] + np.clip(times - began[which], 0.0, length[which])
         return within
+
+    def seconds_of(self, events: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Seconds of the run at each of these events: of many at once, as one by one takes seconds in a long run."""
+        return [float(each) for each in self.seconds([event["at"] for event in events])]
 
     def session_of(self, at: ArrayLike) -> Floats:
         """The number of the session of each time, from 0."""

@@ -63,8 +63,8 @@ class Node:
 def nodes_of(records: Records, clock: Clock) -> list[Node]:
     """All nodes in the order in which they came."""
     story = _Story(clock)
-    for event in records.events:
-        story.take(event, float(clock.seconds(event["at"])))
+    for event, at_s in zip(records.events, clock.seconds_of(records.events), strict=True):
+        story.take(event, at_s)
     story.close(clock.length_s)
     return list(story.nodes.values())
 

@@ -50,8 +50,19 @@ class Story:
     @cached_property
     def told(self) -> list[Told]:
         """The events in words."""
-        by_id = {node.node_id: node for node in self.nodes}
-        return [told(event, self.clock, by_id) for event in self.records.events]
+        return [self.telling(place) for place in range(len(self.records.events))]
+
+    def telling(self, place: int) -> Told:
+        """One event in words: those of a long run take a while."""
+        return told(self.records.events[place], self._seconds[place], self._by_id)
+
+    @cached_property
+    def _seconds(self) -> list[float]:
+        return self.clock.seconds_of(self.records.events)
+
+    @cached_property
+    def _by_id(self) -> dict[str, Node]:
+        return {node.node_id: node for node in self.nodes}
 
     @cached_property
     def whole(self) -> Measured | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from offload.report.page.numbers import count, duration, figure, moment, rate, share, usd
 from offload.report.page.story import Story
+from offload.report.page.words import group_of
 
 MOST_EVENTS = 6
 MOST_NODES = 12
@@ -57,8 +59,8 @@ def watched(story: Story, now: float) -> Watched:
     if story.progress is not None and story.status == "unfinished":
         done, left_s = story.progress
         facts.append(("progress", f"{share(done)}, {duration(left_s)} left"))
-    saved = [told for told in story.told if told.kind == "checkpoint"]
-    facts.append(("last checkpoint", f"{moment(saved[-1].at_s)}  {saved[-1].words}" if saved else "none yet"))
+    saved = _newest(story, "checkpoint", 1)
+    facts.append(("last checkpoint", saved[0] if saved else "none yet"))
     if story.usd is not None:
         end = "" if story.usd_at_end is None else f", {usd(story.usd_at_end)} expected at the end"
         facts.append(("cost", f"{usd(story.usd)}{end}"))
@@ -75,11 +77,12 @@ def watched(story: Story, now: float) -> Watched:
     )
 
 
-def _newest(story: Story, group: str) -> tuple[str, ...]:
-    found = [
-        f"{moment(told.at_s)}  {told.words}" for told in story.told if told.group == group and told.kind != "ignored"
-    ]
-    return tuple(found[-MOST_EVENTS:])
+def _newest(story: Story, group: str, most: int = MOST_EVENTS) -> tuple[str, ...]:
+    """The newest events of a group in words, the oldest first, and no others: a long run has many, and a view looks every two seconds."""
+    kinds = [event["event"] for event in story.records.events]
+    places = (at for at in reversed(range(len(kinds))) if kinds[at] != "ignored" and group_of(kinds[at]) == group)
+    found = [story.telling(at) for at in islice(places, most)]
+    return tuple(f"{moment(told.at_s)}  {told.words}" for told in reversed(found))
 
 
 def _nodes(story: Story) -> tuple[tuple[str, str], ...]:

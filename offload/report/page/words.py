@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from offload.report.page.clock import Clock
 from offload.report.page.nodes import Node
 from offload.report.page.numbers import count, duration, figure, rate
 from offload.report.page.records import number, text
@@ -66,16 +65,21 @@ class Told:
     changes: bool
 
 
-def told(event: Mapping[str, Any], clock: Clock, nodes: Mapping[str, Node]) -> Told:
-    """An event in words. ``nodes``: by id."""
+def group_of(kind: str) -> str:
+    """The group of a kind of events."""
+    return _GROUP_OF.get(kind, "other")
+
+
+def told(event: Mapping[str, Any], at_s: float, nodes: Mapping[str, Node]) -> Told:
+    """An event in words. ``at_s``: its second of the run; ``nodes``: by id."""
     kind = event["event"]
     try:
         words = _words(kind, event, nodes)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         words = ""  # an event of another version, or a damaged one
-    group = _GROUP_OF.get(kind, "other")
+    group = group_of(kind)
     return Told(
-        at_s=float(clock.seconds(event["at"])),
+        at_s=at_s,
         kind=kind,
         group=group,
         words=words or _plain(kind, event),

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.prices import built_in
-from offload.report.page.clock import Clock
 from offload.report.page.compare import batch_rates, names_of, speed_up
 from offload.report.page.document import document_of
 from offload.report.page.metric_charts import points_of
@@ -64,7 +63,7 @@ def test_every_event_of_a_run_is_a_sentence(tmp_path: Path) -> None:
     ),
 )
 def test_an_event_with_any_values_has_words(kind: str, values: dict[str, Any]) -> None:
-    said = told({"event": kind, "at": 3.0, **values}, Clock(()), {})
+    said = told({"event": kind, "at": 3.0, **values}, 3.0, {})
     assert said.words
 
 
