@@ -20,6 +20,8 @@ from offload.pipeline.sources.files import escaped, open_filesystem
 
 DEADLINE_S = 30.0
 
+_ONE_SLASH = re.compile(r"(s3|gs|gcs|hdfs|abfs|abfss):/(?!/)")
+
 _Made = TypeVar("_Made")
 
 # The files of a checkpoint. They are defined here, since a search for complete checkpoints must not load torch.
@@ -38,9 +40,14 @@ class Storage:
 
 
 def storage_of(storage_path: str | None, filesystem: Any, run_dir: Path) -> Storage:
-    """The user's storage path, or the run directory. Raises ConfigError for an unknown scheme."""
+    """The user's storage path, or the run directory. Raises ConfigError for an unknown scheme, or a URI with one slash."""
     if storage_path is None:
         return Storage(path=str(run_dir))
+    if _ONE_SLASH.match(storage_path) is not None:
+        whole = storage_path.replace(":/", "://", 1)
+        raise ConfigError(
+            f"{argument('storage_path', storage_path)} is no URI: a slash is missing, as where a Path holds one. Pass the text {whole!r}."
+        )
     if "://" not in storage_path and filesystem is None:
         try:
             return Storage(path=str(Path(storage_path).expanduser().absolute()))

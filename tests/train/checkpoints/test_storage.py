@@ -42,6 +42,14 @@ def test_the_home_folder_of_nobody_is_named() -> None:
     )
 
 
+def test_a_uri_that_was_a_path_is_no_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = refusal(str(Path("s3://bucket/runs")))
+    assert text.startswith("storage_path='s3:/bucket/runs' is no URI: a slash is missing")
+    assert text.endswith("Pass the text 's3://bucket/runs'.")
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- disks ------------------------------------------------------------------------------------------------------------
 
 
