@@ -36,8 +36,9 @@ from offload.cli.checks import (
     check_torch,
     resolve_address,
 )
-from offload.cli.output import error_document
+from offload.cli.output import error_document, said_document
 from offload.errors import OffloadError, argument
+from offload.interrupts import INTERRUPTED
 from offload.machine import cpu_quota, memory_limit
 
 CONNECT_DEADLINE_S = 5.0
@@ -99,14 +100,13 @@ def doctor(context: click.Context, address: str | None, cache: str | None, as_js
 
     Exit code 0 if nothing fails (warnings may remain), else 2.
     """
-    checks = run_checks(address)
-    if cache is not None:
-        try:
-            checks.append(cache_check(cache))
-        except OffloadError as error:
-            if as_json:
-                click.echo(json.dumps(error_document(error), indent=2))
-            raise
+    try:
+        checks = [*run_checks(address), *([] if cache is None else [cache_check(cache)])]
+    except (OffloadError, KeyboardInterrupt) as end:
+        if as_json:
+            interrupted = said_document("interrupted", INTERRUPTED)
+            click.echo(json.dumps(error_document(end) if isinstance(end, OffloadError) else interrupted, indent=2))
+        raise
     ok = all(check.status != "fail" for check in checks)
     if as_json:
         click.echo(

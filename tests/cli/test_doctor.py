@@ -55,6 +55,16 @@ def test_json_is_one_document() -> None:
     assert by_name(document)["cluster"]["found"] == "no address given: a run starts a local Ray"
 
 
+def test_an_interruption_is_a_document_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(address: str | None) -> list[Check]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run_checks", interrupted)
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    assert result.exit_code == 130
+    assert json.loads(result.stdout) == {"schema": "offload.error/1", "error": "interrupted", "exit_code": 130}
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_cache_is_tried(tmp_path: Path) -> None:
     def tried(cache: str) -> Any:
