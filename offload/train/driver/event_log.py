@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import ray
 
+from offload.errors import OffloadError, RunError
 from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, Placement
@@ -46,6 +48,7 @@ class EventLog:
         self._first_batch_s: float | None = None
         self._nodes: dict[str, NodeResources] = {}
         self._read_at = time.monotonic()
+        self._under_way = False
 
     def know(self, nodes: Sequence[NodeResources]) -> None:
         """Take note of these nodes, which the log then calls by their names."""
@@ -58,6 +61,7 @@ class EventLog:
         if self.directory.resuming:  # the sessions before have listed these
             known = [(each.get("dataset"), each.get("sample_id")) for each in read_lines(self.directory.path / SKIPPED)]
             self._skipped = {(name, sample) for name, sample in known if isinstance(name, str) and isinstance(sample, int)}
+        self._under_way = True
         self.directory.event(kind, at=at, **values)
         self._listeners.started(self.directory.path, {"event": kind, "at": at, **values})
 
@@ -172,6 +176,7 @@ class EventLog:
 
     def finish(self, status: str, checkpoint: str | None, error: str | None = None) -> dict[str, Any]:
         """Write the summary and the report; return the summary."""
+        self._under_way = False
         groups = [*self.news.past, (self._workers, sum_of(self.news.totals))]
         totals = sum_of(dict(enumerate(each for _, each in groups)))
         document = {
@@ -216,6 +221,16 @@ class EventLog:
         self._listeners.close()
         self._tell_failures()
         return document
+
+    def break_off(self, error: BaseException) -> None:
+        """Write the summary of a session that has begun, and ends with an error that nobody has told of: before its workers start, for
+        example."""
+        if not self._under_way:
+            return
+        interrupted = isinstance(error, KeyboardInterrupt)
+        said = str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(RunError):  # the run directory may be why it ends
+            self.finish("interrupted" if interrupted else "failed", None, error=None if interrupted else said)
 
 
 def rates_of(groups: Sequence[tuple[int, Totals]]) -> dict[str, float]:

@@ -120,6 +120,13 @@ class Run:
 
         Raises RunError, or the offload error that caused it, if the run failed.
         """
+        try:
+            return self._go(name, storage)
+        except BaseException as error:
+            self.log.break_off(error)
+            raise
+
+    def _go(self, name: str, storage: Storage) -> dict[str, Any]:
         cores = Cores(
             nodes=tuple(self.fleet.used.elements()),
             task_cpus=self.fleet.core_cpus,

@@ -14,6 +14,7 @@ from offload.report.page.records import read_run
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
 from offload.testing.numbers import Line
 from offload.train.driver import listeners
+from offload.train.driver import run as run_module
 from offload.train.driver.listeners import Listeners, decision_of
 from tests.helpers import eventually
 
@@ -119,6 +120,29 @@ def test_a_run_tells_its_callbacks_everything_in_order_and_outlives_their_errors
     said = "callback Failing failed in started (SystemExit: 3): the run goes on"
     assert capsys.readouterr().err.replace("\n", " ").count(said) == 1
     assert not read_run(tmp_path / "run").notes
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [(KeyboardInterrupt(), "interrupted", None), (RuntimeError("no room"), "failed", "RuntimeError: no room")],
+)
+def test_callbacks_hear_of_the_end_of_a_run_that_ends_before_its_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: str, text: str | None
+) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(run_module, "named_hub", fails)
+    recorder = Recorder()
+    data = {"train": offload.from_torch(Line(103))}
+    trainer = offload.Trainer(train, datasets=data, batch_size=16, workers=1, callbacks=[recorder])
+    with pytest.raises(type(error)):
+        trainer.fit(run_dir=tmp_path / "run", quiet=True)
+    assert [name for name, _ in recorder.heard] == ["started", "ended"]
+    assert [(each.status, each.error) for each in recorder.of("ended")] == [(status, text)]
+    assert recorder.complete
 
 
 def test_a_callback_that_hangs_delays_no_other_and_is_named(tmp_path: Path) -> None:
