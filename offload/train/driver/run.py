@@ -496,7 +496,12 @@ class Run:
 def _address_of(checkpoint: Any) -> str:
     """The path of a checkpoint, with its scheme if it is not local."""
     kind = str(checkpoint.filesystem.type_name)
-    return f"{kind}://{checkpoint.path}" if kind in ("s3", "gcs", "abfs", "hdfs") else str(checkpoint.path)
+    if kind in ("s3", "gcs", "abfs", "hdfs"):
+        return f"{kind}://{checkpoint.path}"
+    of_fsspec = getattr(getattr(checkpoint.filesystem, "handler", None), "fs", None)
+    if of_fsspec is None or "file" in of_fsspec.protocol:
+        return str(checkpoint.path)
+    return str(of_fsspec.unstrip_protocol(checkpoint.path))
 
 
 def _fit(trainer: TorchTrainer, outcome: list[Any]) -> None:

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow.fs as pafs
 import pytest
+import ray.train
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from ray.train.v2._internal.execution.storage import get_fs_and_path
@@ -23,7 +25,15 @@ import offload
 from offload.errors import ConfigError
 from offload.report.run_dir import CHECKPOINTS
 from offload.testing.numbers import Numbers
-from offload.train.checkpoints.storage import Marker, check_storage, holds_checkpoints, storage_of, telling_errors
+from offload.train.checkpoints.storage import (
+    Marker,
+    check_storage,
+    fetch,
+    holds_checkpoints,
+    storage_of,
+    telling_errors,
+)
+from offload.train.driver.run import _address_of
 from tests.helpers import moto_server
 
 DEADLINE_S = 240.0
@@ -228,8 +238,6 @@ def test_what_is_no_checkpoint_is_never_removed(tmp_path: Path) -> None:
 
 
 def test_paths_are_made_absolute_and_other_file_systems_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec
-
     monkeypatch.chdir(tmp_path)
     assert storage_of(None, None, tmp_path / "run").path == str(tmp_path / "run")
     assert storage_of("here", None, tmp_path).path == str(tmp_path / "here")
@@ -260,6 +268,20 @@ def test_a_run_whose_name_has_folders_leaves_its_mark(tmp_path: Path) -> None:
     marker.check()
     marker.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_on_a_file_system_of_fsspec_has_an_address(tmp_path: Path) -> None:
+    """``Result.checkpoint``: without its scheme, it would name a local folder."""
+    storage = storage_of("memory://bucket/addressed", None, Path("unused"))
+    storage.filesystem.create_dir(storage.path)
+    with storage.filesystem.open_output_stream(f"{storage.path}/model.pt") as stream:
+        stream.write(b"weights")
+    address = _address_of(ray.train.Checkpoint(storage.path, storage.filesystem))
+    assert address.startswith("memory://")
+    fetch(f"{address}/model.pt", tmp_path / "model.pt")
+    assert (tmp_path / "model.pt").read_bytes() == b"weights"
+    local = storage_of(str(tmp_path), fsspec.filesystem("file"), Path("unused"))
+    assert _address_of(ray.train.Checkpoint(local.path, local.filesystem)) == str(tmp_path)
 
 
 # --- S3 ---------------------------------------------------------------------------------------------------------------
