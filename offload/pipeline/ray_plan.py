@@ -324,7 +324,7 @@ def _prepared(op: Any, *, shuffled: bool) -> Any:
             raise NotTakenOverError(
                 "its source reads a torch data set in one task (offload.from_torch reads one on every core)"
             )
-        reader = op.datasource_or_legacy_reader
+        reader: Any = op.datasource_or_legacy_reader
         if shuffled and getattr(reader, "_shuffle", None) is not None:
             reader = copy.copy(reader)
             reader._shuffle = None

@@ -60,7 +60,9 @@ class EventLog:
         at = time.time()
         if self.directory.resuming:  # the sessions before have listed these
             known = [(each.get("dataset"), each.get("sample_id")) for each in read_lines(self.directory.path / SKIPPED)]
-            self._skipped = {(name, sample) for name, sample in known if isinstance(name, str) and isinstance(sample, int)}
+            self._skipped = {
+                (name, sample) for name, sample in known if isinstance(name, str) and isinstance(sample, int)
+            }
         self._under_way = True
         self.directory.event(kind, at=at, **values)
         self._listeners.started(self.directory.path, {"event": kind, "at": at, **values})

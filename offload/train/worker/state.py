@@ -203,7 +203,8 @@ class TrainingState:
             trained = trained.union(part)
         self._summed, self._sums = self.accumulated(), {}
         if not self._resumable:
-            trained = Ranges()  # samples without ids cannot be identified: a resumed run begins the epoch again, and its sums
+            # Samples without ids cannot be identified: a resumed run begins the epoch again, and its sums.
+            trained = Ranges()
         self.progress = dataclasses.replace(self.progress, trained=trained, seconds=self.seconds)
         self._began = time.monotonic()
         self._trained.clear()
