@@ -22,6 +22,7 @@ import ray
 
 from offload.pipeline import block_stream
 from offload.pipeline.block_sender import SECRET_BYTES, STALLED_S, Address, NoBlockError, Rows, Ticket
+from offload.pipeline.pending import Pending
 from offload.pipeline.reused_memory import ReusedMemory
 
 KEPT_BYTES = 256 << 20
@@ -139,20 +140,10 @@ class BlockReceiver:
         return None
 
 
-class Answer(Protocol):
-    """An answer that is still to come."""
-
-    def done(self) -> bool:
-        """Whether it has arrived."""
-
-    def result(self) -> Any:
-        """Wait for it. Raises its error."""
-
-
 class Senders(Protocol):
     """The feed, which knows the senders of its nodes."""
 
-    def sender(self, node: str) -> Answer:
+    def sender(self, node: str) -> Pending[Any]:
         """See :meth:`offload.pipeline.block_sender.BlockSenders.of`."""
 
     def blocks_through_ray(self, node: str, reason: str) -> None:
@@ -164,7 +155,7 @@ class _Route:
     """The way to a node. ``closed_until``: a time before which blocks come through Ray."""
 
     sender: Any = None
-    asked: Answer | None = None
+    asked: Pending[Any] | None = None
     closed_until: float = 0.0
     failures: int = 0
 

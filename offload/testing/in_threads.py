@@ -18,13 +18,14 @@ import torch
 from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, Reach, Slice
+from offload.pipeline.pending import Pending
 from offload.pipeline.pool import Block, Cost
 from offload.pipeline.streams import Cores, Stream
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
 from offload.train.checkpoints import format as checkpoints
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
-from offload.train.hub.client import HubClient, Pending
+from offload.train.hub.client import HubClient
 from offload.train.worker.checkpointer import Content
 from offload.train.worker.feed_client import BlockLostError, HubFeed
 

@@ -10,6 +10,7 @@ from typing import Protocol, assert_never
 
 from offload.model.bundle import Bundle
 from offload.model.placement import NodeResources
+from offload.pipeline.pending import Pending
 from offload.report.sentences import shares
 from offload.train.cluster.connection import Cluster, alive_nodes, held_by_others
 from offload.train.cluster.node_requests import NodeRequests
@@ -30,7 +31,6 @@ from offload.train.driver.fleet.messages import (
 )
 from offload.train.driver.fleet.room import Terms
 from offload.train.driver.fleet.state import Fleet, Starting
-from offload.train.hub.client import Pending
 from offload.train.messages import News, Orders
 
 LOOK_S = 1.0

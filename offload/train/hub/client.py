@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.feed import Feed
 from offload.pipeline.passes import PassKey, PassRequest, Reach, Slice
+from offload.pipeline.pending import Pending
 from offload.report.run_tail import Tails
 from offload.train.cluster.connection import Asked
 from offload.train.hub.actor import Hub
@@ -16,18 +17,7 @@ from offload.train.hub.board import Board
 from offload.train.messages import GroupStart, News, Orders, Push
 
 _P = ParamSpec("_P")
-_T_co = TypeVar("_T_co", covariant=True)
 _T = TypeVar("_T")
-
-
-class Pending(Protocol[_T_co]):
-    """An answer that is still to come."""
-
-    def done(self) -> bool:
-        """Whether the answer has arrived."""
-
-    def result(self) -> _T_co:
-        """Wait for the answer. Raises the hub's error."""
 
 
 class HubClient:

@@ -12,8 +12,9 @@ import ray
 from offload.pipeline import wire
 from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.passes import PassKey, Reach, Slice
+from offload.pipeline.pending import Pending
 from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
-from offload.train.hub.client import HubClient, Pending
+from offload.train.hub.client import HubClient
 
 
 class BlockLostError(Exception):
