@@ -33,7 +33,7 @@ class Job:
         if world_size <= 1:
             return cls(name=uuid.uuid4().hex)
         described = "\0".join(env.get(name, "") for name in _SHARED)
-        if env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]:
+        if env.get("LOCAL_WORLD_SIZE") == str(world_size):
             # All ranks have one parent. It tells this job from the last one, whose address was the same.
             parent = psutil.Process(os.getppid())
             described += f"\0{socket.gethostname()}\0{parent.pid}\0{parent.create_time()}"

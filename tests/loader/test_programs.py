@@ -72,12 +72,12 @@ class Shared(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield from range(int(os.environ["RANK"]), 12, int(os.environ["WORLD_SIZE"]))
 
-def main():
-    torch.distributed.init_process_group("gloo")
+def main(*place):
+    torch.distributed.init_process_group("gloo", **dict(zip(("rank", "world_size"), place)))
     rank = torch.distributed.get_rank()
     sampler = DistributedSampler(Numbers(), shuffle=True, seed=2)
     loader = offload.DataLoader(Numbers(), batch_size=4, sampler=sampler)
-    seen, waits = [], len(sys.argv) > 2
+    seen, waits = [], "late" in sys.argv
     if waits and rank == 1:
         torch.distributed.barrier()
     for epoch in range(2):
@@ -97,7 +97,13 @@ def main():
     torch.distributed.destroy_process_group()
 
 if __name__ == "__main__":
-    main()
+    if "spawn" in sys.argv:  # the ranks find nothing about their place in the environment
+        import socket
+        with socket.create_server(("127.0.0.1", 0)) as port:
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port.getsockname()[1]))
+        torch.multiprocessing.spawn(main, args=(2,), nprocs=2)
+    else:
+        main()
 """
 
 SPAWNED = """
@@ -191,20 +197,20 @@ def test_nothing_is_left_of_a_program_however_it_ends(tmp_path: Path, how: str, 
     eventually(lambda: not marked(mark))
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Path, late: bool) -> None:
+@pytest.mark.parametrize("how", ["torchrun", "late", "spawn"])
+def test_the_ranks_of_a_job_share_one_ray_and_get_their_own_samples(tmp_path: Path, how: str) -> None:
     """``late``: rank 1 comes when the feed that rank 0 made has taken all CPUs."""
     mark = uuid.uuid4().hex
-    command = [
-        sys.executable,
+    launcher = [
         "-m",
         "torch.distributed.run",
         "--nproc-per-node=2",
         "--master-port=0",
         "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
     ]
-    arguments = [str(tmp_path), *(["late"] if late else [])]
-    done = run([*command, "--rdzv-endpoint=localhost:0", script(tmp_path, RANKS), *arguments], tmp_path, mark)
+    command = [sys.executable, *([] if how == "spawn" else launcher), script(tmp_path, RANKS), str(tmp_path), how]
+    done = run(command, tmp_path, mark)
     assert done.returncode == 0, done.stderr
     told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert told[0]["cluster"] == told[1]["cluster"]

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload import machine, preload
@@ -46,6 +48,7 @@ LOOK_S = 0.25
 DIGITS = 4  # decimals of resource amounts: Ray's resolution
 JOIN_S = 5.0  # time for a cluster to notice a new node
 DASHBOARD_PORT = 8265
+SPAWNED = "__mp_main__"  # the name of the program's module in a process that multiprocessing has spawned
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 
 # The run forwards the output of the user's function itself; all other logs stay in Ray's session folder.
@@ -124,6 +127,7 @@ def _opened(address: str | None, interrupts: Interrupts, metrics_port: int | Non
     """A connection, and whether it is to a Ray that it started."""
     if (warning := ray_version_warning(ray.__version__)) is not None:
         logging.getLogger("offload").warning(warning)
+    _pickle_main_by_value()
     address = address or os.environ.get("RAY_ADDRESS") or None
     if ray.is_initialized():
         with interrupts.finally_killing(ray_processes.kill_own):
@@ -212,6 +216,14 @@ def _joined(address: str, interrupts: Interrupts) -> Iterator[None]:
     finally:
         with interrupts.shielded():
             ray.shutdown()
+
+
+def _pickle_main_by_value() -> None:
+    """Let classes and functions of the user's program reach Ray's processes from a process that multiprocessing has spawned. It calls the
+    program's module by a name of its own, which other processes take for a module to import."""
+    main = sys.modules.get(SPAWNED)
+    if main is not None and main.__name__ == SPAWNED:
+        cloudpickle.register_pickle_by_value(main)  # type: ignore[no-untyped-call]
 
 
 def _start_local(mark: str = "", metrics_port: int | None = None) -> None:
