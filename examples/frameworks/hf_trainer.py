@@ -51,9 +51,9 @@ def pad(samples):
     longest = max(len(sample["input_ids"]) for sample in samples)
     tokens = torch.zeros(len(samples), longest, dtype=torch.long)
     for row, sample in enumerate(samples):
-        tokens[row, : len(sample["input_ids"])] = torch.tensor(sample.pop("input_ids"))
+        tokens[row, : len(sample["input_ids"])] = torch.tensor(sample["input_ids"])
     # As data collators of the library do, it takes all columns that are left.
-    rest = {name: torch.tensor([sample[name] for sample in samples]) for name in samples[0]}
+    rest = {name: torch.tensor([sample[name] for sample in samples]) for name in samples[0] if name != "input_ids"}
     return {"input_ids": tokens, "attention_mask": (tokens > 0).long(), **rest}
 
 
