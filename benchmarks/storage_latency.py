@@ -2,9 +2,9 @@
 
     python benchmarks/storage_latency.py -o result.json
 
-One core decodes, crops and blurs JPEG files in tasks of a second, as a preprocessing process does: from local files, and in several ways
-from S3. Beside it, other libraries do the same on that core, each in an environment of its own. Every row has a partner that reads the same
-format from the local disk, and `over_local` is the ratio of both.
+One core decodes, crops and blurs JPEG files in tasks of one to three seconds, as a preprocessing process does: from local files, and in
+several ways from S3. Beside it, other libraries do the same on that core, each in an environment of its own. Every row has a partner that
+reads the same format from the local disk, and `over_local` is the ratio of both.
 
 The S3 server is the small one of benchmarks/s3_server.py, on another core; it answers each request --delay-ms late. The rows run in
 turn for --repeats rounds, and the result holds medians. A row that cannot run stays in the result, with the reason.
@@ -39,8 +39,9 @@ from benchmarks import environments, side_by_side, workloads
 from benchmarks.environments import EnvironmentFailed
 from benchmarks.rows.protocol import ANSWER
 from benchmarks.s3_server import BUCKET, Server, linked, slow_s3
+from offload.pipeline.cache import accounts
 from offload.pipeline.recipe import process
-from offload.pipeline.sizing import TASK_S
+from offload.pipeline.sizing import task_s
 from offload.pipeline.sources import read_ahead
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 
@@ -130,7 +131,8 @@ def _read(name: str, images: int) -> int:
     """The samples that a run of a row reads."""
     if name.split(",")[0] in PEERS:
         return images
-    return WARM_UP + (min(images, ONE_BY_ONE) if "one request" in name else images)
+    sizing = 2 * WARM_UP
+    return sizing + WARM_UP + (min(images, ONE_BY_ONE) if "one request" in name else images)
 
 
 def _partner(name: str) -> str:
@@ -154,20 +156,29 @@ def _own_rows(place: Path, server: Server, images: int) -> dict[str, Callable[[]
     files = offload.image_folder(url, _transform(), cache=f"ssd:{_folder(place, 'files')}:4GB")
     decoded = offload.image_folder(url, v2.Resize(256))
     kept = offload.cached(decoded, _transform(), cache=f"ssd:{_folder(place, 'kept')}:4GB", name="resized")
-    task = BATCH * max(1, int(_rate(beside, images, task=images) * TASK_S / BATCH))  # as offload sizes tasks
-    rows: dict[str, Callable[[], float]] = {
-        LOCAL: lambda: _rate(beside, images, task=task),
-        "S3, one request at a time": lambda: _rate(remote, min(images, ONE_BY_ONE), task=task, requests=1),
-        "S3, requests ahead": lambda: _rate(remote, images, task=task),
-        "S3 through obstore, requests ahead": lambda: _rate(through, images, task=task),
-        'S3, cache="ssd:…", second epoch': lambda: _rate(files, images, task=task, epoch=1),
-        "S3, offload.cached, second epoch": lambda: _rate(kept, images, task=task, epoch=1),
+    rate = _rate(beside, images, task=images)
+
+    def task(pipeline: Pipeline, **how: Any) -> int:
+        """The samples of a task, as offload sizes it."""
+        accounts.taken()
+        _rate(pipeline, WARM_UP, task=WARM_UP, **how)
+        return BATCH * max(1, int(rate * task_s(1, accounts.taken().first_wait_s / 2) / BATCH))
+
+    def row(pipeline: Pipeline, samples: int = images, **how: Any) -> Callable[[], float]:
+        return lambda: _rate(pipeline, samples, task=task(pipeline, **how), **how)
+
+    rows = {
+        LOCAL: row(beside),
+        "S3, one request at a time": row(remote, min(images, ONE_BY_ONE), requests=1),
+        "S3, requests ahead": row(remote),
+        "S3 through obstore, requests ahead": row(through),
+        'S3, cache="ssd:…", second epoch': row(files, epoch=1),
+        "S3, offload.cached, second epoch": row(kept, epoch=1),
     }
     for warmed in (files, kept):
-        _rate(warmed, images, task=task)
+        _rate(warmed, images, task=images)
     if (bucket / "tar").exists():
-        shards = offload.webdataset(f"s3://{BUCKET}/tar", _transform())
-        rows["tar shards on S3, requests ahead"] = lambda: _rate(shards, images, task=task)
+        rows["tar shards on S3, requests ahead"] = row(offload.webdataset(f"s3://{BUCKET}/tar", _transform()))
     return rows
 
 

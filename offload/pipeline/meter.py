@@ -24,13 +24,14 @@ ANEW = 16  # updates of the medians per turnover of the recent tasks: with many 
 @dataclass(frozen=True)
 class _Spent:
     """Costs per sample of one task: seconds for sizing the next tasks, core-seconds, bytes, wall-clock seconds, and those of them in
-    which it waited for files or other programs."""
+    which it waited for files or other programs. ``first_wait_s``: the seconds in which the task waited for its first file."""
 
     seconds: float
     cpu_s: float
     size_bytes: float
     wall_s: float
     blocked_s: float
+    first_wait_s: float
 
 
 class Meter:
@@ -59,7 +60,12 @@ class Meter:
         # A task that mostly waits for storage is not short.
         seconds = max(cost.cpu_s, cost.wall_s / 2)
         spent = _Spent(
-            *(each / cost.rows for each in (seconds, cost.cpu_s, cost.size_bytes, cost.wall_s, cost.blocked_s))
+            seconds=seconds / cost.rows,
+            cpu_s=cost.cpu_s / cost.rows,
+            size_bytes=cost.size_bytes / cost.rows,
+            wall_s=cost.wall_s / cost.rows,
+            blocked_s=cost.blocked_s / cost.rows,
+            first_wait_s=cost.first_wait_s,
         )
         with self._lock:
             self._recent.append(spent)
@@ -90,6 +96,7 @@ class Meter:
                 self._rates = Rates(
                     core_seconds_per_sample=_median([spent.seconds for spent in self._recent]),
                     bytes_per_sample=_median([spent.size_bytes for spent in self._recent]),
+                    first_wait_s=_median([spent.first_wait_s for spent in self._recent]),
                 )
             return self._rates
 

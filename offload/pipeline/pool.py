@@ -97,7 +97,7 @@ class Cost:
     ``cpu_s`` counts from the end of the previous task if this one followed at once. ``process_bytes`` is the private memory of the
     process after the task; 0: unknown. ``blocked_s``: the seconds of ``wall_s`` in which the task neither ran nor waited for a core: it
     waited for files or other programs. NaN: unknown. ``cache_bytes`` and ``storage_bytes``: what came from the node's cache and from
-    storage, of data sets with a cache.
+    storage, of data sets with a cache. ``first_wait_s``: how long it waited for the first file from storage.
     """
 
     rows: int
@@ -108,6 +108,7 @@ class Cost:
     blocked_s: float = math.nan
     cache_bytes: int = 0
     storage_bytes: int = 0
+    first_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +197,7 @@ class Preprocessor:
         cost = Cost(
             rows=block.num_rows, size_bytes=block.nbytes, cpu_s=cpu_s, wall_s=wall_s, process_bytes=process_bytes,
             blocked_s=blocked_s, cache_bytes=read.cache_bytes, storage_bytes=read.storage_bytes,
+            first_wait_s=read.first_wait_s,
         )  # fmt: skip
         return block, cost
 

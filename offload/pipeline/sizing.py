@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 TASK_S = 1.0
 BLOCK_HUB_S = 0.01  # twice the CPU time that the run's hub spends on a block (benchmarks/scale.py)
-LONGEST_TASK_S = 3.0  # longest task that may grow to hold a whole local batch
+LONGEST_TASK_S = 3.0  # longest task that may grow to hold a whole local batch, or since it waits for its first file
+WAITING = 0.03  # the share of a task that may pass until its first file has come
 BLOCK_BYTES = 128 << 20
 SAME_SPEED = 0.25  # relative difference up to which cores count as equally fast
 PLAN_TASKS_PER_CORE = 8  # tasks in one plan; the next plan uses newer measurements
@@ -20,10 +21,12 @@ PLAN_TASKS_PER_CORE = 8  # tasks in one plan; the next plan uses newer measureme
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The measured cost of one sample: seconds of one core (busy CPU time of the tasks) and bytes as shipped."""
+    """The measured cost of one sample: seconds of one core (busy CPU time of the tasks) and bytes as shipped. ``first_wait_s``: the
+    seconds in which a task waits for its first file from storage."""
 
     core_seconds_per_sample: float
     bytes_per_sample: float
+    first_wait_s: float = 0.0
 
 
 def block_bytes(store_bytes: float, cores: int) -> int:
@@ -72,14 +75,15 @@ def for_speed(size: int, speed: float, local_batch_size: int) -> int:
     return rows - rows % local_batch_size if rows >= local_batch_size else rows
 
 
-def task_s(cores: int) -> float:
-    """Seconds of a task's work. On hundreds of cores it is longer, so that one hub, half busy, keeps up with the blocks of all."""
-    return max(TASK_S, BLOCK_HUB_S * cores)
+def task_s(cores: int, first_wait_s: float = 0.0) -> float:
+    """Seconds of a task's work. On hundreds of cores it is longer, so that one hub, half busy, keeps up with the blocks of all. It is also
+    longer where a core has nothing to do until the first file has come from storage."""
+    return max(TASK_S, BLOCK_HUB_S * cores, min(first_wait_s / WAITING, LONGEST_TASK_S))
 
 
 def rows_per_task(rates: Rates, block_bytes: int = BLOCK_BYTES, *, cores: int = 1) -> int:
     """Rows that take :func:`task_s` of one core, unless their block would outgrow ``block_bytes``; at least one."""
-    by_time = task_s(cores) / max(rates.core_seconds_per_sample, 1e-9)
+    by_time = task_s(cores, rates.first_wait_s) / max(rates.core_seconds_per_sample, 1e-9)
     by_size = block_bytes / max(rates.bytes_per_sample, 1.0)
     return max(1, int(min(by_time, by_size)))
 

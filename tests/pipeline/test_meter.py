@@ -53,6 +53,16 @@ def test_the_share_of_time_in_which_tasks_are_blocked() -> None:
     assert "blocked" not in unknown.summary()
 
 
+def test_the_usual_wait_for_a_tasks_first_file_is_known_for_sizing() -> None:
+    meter = Meter(lambda: {"near": 1})
+    made = block("near", 2.0)
+    for first_wait_s in (0.1, 0.1, 0.9):
+        meter.add(replace(made, cost=replace(made.cost, first_wait_s=first_wait_s)))
+    rates = meter.rates()
+    assert rates is not None
+    assert rates.first_wait_s == pytest.approx(0.1)
+
+
 def test_bytes_from_caches_and_from_storage_add_up_over_all_tasks() -> None:
     meter = Meter(lambda: {"near": 1})
     made = block("near", 2.0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from PIL import Image
 
 import offload
 from offload.pipeline import wire
+from offload.pipeline.cache import accounts
 from offload.pipeline.recipe import Recipe, process
 from offload.pipeline.sources import read_ahead
 from offload.pipeline.sources.base import Index
@@ -80,6 +83,28 @@ def test_an_error_is_raised_at_its_file() -> None:
     with pytest.raises(OSError, match="no such file"):
         ahead.get("bad")
     assert ahead.get("b") == b""
+
+
+def test_a_task_tells_how_long_it_waited_for_its_first_file() -> None:
+    late_s = 0.05
+
+    def read(path: str) -> bytes:
+        time.sleep(late_s)  # storage that answers late
+        if path == "bad":
+            raise OSError("no such file")
+        return b""
+
+    accounts.taken()
+    ahead = ReadAhead(read)
+    for first in ("a", "bad"):
+        ahead.begin([first, *"bcdefgh"])
+        with contextlib.suppress(OSError):
+            ahead.get(first)
+        waited_s = accounts.taken().first_wait_s
+        assert waited_s > late_s / 2
+        for path in "bcdefgh":
+            ahead.get(path)
+        assert accounts.taken().first_wait_s == 0
 
 
 def test_few_large_files_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

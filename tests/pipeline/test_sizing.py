@@ -14,6 +14,7 @@ from offload.pipeline.sizing import (
     LONGEST_TASK_S,
     PLAN_TASKS_PER_CORE,
     TASK_S,
+    WAITING,
     Rates,
     aligned,
     block_bytes,
@@ -86,6 +87,19 @@ def test_a_task_is_as_long_as_it_may_be(rates: Rates, limit: int) -> None:
     almost = 1 - 1e-9
     longer_s, larger = (rows + 1) * rates.core_seconds_per_sample, (rows + 1) * max(rates.bytes_per_sample, 1)
     assert longer_s > TASK_S * almost or larger > limit * almost
+
+
+@settings(deadline=None)
+@given(first_wait_s=st.floats(0.0, 100.0), core_s=st.floats(1e-4, 0.3))
+def test_tasks_are_so_long_that_the_wait_for_their_first_file_costs_little(first_wait_s: float, core_s: float) -> None:
+    rows = rows_per_task(Rates(core_seconds_per_sample=core_s, bytes_per_sample=1.0, first_wait_s=first_wait_s))
+    at_once = rows_per_task(Rates(core_seconds_per_sample=core_s, bytes_per_sample=1.0))
+    assert rows >= at_once
+    if first_wait_s <= WAITING * TASK_S:
+        assert rows == at_once
+    assert rows * core_s <= LONGEST_TASK_S * (1 + 1e-9)
+    if rows * core_s < LONGEST_TASK_S - core_s:
+        assert first_wait_s <= WAITING * (rows + 1) * core_s * (1 + 1e-9)
 
 
 @settings(deadline=None)

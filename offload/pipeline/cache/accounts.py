@@ -1,4 +1,5 @@
-"""What this process has read through caches since it was last asked, and why it no longer stores anything."""
+"""What this process has read since it was last asked: bytes through caches, and the wait for a task's first file. Also why a cache no
+longer stores anything."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Bytes that came from caches and from storage. ``problem``: the reason, if a cache has begun to fail."""
+    """Bytes that came from caches and from storage. ``first_wait_s``: the seconds until the first file of a task had come from storage.
+    ``problem``: the reason, if a cache has begun to fail."""
 
     cache_bytes: int = 0
     storage_bytes: int = 0
+    first_wait_s: float = 0.0
     problem: str | None = None
 
 
@@ -19,14 +22,15 @@ _lock = threading.Lock()
 _since = Account()
 
 
-def count(*, cache_bytes: int = 0, storage_bytes: int = 0) -> None:
-    """Count bytes, on any thread."""
+def count(*, cache_bytes: int = 0, storage_bytes: int = 0, first_wait_s: float = 0.0) -> None:
+    """Count bytes or seconds, on any thread."""
     global _since
     with _lock:
         _since = replace(
             _since,
             cache_bytes=_since.cache_bytes + cache_bytes,
             storage_bytes=_since.storage_bytes + storage_bytes,
+            first_wait_s=_since.first_wait_s + first_wait_s,
         )
 
 

@@ -1,15 +1,19 @@
 """Read files, or parts of files, before their turn, many at a time.
 
 A request to an object store takes tens of milliseconds, whatever its size. A core that waits for each file in turn would do nothing else.
-The order of a task's files is known, so that their requests overlap.
+The order of a task's files is known, so that their requests overlap. The task still waits for the first of them, which it tells, so that
+tasks can be long enough for that to cost little.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+from offload.pipeline.cache import accounts
 
 REQUESTS = 32  # in flight at once, for each core
 BUFFERED_BYTES = 64 << 20  # of files that wait for their turn, for each core, as far as their mean tells
@@ -35,6 +39,7 @@ class ReadAhead(Generic[Place, Content]):
         self._coming: deque[Place] = deque()
         self._under_way: deque[tuple[Place, Future[Content]]] = deque()
         self._files = self._bytes = 0
+        self._began = False  # whether a file of this task has come
 
     def begin(self, places: Sequence[Place]) -> None:
         """Begin a task that reads these places in this order. Those of an earlier task are forgotten."""
@@ -42,6 +47,7 @@ class ReadAhead(Generic[Place, Content]):
             future.cancel()
         self._under_way.clear()
         self._coming = deque(places)
+        self._began = False
         self._request()
 
     def get(self, place: Place) -> Content:
@@ -52,10 +58,18 @@ class ReadAhead(Generic[Place, Content]):
             head[1].cancel()  # it was left out
         future = head[1]
         self._request()
-        content = future.result()
+        content = future.result() if self._began else self._first(future)
         self._files += 1
         self._bytes += self._size(content)
         return content
+
+    def _first(self, future: Future[Content]) -> Content:
+        """Wait for the task's first file, and note the time."""
+        self._began, began = True, time.perf_counter()
+        try:
+            return future.result()
+        finally:
+            accounts.count(first_wait_s=time.perf_counter() - began)
 
     def _request(self) -> None:
         """Request more files, up to the limits."""
