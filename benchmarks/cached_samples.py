@@ -111,7 +111,7 @@ def main(repeats: int, data: Path | None, output: Path | None) -> None:
         "find_ns_per_byte": float(each_byte * 1e3),
         "repeats": repeats,
         "command": f"python benchmarks/cached_samples.py --repeats {repeats}",
-        "machine": {name: value for name, value in side_by_side.machine().items() if name != "cores_used"},
+        "machine": side_by_side.hardware(),
         "versions": side_by_side.versions(),
     }
     print(f"a found sample: {each_sample:,.0f} µs + {each_byte * 1e3:.2f} ns a byte")

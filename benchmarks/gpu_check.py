@@ -143,7 +143,7 @@ def document_of(
         "claim": "nothing fails of what only a GPU can show",
         "command": shlex.join(["python", "benchmarks/gpu_check.py", *sys.argv[1:]]),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {name: value for name, value in side_by_side.machine().items() if name != "cores_used"},
+        "machine": side_by_side.hardware(),
         "versions": side_by_side.versions(),
         "device": "cpu" if cpu else "cuda",
         "gpus": list(gpus),

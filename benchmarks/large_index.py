@@ -79,7 +79,7 @@ def main(rows: int, names: int, repeats: int, output: Path | None, measure: tupl
         "parquet": parquet,
         "named": named,
         "command": f"python benchmarks/large_index.py --rows {rows} --names {names} --repeats {repeats}",
-        "machine": {name: value for name, value in side_by_side.machine().items() if name != "cores_used"},
+        "machine": side_by_side.hardware(),
         "versions": side_by_side.versions(),
     }
     if output is not None:

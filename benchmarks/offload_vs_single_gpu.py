@@ -62,7 +62,7 @@ def main(workloads: tuple[str, ...], cores: int, data: Path | None, cpu: bool, o
     result: dict[str, Any] = {
         "benchmark": "offload_vs_single_gpu",
         "command": shlex.join(["python", "benchmarks/offload_vs_single_gpu.py", *sys.argv[1:]]),
-        "machine": side_by_side.machine() | {"cores_used": {name: len(those) for name, those in own.items()}},
+        "machine": side_by_side.hardware() | {"cores_used": {name: len(those) for name, those in own.items()}},
         "versions": side_by_side.versions(),
         "gpus": [] if cpu else list(gpus),
         "cases": [],

@@ -355,11 +355,15 @@ def as_dict(measurement: Measurement) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine of a result."""
+    """The machine of a result that hosts on two cores made."""
+    return hardware() | {"cores_used": list(cores())}
+
+
+def hardware() -> dict[str, Any]:
+    """The machine of any result."""
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cpu_model": cpu[0].split(":", 1)[1].strip() if cpu else platform.machine(),
-        "cores_used": list(cores()),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),

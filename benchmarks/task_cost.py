@@ -159,7 +159,6 @@ class Case:
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of the JPEG files; missing files are made there.")
 @click.option("-o", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the result's JSON here.")
 def main(repeats: int, data: Path | None, output: Path | None) -> None:
-    machine = {name: value for name, value in side_by_side.machine().items() if name != "cores_used"}
     torch.set_num_threads(1)
     photos = workloads.get("jpeg", workloads.jpeg_files(data or reference.folder_of("jpeg")))
     figures: dict[str, dict[str, dict[str, Any]]] = {}
@@ -192,7 +191,7 @@ def main(repeats: int, data: Path | None, output: Path | None) -> None:
         "figures": figures,
         "repeats": repeats,
         "command": f"python benchmarks/task_cost.py --repeats {repeats}",
-        "machine": machine,
+        "machine": side_by_side.hardware(),
         "versions": side_by_side.versions(),
     }
     if output is not None:
