@@ -1035,6 +1035,20 @@ def test_a_column_of_folders_is_none_of_those_that_files_lack(hive: Path) -> Non
     }
 
 
+def test_a_column_of_folders_that_some_files_hold_themselves_in_another_type(tmp_path: Path) -> None:
+    for year, columns in ((2024, {"x": [1], "y": pa.array([2024], pa.int32())}), (2025, {"x": [2]})):
+        (tmp_path / f"y={year}").mkdir()
+        pq.write_table(pa.table(columns), tmp_path / f"y={year}" / "0.parquet")
+    for asked in (None, ["y", "x"]):
+        found = read(list_parquet(tmp_path, columns=asked)).columns
+        assert found["y"].dtype == np.int64
+        assert list(zip(found["x"], found["y"], strict=True)) == [(1, 2024), (2, 2025)]
+    (tmp_path / "y=unknown").mkdir()
+    pq.write_table(pa.table({"x": [3]}), tmp_path / "y=unknown" / "0.parquet")
+    assert "column 'y' is int32 in" in refusal(list_parquet, tmp_path)
+    assert list(read(list_parquet(tmp_path, columns=["x"])).columns["x"]) == [1, 2, 3]
+
+
 def test_files_whose_columns_have_no_common_type(tmp_path: Path) -> None:
     for number, values in enumerate(([1], [2], ["three"])):
         pq.write_table(pa.table({"id": [number], "x": values}), tmp_path / f"{number}.parquet")

@@ -134,7 +134,9 @@ def _footers(
                 have = [*footer.schema_arrow.names, *partitions.types]
                 _check_columns(file, have, images)
                 rows = [footer.metadata.row_group(g).num_rows for g in range(footer.metadata.num_row_groups)]
-                return file, have, rows, types_of(footer.schema_arrow, wanted)
+                own = types_of(footer.schema_arrow, wanted)
+                # A column of folders may be a column of some files, too.
+                return file, have, rows, {**partitions.only(wanted).types, **own}
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"cannot read {file!r} as Parquet: {error}.") from None
 
@@ -282,8 +284,8 @@ class ParquetReader:
             # Remote columns come in a few requests at once; local ones are read as they are decoded.
             footer = self._footers.of(file, lambda: pq.ParquetFile(stream).metadata) if remote else None
             opened = pq.ParquetFile(stream, pre_buffer=remote, metadata=footer)
-            rows = cast(opened.read_row_group(number, columns=self.columns), self.types, file)
-            return completed(self.partitions.add(rows, file), self.types)
+            rows = self.partitions.add(opened.read_row_group(number, columns=self.columns), file)
+            return completed(cast(rows, self.types, file), self.types)
 
     def _open(self, file: str) -> Any:
         if self.cached is not None and (seen := self.cached.seen(file, self.seen)) is not None:
