@@ -1049,6 +1049,17 @@ def test_a_column_of_folders_that_some_files_hold_themselves_in_another_type(tmp
     assert list(read(list_parquet(tmp_path, columns=["x"])).columns["x"]) == [1, 2, 3]
 
 
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.Table.from_arrays([pa.array([number]) for number in range(3)], ["id", "x", "x"]), tmp_path / "a.parquet"
+    )
+    for columns in (None, ["x"]):
+        text = refusal(list_parquet, tmp_path, columns=columns)
+        assert f"{str(tmp_path / 'a.parquet')!r} has several columns 'x'" in text
+        assert "parquet(columns=[...])" in text
+    assert list(read(list_parquet(tmp_path, columns=["id"])).columns["id"]) == [0]
+
+
 def test_files_whose_columns_have_no_common_type(tmp_path: Path) -> None:
     for number, values in enumerate(([1], [2], ["three"])):
         pq.write_table(pa.table({"id": [number], "x": values}), tmp_path / f"{number}.parquet")

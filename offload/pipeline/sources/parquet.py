@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -133,6 +133,7 @@ def _footers(
                 footer = pq.ParquetFile(stream)
                 have = [*footer.schema_arrow.names, *partitions.types]
                 _check_columns(file, have, images)
+                _check_once(file, footer.schema_arrow.names, wanted)
                 rows = [footer.metadata.row_group(g).num_rows for g in range(footer.metadata.num_row_groups)]
                 own = types_of(footer.schema_arrow, wanted)
                 # A column of folders may be a column of some files, too.
@@ -158,6 +159,15 @@ def _check_columns(file: str, have: Sequence[str], asked: Sequence[str]) -> None
     missing = [c for c in asked if c not in have]
     if missing:
         raise ConfigError(f"{file!r} has no column {missing[0]!r}; its columns are {', '.join(have)}.")
+
+
+def _check_once(file: str, have: Sequence[str], wanted: Sequence[str] | None) -> None:
+    twice = [name for name, count in Counter(have).items() if count > 1 and (wanted is None or name in wanted)]
+    if twice:
+        raise ConfigError(
+            f"{file!r} has several columns {twice[0]!r}. Write it with different names, or name the columns to read without it: "
+            "parquet(columns=[...])."
+        )
 
 
 def _runs(rows: pa.Table) -> Iterator[tuple[int, int, _Group]]:
