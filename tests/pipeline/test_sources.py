@@ -26,6 +26,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.data.block import BlockAccessor
@@ -1188,6 +1189,25 @@ def test_shards_on_another_file_system(shards: Path) -> None:
         index = list_webdataset(paths, filesystem=filesystem)
         assert len(index) == 12
         assert read(index).columns["txt"][11] == "caption 11"
+
+
+class RefusesEmptyRanges(MemoryFileSystem):  # type: ignore[misc]
+    """Storage that refuses a range of no bytes, as obstore does."""
+
+    cachable = False
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        if start is not None and start == end:
+            raise ValueError(f"Invalid range requested, start: {start} end: {end}")
+        return bytes(super().cat_file(path, start, end, **kwargs))
+
+
+def test_a_sample_whose_only_member_is_empty(tmp_path: Path) -> None:
+    add_members(tmp_path / "a.tar", {"a.txt": b"", "b.txt": b"b"})
+    storage = RefusesEmptyRanges()
+    storage.pipe("/empty/a.tar", (tmp_path / "a.tar").read_bytes())
+    for shards, filesystem in ((tmp_path, None), ("/empty", storage)):
+        assert read(list_webdataset(shards, filesystem=filesystem)).columns["txt"] == ["", "b"]
 
 
 def test_a_shard_of_any_name(tmp_path: Path) -> None:
