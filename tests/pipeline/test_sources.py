@@ -30,6 +30,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.data.block import BlockAccessor
+from torchvision.transforms import v2
 
 from benchmarks.s3_server import BUCKET, Server, slow_s3
 from offload.errors import ConfigError, RunError
@@ -40,7 +41,9 @@ from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.spec import as_pipeline, from_torch
+from offload.pipeline.spec import as_pipeline, from_torch, webdataset
+from offload.pipeline.wire import ERROR
+from tests.pipeline.index_pass import a_pass, stream_of
 
 RED, GREY = (250, 10, 20), 120
 
@@ -1208,6 +1211,24 @@ def test_a_sample_whose_only_member_is_empty(tmp_path: Path) -> None:
     storage.pipe("/empty/a.tar", (tmp_path / "a.tar").read_bytes())
     for shards, filesystem in ((tmp_path, None), ("/empty", storage)):
         assert read(list_webdataset(shards, filesystem=filesystem)).columns["txt"] == ["", "b"]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_image_transform_where_many_samples_in_a_row_have_no_image(tmp_path: Path, on_error: Any) -> None:
+    add_members(tmp_path / "a.tar", {f"{number}.jpg": encoded() for number in range(3)})
+    add_members(tmp_path / "b.tar", {f"{number}.txt": b"no image" for number in range(3, 40)})
+    data = webdataset(tmp_path, v2.Resize((4, 4)), on_error=on_error, shuffle=False)
+    if on_error == "raise":
+        with pytest.raises(
+            RunError, match=r"sample 3 \(3 in .*b\.tar\) is unusable: it has no image.*on_error=\"skip\""
+        ):
+            a_pass(stream_of(data, shuffle=False))
+        return
+    rows = a_pass(stream_of(data, shuffle=False))
+    skipped = [position for position, row in rows.items() if row.get(ERROR) is not None]
+    assert sorted(rows) == list(range(40))
+    assert sorted(skipped) == list(range(3, 40))
+    assert "it has no image, but txt" in rows[39][ERROR]
 
 
 def test_a_shard_of_any_name(tmp_path: Path) -> None:

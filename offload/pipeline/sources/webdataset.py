@@ -194,6 +194,9 @@ class WebDatasetReader:
     """A reader of samples. The image becomes ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns
     named by their extension: numbers and JSON parsed, text as text, anything else as bytes, further images too."""
 
+    members_vary = True
+    """Samples may lack columns that others have."""
+
     def __init__(
         self,
         fs: Any,
