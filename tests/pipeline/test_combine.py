@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +26,7 @@ from offload.pipeline.index_rows import Runs, rows_at
 from offload.pipeline.ranges import Ranges
 from offload.pipeline.recipe import process
 from offload.pipeline.sources.mixed import PART, MixedRows
-from offload.pipeline.spec import from_torch, image_folder, parquet
+from offload.pipeline.spec import from_torch, image_folder, parquet, webdataset
 from offload.pipeline.wire import POSITION, SAMPLE_ID
 from tests.pipeline.index_pass import a_pass, listed, stream_of
 
@@ -319,3 +321,18 @@ def test_what_joins_and_draws_of_generators_yields_any_number_too() -> None:
     for each in (one, weighted(one, [1, 2]), mix({"a": one, "b": two}), mix({"a": one, "b": two}, {"a": 1, "b": 1})):
         assert each.yields
     assert not mix({"a": [{"x": 1}], "b": from_torch([{"x": 2}])}).yields
+
+
+@pytest.mark.parametrize("weights", [None, {"a": 1, "b": 3}])
+def test_mixed_tar_shards_may_lack_a_member_in_some_samples(tmp_path: Path, weights: Any) -> None:
+    for name in "ab":
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for number in range(40):
+                for member, content in (("cls", b"1"), ("txt", b"caption")):
+                    if member == "cls" or number % 8 == 0:
+                        info = tarfile.TarInfo(f"{name}{number}.{member}")
+                        info.size = len(content)
+                        tar.addfile(info, io.BytesIO(content))
+    rows = a_pass(stream_of(mix({name: webdataset(tmp_path / f"{name}.tar") for name in "ab"}, weights=weights)))
+    assert {row["label"] for row in rows.values()} == {1}
+    assert {row.get("txt") for row in rows.values()} == {None, "caption"}

@@ -145,7 +145,7 @@ def in_parts(
 ) -> Done:
     """Do the work of each part on its own rows, and put the results into the order of ``rows``.
 
-    Raises RunError if the samples of two parts have different columns.
+    Raises RunError if the samples of two parts have different columns. Samples of tar shards hold None for those that they lack.
     """
     numbers = rows.column(PART).to_numpy()
     done: list[tuple[int, NDArray[np.int64], Columns]] = []
@@ -162,6 +162,13 @@ def in_parts(
         SAMPLES in columns for _, _, columns in done
     ):  # samples of one part stay as its data set returns them, for a collate_fn
         done = [(number, at, {SAMPLES: rows_of(columns, len(at))}) for number, at, columns in done]
+    names_of_all = dict.fromkeys(name for _, _, columns in done for name in columns)
+    done = [
+        (number, at, {name: columns.get(name, [None] * len(at)) for name in names_of_all})
+        if _members_vary(parts[number])
+        else (number, at, columns)
+        for number, at, columns in done
+    ]
     first = done[0]
     for other in done[1:]:
         if other[2].keys() != first[2].keys():
@@ -175,6 +182,13 @@ def in_parts(
     order = np.argsort(places)
     merged = {name: _merged([columns[name] for _, _, columns in done], order) for name in first[2]}
     return places[order], merged, errors
+
+
+def _members_vary(part: Any) -> bool:
+    """Whether samples of this part, a reader or a recipe, may lack columns that its others have. A user's transform decides itself what
+    it returns."""
+    reader = part if hasattr(part, "read") else part.reader if part.kind == "none" else None
+    return bool(getattr(reader, "members_vary", False))
 
 
 def _own(rows: pa.Table, at: Sequence[int] | NDArray[np.int64], number: int) -> pa.Table:
