@@ -212,25 +212,36 @@ def _release(user: str) -> None:
     _end_later()
 
 
+_newest_look = object()
+
+
 def _end_later() -> None:
+    global _newest_look
     if _sessions:
-        timer = threading.Timer(LINGER_S, end_unused)
+        _newest_look = look = object()
+        timer = threading.Timer(LINGER_S, _end_unless_later, (look,))
         timer.daemon = True
         timer.start()
 
 
+def _end_unless_later(look: object) -> None:
+    """End the sessions that no loader uses, unless a loader has gone since: another may follow it as soon."""
+    if look is _newest_look:
+        end_unused()
+
+
 def end_unused() -> None:
     """End the sessions that no loader uses. While another session or a run of this process is in use, only give back their cores: one of
-    them may have started the Ray of all. Ranks of a job keep theirs until their end, since others may need it."""
-    with unless_used() as free:
-        with _lock:
-            unused = [key for key in _sessions if not _users.get(key) and not _sessions[key].is_shared]
-            if free and len(unused) == len(_sessions):
-                closing = [_sessions.pop(key) for key in unused]
-            else:
-                closing = []
-                for key in unused:
-                    _sessions[key].give_back()
+    them may have started the Ray of all. Ranks of a job keep theirs until their end, since others may need it. A loader that begins
+    meanwhile waits: the Ray that it would find is about to end."""
+    with unless_used() as free, _lock:
+        unused = [key for key in _sessions if not _users.get(key) and not _sessions[key].is_shared]
+        if free and len(unused) == len(_sessions):
+            closing = [_sessions.pop(key) for key in unused]
+        else:
+            closing = []
+            for key in unused:
+                _sessions[key].give_back()
         for session in closing:
             session.close()
 

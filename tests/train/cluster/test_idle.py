@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,3 +50,62 @@ def test_a_session_that_no_loader_uses_ends_only_after_the_run_that_uses_its_ray
     assert later == ["look again"]
     sessions.end_unused()
     assert session.done == ["gave back its cores", "ended Ray"]
+
+
+def test_a_loader_that_begins_while_the_last_session_ends_does_not_join_its_ray(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    happened: list[str] = []
+    ending, begun = threading.Event(), threading.Event()
+
+    class Ending(Session):
+        def close(self) -> None:
+            ending.set()
+            begun.wait(0.5)  # until another has begun, which it must not
+            happened.append("one has ended")
+
+    class Beginning(Session):
+        def __init__(self, address: str | None, placement: str) -> None:
+            super().__init__()
+            happened.append("another begins")
+            begun.set()
+
+        def renew(self) -> None:
+            pass
+
+    monkeypatch.setattr(sessions, "Session", Beginning)
+    monkeypatch.setattr(sessions, "_end_later", list)
+    monkeypatch.setattr(sessions, "_sessions", {(None, "all"): Ending()})
+    monkeypatch.setattr(sessions, "_users", {})
+    thread = threading.Thread(target=sessions.end_unused)
+    thread.start()
+    assert ending.wait(60)
+    user = sessions.User()
+    user.session(None, "all")
+    thread.join()
+    assert happened == ["one has ended", "another begins"]
+
+
+def test_a_session_lingers_after_the_last_of_several_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Any] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, wait_s: float, call: Any, arguments: tuple[Any, ...] = ()) -> None:
+            looks.append(lambda: call(*arguments))
+
+        def start(self) -> None:
+            pass
+
+    session = Session()
+    monkeypatch.setattr(threading, "Timer", Timer)
+    monkeypatch.setattr(sessions, "_sessions", {(None, "all"): session})
+    monkeypatch.setattr(sessions, "_users", {(None, "all"): {"train", "val"}})
+    sessions._release("train")
+    sessions._release("val")
+    first, second = looks
+    first()  # a moment after the end of the other loader
+    assert session.done == []
+    second()
+    assert session.done == ["ended Ray"]
