@@ -74,12 +74,11 @@ def state_of(samplers: Iterable[Any], generator: torch.Generator | None) -> dict
 
 
 def generators_of(samplers: Iterable[Any], generator: torch.Generator | None) -> dict[str, Any]:
-    """The state of the generators that the loader and its samplers hold. A program that resumes between two epochs has the global ones in
-    its own hands."""
-    owns = [_own(sampler) for sampler in samplers]
+    """The state of the generators that the loader and its samplers hold, and that of samplers which tell their own. A program that resumes
+    between two epochs has the global ones in its own hands, and a sampler's epoch."""
     return {
         "generator": None if generator is None else generator.get_state(),
-        "samplers": [{} if own is None else {"generator": own.get_state()} for own in owns],
+        "samplers": [_state_between(sampler) for sampler in samplers],
     }
 
 
@@ -152,6 +151,16 @@ def _state_of_sampler(sampler: Any) -> dict[str, Any]:
     has_own = hasattr(sampler, "load_state_dict") and not isinstance(sampler, DistributedSampler)
     if has_own and _takes_nothing(getattr(sampler, "state_dict", None)):
         state["own"] = copy.deepcopy(sampler.state_dict())  # some give the dict that they go on to change
+    return state
+
+
+def _state_between(sampler: Any) -> dict[str, Any]:
+    state = _state_of_sampler(sampler)
+    if hasattr(
+        sampler, "set_epoch"
+    ):  # the program sets the next epoch before it iterates, which an older state would undo
+        state.pop("epoch", None)
+        state.pop("own", None)
     return state
 
 

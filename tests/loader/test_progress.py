@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
-from offload.loader.progress import restore, state_of
+from offload.loader.progress import generators_of, restore, restore_own, state_of
 
 
 class Stepped(torch.utils.data.SequentialSampler):
@@ -85,3 +86,50 @@ def test_a_distributed_sampler_begins_its_epoch_anew_whatever_it_gave_in_the_las
     restore(state, [again], None)
     assert list(again) == list(sampler)
     assert again.epoch == 1
+
+
+class Permuting(torch.utils.data.Sampler[int]):
+    """Draws from NumPy's own kind of generator, whose state it tells."""
+
+    def __init__(self) -> None:
+        self.draws = np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.draws.permutation(8).tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"draws": self.draws.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.draws.bit_generator.state = state["draws"]
+
+
+class Epochs(Permuting):
+    """Its order is that of its epoch, which the program sets."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+
+
+def test_a_sampler_that_tells_its_state_goes_on_with_it_after_the_end_of_an_epoch() -> None:
+    sampler, resumed = Permuting(), Permuting()
+    list(sampler)
+    restore_own(generators_of([sampler], None), [resumed], None)
+    assert list(resumed) == list(sampler)
+
+
+def test_the_state_of_the_end_of_an_epoch_does_not_undo_the_epoch_that_the_program_sets() -> None:
+    sampler, resumed = Epochs(), Epochs()
+    sampler.set_epoch(3)
+    state = generators_of([sampler], None)
+    resumed.set_epoch(4)
+    restore_own(state, [resumed], None)
+    assert resumed.epoch == 4
