@@ -29,10 +29,9 @@ class Job:
     def of(cls, env: Mapping[str, str] = os.environ) -> Job:
         """The job that the environment describes, as torchrun, Ray Train and most launchers do, or that torch.distributed has joined; else
         one of this process alone."""
-        rank, world_size = _place(env)
+        rank, world_size, described = _place(env)
         if world_size <= 1:
             return cls(name=uuid.uuid4().hex)
-        described = "\0".join(env.get(name, "") for name in _SHARED)
         if env.get("LOCAL_WORLD_SIZE") == str(world_size):
             # All ranks have one parent. It tells this job from the last one, whose address was the same.
             parent = psutil.Process(os.getppid())
@@ -47,11 +46,23 @@ class Job:
         return {**own, "RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
 
 
-def _place(env: Mapping[str, str]) -> tuple[int, int]:
-    """This process's rank, and the number of ranks."""
+def _place(env: Mapping[str, str]) -> tuple[int, int, str]:
+    """This process's rank, the number of ranks, and what tells them from those of other jobs."""
+    described = "\0".join(env.get(name, "") for name in _SHARED)
     with contextlib.suppress(KeyError, ValueError):
-        return int(env["RANK"]), int(env["WORLD_SIZE"])
-    # torch.multiprocessing.spawn and Lightning's own launcher tell a process's rank to torch alone. The port gives the job its name.
-    if "MASTER_PORT" in env and torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+        return int(env["RANK"]), int(env["WORLD_SIZE"]), described
+    # torch.multiprocessing.spawn and Lightning's own launcher tell a process's rank to torch alone.
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        told = described if "MASTER_PORT" in env else _agreed()
+        if told:
+            return torch.distributed.get_rank(), torch.distributed.get_world_size(), told
+    return 0, 1, ""
+
+
+def _agreed() -> str:
+    """What the first rank to ask has told torch.distributed's store, by which the ranks met: the environment says nothing of an
+    ``init_method`` such as ``tcp://host:port``. Empty without such a store."""
+    with contextlib.suppress(Exception):
+        store = torch.distributed.distributed_c10d._get_default_store()
+        return str(store.compare_set("offload/job", "", uuid.uuid4().hex).decode())
+    return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch.distributed
 
@@ -49,7 +51,34 @@ def test_ranks_that_only_torch_distributed_knows_are_one_job(monkeypatch: pytest
     assert [(job.rank, job.world_size) for job in jobs] == [(0, 2), (1, 2)]
     assert jobs[0].name == jobs[1].name
     assert Job.of({**env, "RANK": "5", "WORLD_SIZE": "6"}).rank == 5  # the launcher's word comes first
-    assert Job.of({}).world_size == 1  # without an address, another job of this machine would have the same name
+    assert (
+        Job.of({}).world_size == 1
+    )  # without an address or a store, another job of this machine would have the same name
+
+
+@pytest.mark.parametrize("how", ["tcp", "file"])
+def test_ranks_that_met_without_environment_variables_are_one_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    """As with ``init_process_group(init_method="tcp://host:port", rank=rank, world_size=2)`` in spawned processes."""
+
+    def met(name: str) -> list[torch.distributed.Store]:
+        if how == "file":
+            return [torch.distributed.FileStore(str(tmp_path / name), 2) for _ in range(2)]
+        first = torch.distributed.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+        return [first, torch.distributed.TCPStore("127.0.0.1", first.port, 2, is_master=False)]
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    jobs = []
+    for stores in (met("one"), met("other")):
+        for rank, store in enumerate(stores):
+            monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+            monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda store=store: store)
+            jobs.append(Job.of({}))
+            assert Job.of({}) == jobs[-1]
+    assert [(job.rank, job.world_size) for job in jobs] == [(0, 2), (1, 2)] * 2
+    assert jobs[0].name == jobs[1].name != jobs[2].name == jobs[3].name
 
 
 def test_processes_of_a_rank_are_told_its_place() -> None:
