@@ -561,6 +561,18 @@ def test_what_the_function_prints_reaches_the_driver(tmp_path: Path, capfd: pyte
     assert f"hello from the worker in {STARTED_IN}\n" in capfd.readouterr().err
 
 
+def test_the_function_runs_in_the_folder_of_the_program_wherever_ray_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(ctx: offload.Context) -> None:
+        Path("written.txt").write_text("by the worker")
+        fit_linear(ctx)
+
+    monkeypatch.chdir(tmp_path)
+    trainer(train, epochs=1).fit(run_dir=tmp_path / "run", quiet=True)
+    assert (tmp_path / "written.txt").read_text() == "by the worker"
+
+
 def test_a_compiled_model_trains_and_is_saved_as_the_plain_one(tmp_path: Path) -> None:
     def train(ctx: offload.Context) -> None:
         plain = linear()

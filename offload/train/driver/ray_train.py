@@ -8,8 +8,8 @@ times a second while it runs. On a host with few cores, those cores should prepr
 (unless the environment asks for it). Without a Ray Data pipeline, it also omits the actor that coordinates Ray Data with the workers.
 The controller, like the workers, starts with its imports done (:mod:`offload.preload`).
 
-Ray Train would also move each worker to a folder of its own. A run leaves them where Ray has started them, so that relative paths in the
-user's function name the same files as everywhere else in the script.
+Ray Train would also move each worker to a folder of its own. A run moves them to the program's
+(:mod:`offload.train.worker.process`), so that relative paths in the user's function name the same files as everywhere else in the script.
 """
 
 from __future__ import annotations

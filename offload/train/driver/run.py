@@ -6,6 +6,7 @@ Where it stops: :mod:`offload.train.driver.trainer` checks the arguments, and :m
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -279,6 +280,7 @@ class Run:
             hang_s=trainer.hang_s,
             deterministic=trainer.deterministic,
             config=trainer.train_loop_config,
+            folder=_folder(),
             marker=marker,
         )
 
@@ -491,6 +493,14 @@ class Run:
         text, kind = describe_failure(error, "training failed", where)
         self.log.finish("failed", None, error=text)
         raise kind(text) from None
+
+
+def _folder() -> str:
+    """This process's folder; empty if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _address_of(checkpoint: Any) -> str:

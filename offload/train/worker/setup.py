@@ -32,6 +32,8 @@ class WorkerSetup:
     hang_s: float
     deterministic: bool
     config: dict[str, Any]
+    folder: str = ""
+    """That of the program, from which the function's relative paths begin on a node that has it."""
     marker: Marker | None = None
     source: str | None = None
     yielded: frozenset[str] = frozenset()
