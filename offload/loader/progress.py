@@ -156,9 +156,8 @@ def _state_of_sampler(sampler: Any) -> dict[str, Any]:
 
 def _state_between(sampler: Any) -> dict[str, Any]:
     state = _state_of_sampler(sampler)
-    if hasattr(
-        sampler, "set_epoch"
-    ):  # the program sets the next epoch before it iterates, which an older state would undo
+    if hasattr(sampler, "set_epoch"):
+        # The program sets the next epoch before it iterates. An older state would undo that.
         state.pop("epoch", None)
         state.pop("own", None)
     return state

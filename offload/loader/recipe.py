@@ -7,7 +7,6 @@ order of the sampler.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 from ray import cloudpickle
 from torch._utils import ExceptionWrapper
 
+from offload.pipeline.folder import Folder
 from offload.pipeline.gather import Scratch
 from offload.pipeline.packing import Packed, pack
 from offload.pipeline.randomness import seed_generators
@@ -63,36 +63,6 @@ class Batches:
     def samples_per_batch(self) -> int:
         """The number of samples of a batch, on average."""
         return self.num_rows // max(len(self.items), 1)
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The folder in which the program runs: paths of its data set may be relative to it, while Ray's processes run where Ray was started.
-    A process enters it as it unpickles it, if there is such a folder on its node. A recipe pickles it before the data set."""
-
-    path: str
-
-    @classmethod
-    def here(cls) -> Folder:
-        """This process's."""
-        try:
-            return cls(os.getcwd())
-        except FileNotFoundError:  # it has been removed
-            return cls("")
-
-    def enter(self) -> None:
-        """Enter it."""
-        with contextlib.suppress(OSError):
-            os.chdir(self.path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _entered, (self.path,)
-
-
-def _entered(path: str) -> Folder:
-    folder = Folder(path)
-    folder.enter()
-    return folder
 
 
 @dataclass(frozen=True, kw_only=True)

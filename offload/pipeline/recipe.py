@@ -24,6 +24,7 @@ from offload.pipeline import mapped_files
 from offload.pipeline.annotations import annotation
 from offload.pipeline.assemble import Processed, assemble
 from offload.pipeline.calls import CHUNK, Calls
+from offload.pipeline.folder import Folder
 from offload.pipeline.gather import Gather, Scratch
 from offload.pipeline.held_generators import Held, held_by
 from offload.pipeline.index_rows import Picked, as_table
@@ -46,7 +47,8 @@ Kind = Literal["none", "batch", "sample", "image", "generator"]
 class Recipe:
     """Everything that a task needs besides its rows.
 
-    ``transform`` may be a class; the process that runs it then constructs it. ``dataset``: the data set's name, for messages.
+    ``folder``: the program's, which must be the first field. ``transform`` may be a class; the process that runs it then constructs it.
+    ``dataset``: the data set's name, for messages.
     ``sample_timeout_s``: the longest time that a sample may take. ``whole``: samples travel as they are, not as columns
     (:mod:`offload.pipeline.whole_samples`). ``seeded_by``: the column of index rows whose number seeds a sample's random numbers; it
     is the position if a pass draws samples repeatedly. ``parts``: the recipes of the data sets that were mixed, if any, and
@@ -54,6 +56,7 @@ class Recipe:
     of random numbers that the transform holds, once it is ready.
     """
 
+    folder: Folder = field(default_factory=Folder.here)
     transform: Any
     kind: Kind
     seed: int

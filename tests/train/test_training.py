@@ -561,16 +561,32 @@ def test_what_the_function_prints_reaches_the_driver(tmp_path: Path, capfd: pyte
     assert f"hello from the worker in {STARTED_IN}\n" in capfd.readouterr().err
 
 
-def test_the_function_runs_in_the_folder_of_the_program_wherever_ray_was_started(
+def test_relative_paths_begin_at_the_folder_of_the_program_wherever_ray_was_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Numbers(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 32
+
+        def __getitem__(self, number: int) -> Any:
+            return {"x": torch.tensor([float(Path("factor.txt").read_text()) * number])}
+
     def train(ctx: offload.Context) -> None:
-        Path("written.txt").write_text("by the worker")
-        fit_linear(ctx)
+        model = torch.nn.Linear(1, 1)
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+        seen: list[float] = []
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                seen += batch["x"].flatten().tolist()
+                ctx.backward(model(batch["x"]).mean())
+                ctx.step()
+        Path("written.txt").write_text(str(sorted(seen)))
 
     monkeypatch.chdir(tmp_path)
-    trainer(train, epochs=1).fit(run_dir=tmp_path / "run", quiet=True)
-    assert (tmp_path / "written.txt").read_text() == "by the worker"
+    Path("factor.txt").write_text("2")
+    data = {"train": offload.from_torch(Numbers())}
+    offload.Trainer(train, datasets=data, batch_size=8).fit(run_dir=tmp_path / "run", quiet=True)
+    assert (tmp_path / "written.txt").read_text() == str([2.0 * number for number in range(32)])
 
 
 def test_a_compiled_model_trains_and_is_saved_as_the_plain_one(tmp_path: Path) -> None:

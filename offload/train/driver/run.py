@@ -6,7 +6,6 @@ Where it stops: :mod:`offload.train.driver.trainer` checks the arguments, and :m
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from offload.model.batch_split import BatchSplit
 from offload.model.placement import WorkerResources
 from offload.pipeline.aside import Aside
 from offload.pipeline.cached import check_names
+from offload.pipeline.folder import Folder
 from offload.pipeline.sendable import obstacle
 from offload.pipeline.streams import Cores, Stream
 from offload.prices import built_in
@@ -280,7 +280,7 @@ class Run:
             hang_s=trainer.hang_s,
             deterministic=trainer.deterministic,
             config=trainer.train_loop_config,
-            folder=_folder(),
+            folder=Folder.here(),
             marker=marker,
         )
 
@@ -493,14 +493,6 @@ class Run:
         text, kind = describe_failure(error, "training failed", where)
         self.log.finish("failed", None, error=text)
         raise kind(text) from None
-
-
-def _folder() -> str:
-    """This process's folder; empty if it has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
 
 
 def _address_of(checkpoint: Any) -> str:

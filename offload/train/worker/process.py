@@ -72,8 +72,7 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
     """Run the user's function with its context on this worker."""
     if setup.marker is not None:
         setup.marker.check()
-    with contextlib.suppress(OSError):  # Ray's processes run where Ray was started
-        os.chdir(setup.folder)
+    setup.folder.enter()  # Ray Train may have moved this process since it unpickled the setup
     seed_at_start(setup.seed, ray.train.get_context().get_world_rank())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loop = TrainingLoop(setup, place_of(setup))

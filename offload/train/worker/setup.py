@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
+from offload.pipeline.folder import Folder
 from offload.pipeline.spec import CollateFn, OnDevice
 from offload.train.checkpoints.storage import Marker
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
@@ -32,7 +33,7 @@ class WorkerSetup:
     hang_s: float
     deterministic: bool
     config: dict[str, Any]
-    folder: str = ""
+    folder: Folder = field(default_factory=lambda: Folder(""))
     """That of the program, from which the function's relative paths begin on a node that has it."""
     marker: Marker | None = None
     source: str | None = None
