@@ -72,7 +72,7 @@ def run_worker(user_function: Any, setup: WorkerSetup) -> None:
     """Run the user's function with its context on this worker."""
     if setup.marker is not None:
         setup.marker.check()
-    setup.folder.enter()  # Ray Train may have moved this process since it unpickled the setup
+    setup.folder.enter()
     seed_at_start(setup.seed, ray.train.get_context().get_world_rank())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loop = TrainingLoop(setup, place_of(setup))
