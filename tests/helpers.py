@@ -136,9 +136,12 @@ def end_loaders() -> None:
 
     from offload.loader import session as sessions
 
-    gc.collect()
-    sessions.end_unused()
-    eventually(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+    def ended() -> bool:
+        gc.collect()  # in each look: the thread of an iteration that has just ended may still hold its loader
+        sessions.end_unused()
+        return ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"]
+
+    eventually(ended)
 
 
 def command_of(process: psutil.Process) -> list[str]:
