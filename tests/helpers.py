@@ -122,17 +122,20 @@ def mount_small_disk(path: Path, options: str) -> None:
         pytest.skip(reason)
 
 
-def eventually(condition: Callable[[], bool], deadline_s: float = 300.0) -> None:
-    """Wait until it is so."""
+def eventually(
+    condition: Callable[[], bool], deadline_s: float = 300.0, *, state: Callable[[], object] = lambda: ""
+) -> None:
+    """Wait until it is so. ``state``: what to say if it never is."""
     until = time.monotonic() + deadline_s
     while not condition():
-        assert time.monotonic() < until, f"still not so after {deadline_s} s"
+        assert time.monotonic() < until, f"still not so after {deadline_s} s: {state()}"
         time.sleep(0.02)
 
 
 def end_loaders() -> None:
     """End this process's DataLoaders, and wait until Ray has freed their cores. Ray may take seconds for it."""
     import ray
+    import torch
 
     from offload.loader import session as sessions
 
@@ -141,7 +144,12 @@ def end_loaders() -> None:
         sessions.end_unused()
         return ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"]
 
-    eventually(ended)
+    def state() -> object:
+        loaders = [each for each in gc.get_objects() if isinstance(each, torch.utils.data.DataLoader)]
+        holders = [type(holder) for loader in loaders for holder in gc.get_referrers(loader) if holder is not loaders]
+        return ray.available_resources(), ray.cluster_resources(), sessions._users, loaders, holders
+
+    eventually(ended, state=state)
 
 
 def command_of(process: psutil.Process) -> list[str]:

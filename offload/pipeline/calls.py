@@ -2,7 +2,7 @@
 
 Random numbers belong to a sample, or to a chunk of :data:`CHUNK` samples if a function takes several at once. They must not depend on the
 cut of a pass into tasks and calls. As long as a recipe draws none, a call may take many chunks, which costs light rows a fraction of the
-time. A call that draws nevertheless is repeated chunk by chunk, with seeds, and so are all later ones.
+time. A task that draws nevertheless begins again chunk by chunk, with seeds, and so do all later ones.
 """
 
 from __future__ import annotations

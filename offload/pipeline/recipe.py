@@ -170,30 +170,47 @@ def process(
     """
     if recipe.reader is None:
         raise ValueError("process needs a recipe with a reader")
-    watch, rows = watch or Watch(Nobody()), as_table(rows)
+    watch, table, scratch = watch or Watch(Nobody()), as_table(rows), scratch or Scratch()
+    made = _processed(recipe, table, epoch, scratch, watch)
+    if made is None:  # rows without seeds have drawn random numbers; all have seeds from now on
+        made = _processed(recipe, table, epoch, scratch, watch)
+    assert made is not None
+    watch.idle()
+    return assemble(*made, recipe.words, whole=recipe.whole, skip=recipe.on_error == "skip")
+
+
+def _processed(
+    recipe: Recipe, rows: pa.Table, epoch: int, scratch: Scratch, watch: Watch
+) -> tuple[Processed, Gather] | None:
+    """Return the results of a task, and what gathered them. None: the recipe has drawn random numbers for rows that had no seeds, and the
+    task must begin again."""
+    reader, calls = recipe.reader, recipe.calls
+    assert reader is not None
     positions = rows.column(POSITION).to_numpy()
     parts: list[Columns] = []
     kept: list[np.ndarray[Any, Any]] = []
     skipped: dict[int, str] = {}
-    gather = Gather(rows.num_rows, scratch or Scratch())
-    if (begin_pass := getattr(recipe.reader, "begin_pass", None)) is not None:
+    gather = Gather(rows.num_rows, scratch)
+    if (begin_pass := getattr(reader, "begin_pass", None)) is not None:
         begin_pass(recipe.seed, epoch)
-    if (begin := getattr(recipe.reader, "begin", None)) is not None:
+    if (begin := getattr(reader, "begin", None)) is not None:
         begin(rows, epoch)
     ends = np.append(np.flatnonzero(np.diff(positions // CHUNK)) + 1, len(positions))
-    calls, start = recipe.calls, 0
-    drawn: Drawn | None = None  # since the last call: looking costs as much as transforming hundreds of light rows
+    start = 0
+    # Since the first rows without seeds. The task looks once, at its end: a look costs as much as transforming hundreds of light rows.
+    drawn: Drawn | None = None
     while start < len(positions):
         stop = calls.stop(ends, start)
         chunk = rows.slice(start, stop - start)
         libraries, began = loaded_libraries(), time.perf_counter()
         calls.begin()
         if calls.seeded:
+            if drawn:
+                break
             drawn = None
         elif drawn is None:
             drawn = Drawn(recipe.held)
         good, made, errors = _process_rows(recipe, chunk, epoch, watch)
-        calls.drew = calls.drew or bool(drawn)
         if loaded_libraries() != libraries:
             # These rows themselves imported the library of their random numbers, which was therefore not seeded.
             hold_to_one_core()
@@ -202,16 +219,16 @@ def process(
         if not calls.done(time.perf_counter() - began):
             continue
         for i, reason in errors.items():
-            skipped[start + i] = f"{recipe.reader.describe(chunk, i)}: {reason}"
+            skipped[start + i] = f"{reader.describe(chunk, i)}: {reason}"
         if len(good):
             check_block_names(recipe, made)
             parts.append(made if recipe.whole else gather.place(made))
             kept.append(good + start)
         start = stop
-    watch.idle()
-    return assemble(
-        Processed(rows, parts, kept, skipped), gather, recipe.words, whole=recipe.whole, skip=recipe.on_error == "skip"
-    )
+    if drawn:
+        calls.fix()
+        return None
+    return Processed(rows, parts, kept, skipped), gather
 
 
 def _process_rows(

@@ -5,9 +5,10 @@ Losses of one batch have one scale, even if its optimizers step one after the ot
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -86,5 +87,10 @@ def _reached(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer cannot step without a closure, such as LBFGS."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return _requires_closure(type(optimizer).step)
+
+
+@functools.cache  # to read a signature takes as long as a small optimizer's step
+def _requires_closure(step: Callable[..., Any]) -> bool:
+    closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
