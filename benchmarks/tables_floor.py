@@ -5,6 +5,9 @@
 A maker runs the plain loop, and copies its batches into blocks of shared memory that it uses again and again. A reader maps them, and
 copies each batch into tensors of its own. There is no object store, no order of a pass and no other process. CPU time counts; the plain
 loop runs before and after, in a process of the same kind. What offload takes beyond this floor is its own.
+
+offload's tasks make the same rows, too, in a process without Ray: up to their blocks, which nothing stores. In a run, storing them, the
+worker, the hub and Ray's daemons add to that.
 """
 
 import json
@@ -12,7 +15,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -24,11 +27,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this file also runs as a script
 
+import offload
 from benchmarks import reference, side_by_side, tables
+from offload.pipeline.gather import Scratch
+from offload.pipeline.index_rows import Picked, Runs
+from offload.pipeline.malloc import keep_freed_memory
+from offload.pipeline.ranges import Ranges
+from offload.pipeline.recipe import process
+from offload.pipeline.shuffling import epoch_permutation
 
 FILES = {"tabular": 8, "text": 4}
 BLOCK_BYTES = 64 << 20
 BLOCKS = 2
+TASK_ROWS = {"tabular": 1 << 19, "text": 1 << 13}  # large ones, as in the steady state of a run
 WARM = 4  # row groups that do not count: pages are fresh and imports incomplete
 ALIGNED = 64
 
@@ -46,6 +57,28 @@ def plain(batches: tables.Batches, connection: Connection) -> None:
             tensors = {name: torch.from_numpy(column) for name, column in batch.items()}
             rows += len(tensors["label"])
     connection.send((time.process_time() - began) / rows)
+
+
+def tasks(batches: tables.Batches, connection: Connection) -> None:
+    """Make the rows in offload's tasks, and send their CPU seconds for a row. The first task does not count."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    pipeline = offload.parquet(batches.folder, tables.TRANSFORMS[batches.name])
+    assert pipeline.list is not None
+    index = pipeline.list()
+    assert isinstance(index.rows, Runs)
+    recipe, scratch = pipeline.recipe(index, seed=0).ready(), Scratch()
+    order = epoch_permutation(len(index.rows), seed=0, epoch=0, groups=index.rows.groups)
+    size, began = TASK_ROWS[batches.name], 0.0
+    for start in range(0, len(order), size):
+        if start == size:
+            began = time.process_time()
+        ids = order[start : start + size]
+        positions = Ranges(((start, start + len(ids)),))
+        process(
+            recipe, Picked(ids=ids, source=index.rows, positions=positions, wanted=positions), epoch=0, scratch=scratch
+        )
+    connection.send((time.process_time() - began) / (len(order) - size))
 
 
 def make(batches: tables.Batches, connection: Connection, names: list[str]) -> None:
@@ -95,13 +128,13 @@ def read(connection: Connection, blocks: list[SharedMemory]) -> tuple[float, flo
     return maker_s / rows, spent_s / rows
 
 
-def _plain_s(batches: tables.Batches) -> float:
+def _alone_s(run: Callable[[tables.Batches, Connection], None], batches: tables.Batches) -> float:
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
-    process = context.Process(target=plain, args=(batches, theirs))
-    process.start()
+    child = context.Process(target=run, args=(batches, theirs))
+    child.start()
     found: float = mine.recv()
-    process.join()
+    child.join()
     return found
 
 
@@ -110,10 +143,10 @@ def _floor_s(batches: tables.Batches) -> tuple[float, float]:
     mine, theirs = context.Pipe()
     blocks = [SharedMemory(create=True, size=BLOCK_BYTES) for _ in range(BLOCKS)]
     try:
-        process = context.Process(target=make, args=(batches, theirs, [block.name for block in blocks]))
-        process.start()
+        child = context.Process(target=make, args=(batches, theirs, [block.name for block in blocks]))
+        child.start()
         found = read(mine, blocks)
-        process.join()
+        child.join()
         return found
     finally:
         for block in blocks:
@@ -126,17 +159,20 @@ def measure(name: str, repeats: int) -> Mapping[str, Any]:
     rows = FILES[name] * tables.ROWS_PER_FILE[name]
     batches = tables.Batches(name, tables.files(name, reference.folder_of(name), rows), tables.BATCH_SIZES[name])
     found: list[dict[str, float]] = []
-    before = _plain_s(batches)
+    before = _alone_s(plain, batches)
     for _ in range(repeats):
         maker, reader = _floor_s(batches)
-        after = _plain_s(batches)
+        task = _alone_s(tasks, batches)
+        after = _alone_s(plain, batches)
         mean = (before + after) / 2
         found.append(
             {
                 "plain": mean * 1e9,
                 "maker": maker * 1e9,
                 "reader": reader * 1e9,
+                "task": task * 1e9,
                 "floor_over_plain": (maker + reader) / mean,
+                "task_over_plain": task / mean,
             }
         )
         before = after
