@@ -191,7 +191,9 @@ def main(names: tuple[str, ...], repeats: int, output: Path | None) -> None:
     """Measure the floor of rows of tables beside the plain loop."""
     result = {
         "rows": [measure(name, repeats) for name in names or tables.NAMES],
-        "command": " ".join(["python", "benchmarks/tables_floor.py", *sys.argv[1:]]),
+        "command": " ".join(
+            ["python benchmarks/tables_floor.py", *(f"--workload {name}" for name in names), f"--repeats {repeats}"]
+        ),
         "machine": side_by_side.machine(),
         "versions": side_by_side.versions(),
     }

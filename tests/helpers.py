@@ -140,7 +140,7 @@ def end_loaders() -> None:
     from offload.loader import session as sessions
 
     def ended() -> bool:
-        gc.collect()  # in each look: the thread of an iteration that has just ended may still hold its loader
+        gc.collect()  # in each look: it does nothing while another thread collects
         sessions.end_unused()
         return ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"]
 
