@@ -384,9 +384,6 @@ def transform(
     if recipe.kind == "none":
         return dict(columns)
     if recipe.kind == "image" and "image" not in columns:
-        if chunk is not None and getattr(recipe.reader, "members_vary", False):
-            # The other samples of this chunk lack an image, too.
-            raise _BrokenRow(0, f"it has no image, but {', '.join(map(str, columns))}")
         raise RunError(
             f"the transform {recipe.words.transform} takes images, and the source has no column 'image': it gives "
             f"{', '.join(map(str, columns))}. Name the images' column 'image' in the source, or pass a function of a batch that transforms "

@@ -300,8 +300,8 @@ def webdataset(
 
     A sample is the files of one key. Its image becomes ``image``, HWC uint8, and ``.cls`` becomes ``label``, int64. Other files become
     columns named by their extension: ``.json`` parsed, ``.txt`` as text, and the rest as bytes, such as ``.npy`` and ``.left.png``. A
-    function of a sample can decode them. Of a ``.jpg`` and a ``.png`` with one key, the ``.jpg`` is the image. Shuffling reorders shards,
-    and samples within each.
+    function of a sample can decode them. A sample that lacks a file that others have gets None in its column. Of a ``.jpg`` and a ``.png``
+    with one key, the ``.jpg`` is the image. Shuffling reorders shards, and samples within each.
 
     Args:
         shards: the shards, on local paths, ``s3://...``, or any path that pyarrow or fsspec opens.

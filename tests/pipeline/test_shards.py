@@ -60,7 +60,7 @@ def write_index(shard: Path, change: Callable[[str], str] = lambda text: text) -
 
 
 def listed(*paths: Path, fs: Any = None) -> pa.Table:
-    rows, _ = shards.list_shards(fs or pafs.LocalFileSystem(), [str(path) for path in paths], silent)
+    rows, *_ = shards.list_shards(fs or pafs.LocalFileSystem(), [str(path) for path in paths], silent)
     return whole(rows).drop_columns(["shard"])
 
 
@@ -131,6 +131,32 @@ def test_a_second_listing_reads_no_shard(shard: Path, monkeypatch: pytest.Monkey
     assert listed(shard).equals(first)
 
 
+def test_a_listing_of_an_earlier_version_without_columns_is_made_anew(shard: Path, cache: Path) -> None:
+    local, names = pafs.LocalFileSystem(), [str(shard)]
+    expected = shards.list_shards(local, names, silent)
+    (kept,) = cache.iterdir()
+    with pa.OSFile(str(kept)) as file:
+        table = pa.ipc.open_file(file).read_all().replace_schema_metadata(None)
+    with pa.ipc.new_file(str(kept), table.schema) as writer:
+        writer.write_table(table)
+    again = shards.list_shards(local, names, silent)
+    assert again.columns == expected.columns == ("image", "label")
+    assert whole(again.rows).equals(whole(expected.rows))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_dots_in_the_names_of_samples_are_named_with_the_remedy(tmp_path: Path, at_once: bool) -> None:
+    names = [f"photo.{number:04d}.jpg" for number in range(shards.MOST_COLUMNS + 1)]
+    parts = [names] if at_once else [names[:600], names[600:]]
+    for number, part in enumerate(parts):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+            for name in part:
+                tar.addfile(tarfile.TarInfo(f"{name[6:10]}/{name}"))
+    paths = [str(tmp_path / f"{number}.tar") for number in range(len(parts))]
+    with pytest.raises(ConfigError, match=r"more than 1,000 endings, such as '1000\.jpg'\. .*write dots in the names"):
+        shards.list_shards(pafs.LocalFileSystem(), paths, silent)
+
+
 def test_a_shard_that_was_written_anew_is_read_again(shard: Path) -> None:
     assert listed(shard).num_rows == SAMPLES
     size, modified = shard.stat().st_size, shard.stat().st_mtime_ns
@@ -180,7 +206,7 @@ def test_shards_keep_their_order(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.tar" for number in range(12)]
     for number, path in enumerate(paths):
         write(path, samples=1 + number)
-    rows, counts = shards.list_shards(pafs.LocalFileSystem(), [str(path) for path in paths], silent)
+    rows, counts, _ = shards.list_shards(pafs.LocalFileSystem(), [str(path) for path in paths], silent)
     assert counts.tolist() == [*range(1, 13)]
     assert whole(rows).column("shard").to_pylist() == [str(paths[n]) for n in range(12) for _ in range(n + 1)]
 
@@ -191,21 +217,22 @@ def test_a_second_start_maps_a_large_listing(tmp_path: Path, cache: Path, monkey
     for path in paths:
         write(path)
     local, names = pafs.LocalFileSystem(), [str(path) for path in paths]
-    first, counts = shards.list_shards(local, names, silent)
+    first, counts, columns = shards.list_shards(local, names, silent)
     for kept in cache.glob("*.arrow"):  # those of single shards
         kept.unlink()
     with monkeypatch.context() as patch:
         unscanned(patch)
-        again, counts_again = shards.list_shards(local, names, silent)
+        again, counts_again, columns_again = shards.list_shards(local, names, silent)
     assert isinstance(first, StoredRows)
     assert isinstance(again, StoredRows)
     assert again.folder == first.folder
     assert whole(again).equals(whole(first))
     assert counts_again.tolist() == counts.tolist() == [SAMPLES] * 3
+    assert columns_again == columns == ("image", "label")
     first.close()
     assert first.folder.exists()  # for later runs
     write(paths[1], samples=2)
-    changed, counts = shards.list_shards(local, names, silent)
+    changed, counts, _ = shards.list_shards(local, names, silent)
     assert counts.tolist() == [SAMPLES, 2, SAMPLES]
     assert len(changed) == 2 * SAMPLES + 2
     assert isinstance(changed, StoredRows)

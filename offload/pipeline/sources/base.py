@@ -37,8 +37,7 @@ class Reader(Protocol):
 
     A reader with a method ``prepare`` has work to do in each process before its first read. One with a method ``begin(rows, epoch)``
     learns which index rows a task will read, in their order. One with a method ``begin_pass(seed, epoch)`` learns before each task what
-    its own random numbers may depend on. One whose attribute ``members_vary`` is true leaves out a column that none of the samples has,
-    though others may have it.
+    its own random numbers may depend on. One whose attribute ``members_vary`` is true may be mixed with others that have more columns.
     """
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:

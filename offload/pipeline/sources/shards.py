@@ -1,8 +1,7 @@
 """The places of the samples in tar shards: from an index file beside a shard, from an earlier listing, or from the shard's headers.
 
 An index file is what NVIDIA DALI's ``wds2idx`` writes: ``a.idx`` beside ``a.tar``. An earlier listing counts as long as the shard has the
-same size and time of modification. Where it stops: :mod:`offload.pipeline.sources.webdataset` reads
-the samples.
+same size and time of modification. Where it stops: :mod:`offload.pipeline.sources.webdataset` reads the samples.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +19,18 @@ from numpy.typing import NDArray
 
 from offload.errors import ConfigError
 from offload.pipeline.aside import each_in_order
+from offload.pipeline.images import EXTENSIONS
 from offload.pipeline.sources.base import Tell
 from offload.pipeline.sources.files import printable, requests_at_once
-from offload.pipeline.sources.listing_cache import cache, cache_rows, cached, cached_rows, new_folder, remove_unused
+from offload.pipeline.sources.listing_cache import (
+    cache,
+    cache_rows,
+    cached,
+    cached_rows,
+    facts_of,
+    new_folder,
+    remove_unused,
+)
 from offload.pipeline.sources.positioned import Positioned
 from offload.pipeline.stored_rows import RowsWriter, StoredRows
 
@@ -33,12 +41,22 @@ Members = dict[str, tuple[int, int]]
 """The place of each member's bytes in the shard by extension: (offset, size)."""
 
 
-def list_shards(
-    fs: pafs.FileSystem, paths: Sequence[str], tell: Tell
-) -> tuple[pa.Table | StoredRows, NDArray[np.int64]]:
-    """The samples of all shards (``shard``, ``key`` and, as JSON, ``members``), and the number of samples of each shard.
+MOST_COLUMNS = 1000
 
-    Raises ConfigError for a shard that cannot be read.
+
+class Listed(NamedTuple):
+    """The samples of all shards (``shard``, ``key`` and, as JSON, ``members``), the number of samples of each shard, and the columns that
+    any of them has."""
+
+    rows: pa.Table | StoredRows
+    counts: NDArray[np.int64]
+    columns: tuple[str, ...]
+
+
+def list_shards(fs: pafs.FileSystem, paths: Sequence[str], tell: Tell) -> Listed:
+    """The samples of these shards.
+
+    Raises ConfigError for a shard that cannot be read, or whose samples' files have more than ``MOST_COLUMNS`` endings.
     """
     looked = _looked_at(fs, paths)
     seen = [[shard.size, shard.mtime_ns] for shard, _ in looked]
@@ -46,28 +64,54 @@ def list_shards(
     tells = all(size and changed for size, changed in seen)
     whole = ("shards", fs.type_name, *paths)
     names = {"shard": pa.array(paths, pa.large_string())}
-    if tells and (earlier := cached_rows(whole, lambda facts: facts["seen"] == seen, names)) is not None:
+
+    def fits(facts: Mapping[str, Any]) -> bool:
+        return bool(facts["seen"] == seen) and "columns" in facts
+
+    if tells and (earlier := cached_rows(whole, fits, names)) is not None:
         rows, facts = earlier
         tell(f"{len(paths):,} shards, {len(rows):,} samples")
-        return rows, np.array(facts["samples"], dtype=np.int64)
+        return Listed(rows, np.array(facts["samples"], dtype=np.int64), tuple(facts["columns"]))
     counts: list[int] = []
+    columns: dict[str, None] = {}
     writer = RowsWriter(new_folder)
 
     def listed(number: int) -> pa.Table:
         return _shard(fs, paths[number], *looked[number])
 
     def done(table: pa.Table) -> None:
+        columns.update(dict.fromkeys(json.loads(facts_of(table)["columns"])))
+        _check_columns(paths[len(counts)], columns)
         shard = pa.array(np.full(table.num_rows, len(counts), np.int32))
-        writer.add(table.add_column(0, "shard", shard))
+        writer.add(table.replace_schema_metadata(None).add_column(0, "shard", shard))
         counts.append(table.num_rows)
         tell(f"{len(counts):,} of {len(paths):,} shards, {len(writer):,} samples")
 
     each_in_order(listed, range(len(paths)), threads=requests_at_once(fs), done=done)
     found = writer.finish(dictionaries=names)
     if tells and isinstance(found, StoredRows):
-        found = cache_rows(whole, found, {"seen": seen, "samples": counts})
+        found = cache_rows(whole, found, {"seen": seen, "samples": counts, "columns": list(columns)})
     remove_unused()
-    return found, np.array(counts, dtype=np.int64)
+    return Listed(found, np.array(counts, dtype=np.int64), tuple(columns))
+
+
+def columns_of(extensions: Collection[str]) -> dict[str, str]:
+    """The column of each member of a sample."""
+    # Of an image and its mask (a.jpg, a.png), one is the image. Which one must not depend on their order in the shard.
+    images = [extension for extension in extensions if f".{extension}" in EXTENSIONS]
+    names = {"cls": "label"}
+    if images:
+        names[min(images, key=lambda extension: EXTENSIONS.index(f".{extension}"))] = "image"
+    return {extension: names.get(extension, extension) for extension in extensions}
+
+
+def _check_columns(path: str, columns: dict[str, None]) -> None:
+    if len(columns) > MOST_COLUMNS:
+        raise ConfigError(
+            f"the files of the samples in {printable(path)!r} have more than {MOST_COLUMNS:,} endings, such as "
+            f"{next(reversed(columns))!r}. What follows the first dot of a name is its ending: write dots in the names of samples as "
+            "another character."
+        )
 
 
 _Looked = tuple[pafs.FileInfo, pafs.FileInfo]
@@ -91,10 +135,10 @@ def _looked_at(fs: pafs.FileSystem, paths: Sequence[str]) -> list[_Looked]:
 def _shard(fs: pafs.FileSystem, path: str, shard: pafs.FileInfo, index: pafs.FileInfo) -> pa.Table:
     known = [fs.type_name, shard.path, shard.size, shard.mtime_ns] if shard.size and shard.mtime_ns else None
     try:
-        table = None if known is None else cached(known)
+        table = None if known is None else cached(known, lambda facts: "columns" in facts)
         if table is None:
             samples = _indexed(fs, shard, _index_path(path)) if index.type == pafs.FileType.File else None
-            table = _table(_scanned(fs, path) if samples is None else samples)
+            table = _table(path, _scanned(fs, path) if samples is None else samples)
             if known is not None:
                 cache(known, table)
     except (tarfile.TarError, OSError, pa.ArrowException) as error:
@@ -112,9 +156,14 @@ def _unreadable(path: str, error: Exception) -> ConfigError:
     )
 
 
-def _table(samples: Mapping[str, Members]) -> pa.Table:
+def _table(path: str, samples: Mapping[str, Members]) -> pa.Table:
+    columns: dict[str, None] = {}
+    for extensions in {tuple(each): None for each in samples.values()}:
+        columns.update(dict.fromkeys(columns_of(extensions).values()))
+        _check_columns(path, columns)
     members = [json.dumps(each) for each in samples.values()]
-    return pa.table({"key": pa.array(samples, pa.large_string()), "members": pa.array(members, pa.large_string())})
+    table = pa.table({"key": pa.array(samples, pa.large_string()), "members": pa.array(members, pa.large_string())})
+    return table.replace_schema_metadata({"columns": json.dumps(list(columns))})
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------

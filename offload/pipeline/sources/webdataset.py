@@ -22,7 +22,7 @@ import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
 from offload.pipeline.cache.spec import CacheSpec
-from offload.pipeline.images import EXTENSIONS, DecodeError
+from offload.pipeline.images import DecodeError
 from offload.pipeline.region_decode import read_image
 from offload.pipeline.shuffling import Consecutive
 from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
@@ -40,7 +40,7 @@ from offload.pipeline.sources.files import (
     telling_errors,
 )
 from offload.pipeline.sources.read_ahead import ReadAhead
-from offload.pipeline.sources.shards import list_shards
+from offload.pipeline.sources.shards import columns_of, list_shards
 from offload.pipeline.sources.versions import Seen, seen_files
 from offload.pipeline.wire import Column, stack, stack_lists
 
@@ -70,12 +70,12 @@ def list_webdataset(
         )
     check_text(inner)
     seen = _seen(fs, inner) if cache is not None else {}  # before their members: these may be newer
-    rows, counts = list_shards(fs, inner, tell)
+    rows, counts, columns = list_shards(fs, inner, tell)
     if not counts.any():
         raise ConfigError(f"the {len(paths)} shard(s) of {shards!r} hold no samples.")
     name = f"webdataset({paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''})"
     cached = None if cache is None else CachedFiles(fs, os.path.dirname(inner[0]), cache)
-    reader = WebDatasetReader(fs, encoded=encoded, cached=cached, seen=seen)
+    reader = WebDatasetReader(fs, columns, encoded=encoded, cached=cached, seen=seen)
     return Index(name=name, rows=rows, reader=reader, groups=Consecutive(counts))
 
 
@@ -192,25 +192,26 @@ def _compressed(path: str) -> ConfigError:
 
 class WebDatasetReader:
     """A reader of samples. The image becomes ``image`` (HWC uint8), ``cls`` becomes ``label`` (int64), and other members become columns
-    named by their extension: numbers and JSON parsed, text as text, anything else as bytes, further images too."""
+    named by their extension: JSON parsed, text as text, anything else as bytes, further images too. A sample has None in each of
+    ``columns`` that it has no member for, whichever other samples it is read with."""
 
     members_vary = True
-    """Samples may lack columns that others have."""
 
     def __init__(
         self,
         fs: Any,
+        columns: Sequence[str],
         *,
         encoded: bool = False,
         cached: CachedFiles | None = None,
         seen: Mapping[str, Seen] | None = None,
     ) -> None:
-        self.fs, self.encoded, self.cached, self.seen = fs, encoded, cached, seen or {}
+        self.fs, self.columns, self.encoded, self.cached, self.seen = fs, columns, encoded, cached, seen or {}
         self._shards = _OpenShards(fs)
         self._ahead: ReadAhead[_Place, bytes] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"fs": self.fs, "encoded": self.encoded, "cached": self.cached, "seen": self.seen}
+        return {name: getattr(self, name) for name in ("fs", "columns", "encoded", "cached", "seen")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -232,9 +233,8 @@ class WebDatasetReader:
         for i, place in enumerate(_places(rows)):
             at(i)
             samples.append(_sample(place, content_of(place), i, errors, encoded=self.encoded))
-        names = dict.fromkeys(name for sample in samples for name in sample)
         columns: dict[str, Column] = {}
-        for name in names:
+        for name in self.columns:
             values = [sample.get(name) for sample in samples]
             if name == "label" and not any(v is None for v in values):
                 columns[name] = stack(name, values)
@@ -308,8 +308,7 @@ def _sample(place: _Place, content: bytes, row: int, errors: dict[int, str], *, 
     sample: dict[str, Any] = {}
     start = 0
     members = json.loads(place[1])
-    # Of an image and its mask (a.jpg, a.png), one is the image. Which one must not depend on their order in the shard.
-    image = min((e for e in members if f".{e}" in EXTENSIONS), key=lambda e: EXTENSIONS.index(f".{e}"), default=None)
+    columns = columns_of(members)
     for extension, (_, size) in members.items():
         data = content[start : start + size]
         start += size
@@ -317,13 +316,13 @@ def _sample(place: _Place, content: bytes, row: int, errors: dict[int, str], *, 
         try:
             if len(data) < size:
                 raise ValueError(f"the shard ends after {len(data)} of its {size} bytes")
-            if extension == image:
+            if columns[extension] == "image" != extension:
                 value = read_image(data, f"corrupt .{extension}", encoded=encoded)
             else:
                 value = _parse(extension, data)
         except (DecodeError, ValueError) as error:
             errors[row] = f"corrupt .{extension}: {error}"
-        sample["image" if extension == image else "label" if extension == "cls" else extension] = value
+        sample[columns[extension]] = value
     return sample
 
 
