@@ -49,13 +49,13 @@ class Job:
 def _place(env: Mapping[str, str]) -> tuple[int, int, str]:
     """This process's rank, the number of ranks, and what tells them from those of other jobs."""
     described = "\0".join(env.get(name, "") for name in _SHARED)
+    met = torch.distributed.is_available() and torch.distributed.is_initialized()
+    told = _agreed() if met and "MASTER_PORT" not in env else described
     with contextlib.suppress(KeyError, ValueError):
-        return int(env["RANK"]), int(env["WORLD_SIZE"]), described
+        return int(env["RANK"]), int(env["WORLD_SIZE"]), told or described
     # torch.multiprocessing.spawn and Lightning's own launcher tell a process's rank to torch alone.
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        told = described if "MASTER_PORT" in env else _agreed()
-        if told:
-            return torch.distributed.get_rank(), torch.distributed.get_world_size(), told
+    if met and told:
+        return torch.distributed.get_rank(), torch.distributed.get_world_size(), told
     return 0, 1, ""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
+from offload.loader import job
 from offload.loader.job import Job
 
 TORCHRUN = {
@@ -56,9 +57,10 @@ def test_ranks_that_only_torch_distributed_knows_are_one_job(monkeypatch: pytest
     )  # without an address or a store, another job of this machine would have the same name
 
 
+@pytest.mark.parametrize("ranks_in_environment", [False, True])
 @pytest.mark.parametrize("how", ["tcp", "file"])
-def test_ranks_that_met_without_environment_variables_are_one_job(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+def test_ranks_that_met_without_an_address_in_the_environment_are_one_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, ranks_in_environment: bool
 ) -> None:
     """As with ``init_process_group(init_method="tcp://host:port", rank=rank, world_size=2)`` in spawned processes."""
 
@@ -75,10 +77,23 @@ def test_ranks_that_met_without_environment_variables_are_one_job(
         for rank, store in enumerate(stores):
             monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
             monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda store=store: store)
-            jobs.append(Job.of({}))
-            assert Job.of({}) == jobs[-1]
+            env = {"RANK": f"{rank}", "WORLD_SIZE": "2"} if ranks_in_environment else {}
+            jobs.append(Job.of(env))
+            assert Job.of(env) == jobs[-1]
     assert [(job.rank, job.world_size) for job in jobs] == [(0, 2), (1, 2)] * 2
     assert jobs[0].name == jobs[1].name != jobs[2].name == jobs[3].name
+
+
+def test_torch_has_the_store_by_which_ranks_met(tmp_path: Path) -> None:
+    """The contract behind the test above, which puts stores in the place of torch's own: torch has no public function for it."""
+    assert job._agreed() == ""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        told = job._agreed()
+        assert told
+        assert job._agreed() == told
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_processes_of_a_rank_are_told_its_place() -> None:
