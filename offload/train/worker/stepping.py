@@ -262,8 +262,9 @@ class Stepper:
             self._check_optimizers()
             raise RunError(
                 "the loop took the next batch without ctx.step(). Call ctx.backward(loss) and ctx.step() once for each batch "
-                "of ctx.batches('train'), or ctx.skip(). A GradScaler of the loop's own may have left the step out: drop it, and pass "
-                "precision='fp16' to the Trainer, which scales losses itself."
+                "of ctx.batches('train'), or ctx.skip(). To accumulate gradients over several batches, pass their total as batch_size: the "
+                "Trainer accumulates where memory is too small for it. A GradScaler of the loop's own may have left the step out: drop it, "
+                "and pass precision='fp16' to the Trainer, which scales losses itself."
             )
         if not self._is_last:
             self._end_micro_batch(batch)
