@@ -166,7 +166,7 @@ class pack(_Collate):
     def __call__(self, samples: list[Any]) -> Any:
         def collated(name: Any, values: list[Any]) -> Any:
             tensors = _tensors(values)
-            return default_collate(values) if tensors is None or tensors[0].ndim == 0 else torch.cat(tensors)
+            return _as_torch(values) if tensors is None or tensors[0].ndim == 0 else torch.cat(tensors)
 
         batch = _by_column(samples, collated)
         lengths = torch.tensor([self.tokens(sample) for sample in samples])
@@ -248,7 +248,17 @@ def _stacked(values: list[Any], tensors: list[torch.Tensor] | None) -> Any:
     """Values of one shape in one tensor; other values as torch collates them."""
     if tensors is not None and any(isinstance(value, list | tuple) for value in values):
         return torch.stack(tensors)  # torch takes a list of numbers for a structure, and would collate it by element
-    return default_collate(values)
+    return _as_torch(values)
+
+
+def _as_torch(values: list[Any]) -> Any:
+    """Values as torch collates them. Those that it refuses, such as dates, None and lists of texts, stay a list, as without a function."""
+    if all(isinstance(value, list | tuple) and all(isinstance(each, str) for each in value) for value in values):
+        return values  # torch would collate lists of one length by element, and refuse others
+    try:
+        return default_collate(values)
+    except (TypeError, RuntimeError, ValueError, KeyError, AttributeError):
+        return values
 
 
 def _value(sample: Any, name: Any) -> Any:

@@ -28,6 +28,7 @@ HELD_LOOK_S = 0.2
 END_S = 7.0  # time for an orderly end, before the last resort
 COMMITTED_END_S = 30.0  # the same after a committed checkpoint, unless the user has pressed twice
 SAID = "offload: ended at once; the same command resumes from the last checkpoint."
+SAID_OF_OTHERS = "offload: interrupted."
 SHOW_CURSOR = "\x1b[?25h"  # progress bars hide the cursor
 LEAVE_SCREEN = "\x1b[?1049l"  # of a full-screen view
 
@@ -132,6 +133,13 @@ def _installed() -> Interrupts | None:
     return found if isinstance(found, Interrupts) else None
 
 
+def say_interrupted() -> None:
+    """Let the last resort of this process say that a command without checkpoints was interrupted."""
+    interrupts = _installed()
+    if interrupts is not None and interrupts.last_resort is not None:
+        interrupts.last_resort.said = SAID_OF_OTHERS
+
+
 @contextmanager
 def on_screen() -> Iterator[None]:
     """A context in which a full-screen view covers the terminal: the last resort ends it before it says anything."""
@@ -155,7 +163,8 @@ def install(interrupts: Interrupts) -> dict[signal.Signals, Any]:
 
 class LastResort(threading.Thread):
     """A thread that ends the process if an orderly end takes too long. It notices signals at once, even while the main thread is busy
-    in C++. ``kills``: functions to call before the end. ``on_screen``: whether a full-screen view covers the terminal."""
+    in C++. ``kills``: functions to call before the end. ``on_screen``: whether a full-screen view covers the terminal. ``said``: what it
+    says."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         super().__init__(daemon=True, name="last-resort")
@@ -166,7 +175,7 @@ class LastResort(threading.Thread):
         self.on_screen = False
         self._patient = self._nothing_to_lose = self._has_limit = False
         self._heard, self._until = 0, float("inf")
-        self._said, self._exit_code = SAID, INTERRUPTED
+        self.said, self._exit_code = SAID, INTERRUPTED
         self._ending = threading.Lock()
         interrupts.last_resort = self
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -179,7 +188,7 @@ class LastResort(threading.Thread):
 
     def end_within(self, seconds: float, said: str, exit_code: int) -> None:
         """See :meth:`Interrupts.end_within`."""
-        self._said, self._exit_code, self._has_limit = said, exit_code, True
+        self.said, self._exit_code, self._has_limit = said, exit_code, True
         self._until = min(self._until, time.monotonic() + seconds)
         self.wake()
 
@@ -190,7 +199,7 @@ class LastResort(threading.Thread):
 
     def all_said(self) -> None:
         """Note that the user knows the reason of the end: the last resort prints nothing more."""
-        self._said = ""
+        self.said = ""
 
     def run(self) -> None:
         """Wait for signals, and for the time limit."""
@@ -213,7 +222,7 @@ class LastResort(threading.Thread):
         """Call ``kills`` and end the process now."""
         with self._ending:  # never released: a second caller waits for the end
             restore = (LEAVE_SCREEN if self.on_screen else "") + SHOW_CURSOR
-            words = (restore if os.isatty(2) else "") + (f"{self._said}\n" if self._said else "")
+            words = (restore if os.isatty(2) else "") + (f"{self.said}\n" if self.said else "")
             with contextlib.suppress(OSError):
                 os.write(2, words.encode())
             for kill in self.kills:

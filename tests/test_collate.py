@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,15 @@ def test_nest_and_lists_keep_each_sample() -> None:
     images, targets = collate.lists()([(torch.ones(n), {"boxes": torch.zeros(n, 4)}) for n in (1, 2)])
     assert [len(image) for image in images] == [1, 2]
     assert [len(target["boxes"]) for target in targets] == [1, 2]
+
+
+@pytest.mark.parametrize("make", [collate.pad, collate.pack, collate.nest])
+@pytest.mark.parametrize(
+    "values", [[["a"], ["b", "c"]], [["a"], ["b"]], [datetime(2026, 1, 1), None], [{1}, {2, 3}], [None, 1.5]]
+)
+def test_what_torch_does_not_collate_stays_a_list(make: Any, values: list[Any]) -> None:
+    samples = [{"ids": [1] * (2 + i), "more": value} for i, value in enumerate(values)]
+    assert make()(samples)["more"] == values
 
 
 def test_they_work_with_torchs_own_loader() -> None:

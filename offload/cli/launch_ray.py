@@ -103,6 +103,7 @@ def _launch(
 ) -> None:  # fmt: skip
     from offload.launch.arguments import check_script
     from offload.launch.launcher import launch
+    from offload.launch.ray.address import dashboard_url
     from offload.launch.ray.bundle import pack
     from offload.launch.ray.launcher import RayLauncher, Submission
 
@@ -113,6 +114,8 @@ def _launch(
     job = _job(bundle.script, args, **asked)
     ready = Submission.of(job, bundle)
     if dry_run:
+        if address is not None:
+            dashboard_url(address)
         request = ready.render()
         emit(request, format_ray_request(request, bundle_bytes=len(bundle.archive)))
         return

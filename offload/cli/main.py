@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -14,11 +15,11 @@ from typing import Any
 import click
 
 import offload
-from offload.cli.output import stdout_for_json
+from offload.cli.output import print_error, stdout_for_json
 from offload.cli.parameters import options_of
 from offload.cli.script import build_trainer, check_script
 from offload.errors import OffloadError
-from offload.interrupts import INTERRUPTED, SAID, Interrupts, LastResort, install
+from offload.interrupts import INTERRUPTED, SAID, SAID_OF_OTHERS, Interrupts, LastResort, install, say_interrupted
 
 COMMANDS = (
     "doctor",
@@ -28,6 +29,8 @@ COMMANDS = (
     "report",
     "watch",
 )  # imported at first use: the handlers of signals come first
+_RESUMED = ("run", "demo")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class OffloadGroup(click.Group):
@@ -44,15 +47,24 @@ class OffloadGroup(click.Group):
             super().main(args, *others, **named)
         except SystemExit as end:
             interrupts.only_count()  # nothing is left to interrupt
-            if not interrupts.presses:
+            if not interrupts.presses and end.code in (0, None):
                 raise
             last_resort.all_said()
             _leave(INTERRUPTED if isinstance(end.__context__, click.Abort) else end.code)
+        except OSError as error:
+            if error.errno not in _FULL or error.filename is not None:
+                raise
+            click.echo(
+                f"offload: the output cannot be written: {error.strerror}. The command's files are complete.", err=True
+            )
+            _leave(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _RESUMED:
+            say_interrupted()
         if cmd_name in COMMANDS:
             command: click.Command = getattr(importlib.import_module(f"offload.cli.{cmd_name}"), cmd_name)
             return command
@@ -61,12 +73,17 @@ class OffloadGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            words = sys.argv[1:]
+            if "--json" in words[: words.index("--") if "--" in words else None]:
+                print_error(error.format_message(), error.exit_code)
+            raise
         except OffloadError as error:
             options = options_of(self.get_command(ctx, ctx.invoked_subcommand or ""))
             click.echo(f"offload: {error.naming(options)}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo(SAID if ctx.invoked_subcommand in ("run", "demo") else "offload: interrupted.", err=True)
+            click.echo(SAID if ctx.invoked_subcommand in _RESUMED else SAID_OF_OTHERS, err=True)
             ctx.exit(INTERRUPTED)
 
 

@@ -57,6 +57,11 @@ def stdout_for_json(as_json: bool) -> Iterator[Emit]:
         os.close(kept)
 
 
+def print_error(text: str, exit_code: int) -> None:
+    """Print the document of a command that --json asked for, and that failed before it began."""
+    click.echo(to_json(said_document(text, exit_code), indent=2))
+
+
 def error_document(error: OffloadError) -> dict[str, Any]:
     """The document of a failed command."""
     text = error.naming(options_of(click.get_current_context().command))

@@ -426,7 +426,7 @@ def transform(
         row = _find_row(lambda i: _call(recipe, take(columns, [i]), numbers[i : i + 1], epoch), len(ids))
         raise RunError(
             f"the transform {recipe.words.transform} raised {say(error)} on {recipe.words.sample(chunk, row, ids)}. "
-            "Correct the transform, or leave such samples out of the source."
+            f"{_what_it_gets(recipe, columns, error)}Correct the transform, or leave such samples out of the source."
         ) from None
     for name, column in out.items():
         try:
@@ -439,6 +439,15 @@ def transform(
                 f"{name!r}. It must return one row per input row: filter samples before the source instead."
             )
     return out
+
+
+def _what_it_gets(recipe: Recipe, columns: Columns, error: BaseException) -> str:
+    """A sentence on a function's argument, where its error may come from taking that for something else, such as an image."""
+    if recipe.kind == "image" or not isinstance(error, AttributeError | TypeError | LookupError):
+        return ""
+    what = "a batch" if recipe.kind == "batch" else "a sample"
+    alone = "; transforms of torchvision and timm alone get the image" if "image" in columns else ""
+    return f"It gets {what}, a dict of {', '.join(map(str, columns))}{alone}. "
 
 
 def _check_annotated(recipe: Recipe, column: str, kind: str) -> None:

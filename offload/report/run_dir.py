@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -47,8 +48,13 @@ def _finite(value: Any) -> Any:
 def absolute(path: Path) -> Path:
     """The absolute path of a run directory, in which ``~`` and ``~user`` stand for home folders.
 
-    Raises ConfigError if there is no such home folder.
+    Raises ConfigError if there is no such home folder, or the path is a URI: events and reports need a local folder.
     """
+    if scheme := re.match(r"([a-z][a-z0-9+.-]*):/", str(path)):  # Path("s3://bucket") has one slash left
+        raise ConfigError(
+            f"{argument('run_dir')} must be a folder of this machine, found {scheme[1]}://{str(path)[scheme.end() :].lstrip('/')}. "
+            f"Checkpoints alone may go elsewhere: {argument('storage_path', 's3://bucket/runs')}."
+        )
     try:
         return path.expanduser().absolute()
     except RuntimeError:
@@ -159,6 +165,8 @@ class RunDirectory:
             pass
 
     def _failed(self, error: OSError) -> RunError:
+        if not self.path.is_dir():
+            return RunError(f"the run directory {self.path} was removed during the run.")
         return RunError(
             f"cannot write to the run directory {self.path}: {error.strerror}. Free space there; the same command resumes "
             "from the last checkpoint."

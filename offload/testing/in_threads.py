@@ -28,6 +28,7 @@ from offload.train.hub.board import Board
 from offload.train.hub.client import HubClient
 from offload.train.worker.checkpointer import Content
 from offload.train.worker.feed_client import BlockLostError, HubFeed
+from offload.train.worker.peers import INTERNAL, check_agreed
 
 CORE_SECONDS = 0.2  # the reported cost of a sample: it makes small tasks and many blocks
 TASK_S = 0.0005
@@ -245,14 +246,15 @@ class Peer:
     def gather(self, mine: Sequence[int]) -> list[list[int]]:
         return [list(each) for each in self._ranks.gather(self.rank, list(mine))]
 
-    def gather_objects(self, mine: Any) -> list[Any]:
+    def gather_objects(self, mine: Any, what: str = INTERNAL) -> list[Any]:
+        check_agreed(self._ranks.gather(self.rank, what))
         return self._ranks.gather(self.rank, mine)
 
     def broadcast(self, value: Any, source: int) -> Any:
-        return self._ranks.gather(self.rank, value)[source]
+        return self.gather_objects(value)[source]
 
-    def sum(self, values: Sequence[float]) -> list[float]:
-        return [float(sum(each)) for each in zip(*self._ranks.gather(self.rank, list(values)), strict=True)]
+    def sum(self, values: Sequence[float], what: str) -> list[float]:
+        return [float(sum(each)) for each in zip(*self.gather_objects(list(values), what), strict=True)]
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

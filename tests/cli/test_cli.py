@@ -29,6 +29,7 @@ from offload.report.page.records import read_run
 from offload.report.page.story import Story
 from offload.report.page.what_if import Model
 from offload.report.run_dir import EVENTS, METRICS, REPORT, SUMMARY, read_lines
+from offload.report.run_lock import locked
 from offload.train.cluster import connection as cluster
 from offload.train.cluster.connection import check_reachable
 from tests.helpers import eventually
@@ -282,6 +283,56 @@ def test_an_empty_run_directory_is_not_the_folder_of_the_command(script: Path, r
     text = refusal(offload("run", script, "--run-dir", "", "--json", "--", "--epochs", "1", RAY_TMPDIR=str(ray_folder)))
     assert "run_dir must be a path (a folder, such as runs/a), found ''" in text
     assert not any(ray_folder.iterdir())
+
+
+def test_a_run_directory_must_be_a_folder_of_this_machine(script: Path, ray_folder: Path, tmp_path: Path) -> None:
+    done = offload(
+        "run", script, "--run-dir", "s3://bucket/x", "--json", "--", "--epochs", "1", RAY_TMPDIR=str(ray_folder)
+    )
+    assert "--run-dir must be a folder of this machine, found s3://bucket/x. Checkpoints alone" in refusal(done)
+    assert not any(ray_folder.iterdir())
+
+
+def test_a_second_run_in_the_same_directory_changes_nothing(tmp_path: Path, script: Path, ray_folder: Path) -> None:
+    with locked(tmp_path):
+        arguments = ["run", script, "--run-dir", tmp_path, "--overwrite", "--json", "--", "--epochs", "1"]
+        assert "already: process" in refusal(offload(*arguments, RAY_TMPDIR=str(ray_folder)))
+    assert not any(ray_folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["long", "missing"])
+def test_a_folder_of_temporary_files_that_ray_cannot_use(tmp_path: Path, script: Path, kind: str) -> None:
+    folder = tmp_path / ("x" * 80) if kind == "long" else Path("/proc")
+    folder.mkdir(exist_ok=True)
+    done = offload(
+        "run", script, "--run-dir", tmp_path / "run", "--json", "--", "--epochs", "1", RAY_TMPDIR=str(folder)
+    )
+    text = refusal(done)
+    assert "Ray cannot start" in text
+    assert "set RAY_TMPDIR to a folder with a short path" in text
+
+
+def test_wrong_usage_is_a_document_too_where_json_is_asked_for() -> None:
+    done = offload("run", "--json", "--nosuch")
+    assert done.returncode == 2
+    assert json.loads(done.stdout) == {
+        "schema": "offload.error/1",
+        "error": "No such option '--nosuch'.",
+        "exit_code": 2,
+    }
+    assert "No such option '--nosuch'" in done.stderr
+    assert offload("run", "--nosuch", "--", "--json").stdout == ""
+
+
+def test_output_to_a_full_disk_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "offload", "--help"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "offload: the output cannot be written: No space left on device. The command's files are complete.\n"
+    )
 
 
 def test_a_scripts_own_help(broken: Path) -> None:

@@ -588,6 +588,16 @@ class WithoutImages(Numbers):
         return Samples(super().read(rows, at).columns)
 
 
+@pytest.mark.parametrize(("kind", "what"), [("batch", "a batch"), ("sample", "a sample")])
+def test_a_function_that_takes_its_argument_for_an_image_is_told_what_it_is(kind: Any, what: str) -> None:
+    def convert(image: Any) -> Any:
+        return image.convert("RGB")
+
+    text = failure(recipe(convert, kind, reader=WithoutImages()))
+    assert f"It gets {what}, a dict of" in text
+    assert "transforms of torchvision and timm alone get the image. Correct the transform" in text
+
+
 def test_an_image_transform_of_a_sample_without_an_image() -> None:
     reader = WithoutImages(bad=(5, 6))
     text = failure(recipe(noisy_image, "image", reader=reader))

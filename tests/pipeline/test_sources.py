@@ -689,7 +689,7 @@ def test_objects_of_packages_named_after_torch_stay_as_they_are() -> None:
 
 
 def test_names_for_fewer_values_than_there_are() -> None:
-    with pytest.raises(ValueError, match=r"returned 3 values and columns=\('image', 'label'\) names 2.*columns="):
+    with pytest.raises(RunError, match=r"returned 3 values, and columns=\('image', 'label'\) names 2.*columns="):
         read(list_torch_dataset(Pairs("three")))
 
 

@@ -83,6 +83,44 @@ def test_a_truncated_jpeg_ends_the_run_by_default(tmp_path: Path) -> None:
     assert e.value.exit_code == 1
 
 
+def test_a_run_that_skips_every_sample_has_not_finished(tmp_path: Path) -> None:
+    """As where storage refuses every read."""
+    write_jpegs(tmp_path / "data", 16)
+    for path in (tmp_path / "data").rglob("*.jpg"):
+        path.write_bytes(b"denied")
+    with pytest.raises(
+        offload.RunError,
+        match=r"epoch 1 delivered no batch, since training samples were skipped, such as sample \d+ \(.*\.jpg",
+    ) as e:
+        fit(tmp_path, offload.image_folder(tmp_path / "data", on_error="skip"))
+    assert e.value.exit_code == 1
+    assert len((tmp_path / "run" / "skipped.jsonl").read_text().splitlines()) == 16
+
+
+def test_parameters_without_gradients_on_several_workers(tmp_path: Path) -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.used(x)
+
+    def train(ctx: offload.Context) -> None:
+        model = Two()
+        model = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))[0]
+        for _ in ctx.epochs(1):
+            for batch in ctx.batches("train"):
+                ctx.backward(model(batch["x"][:, None]).sum())
+                ctx.step()
+
+    data = offload.from_torch([{"x": np.float32(i)} for i in range(64)])
+    with pytest.raises(
+        offload.RunError, match=r"got no gradient on some worker.*ddp=\{'find_unused_parameters': True\}"
+    ):
+        fit(tmp_path, data, train, workers=2)
+
+
 def test_a_transform_that_raises_names_the_sample(tmp_path: Path, jpeg_folder: Path) -> None:
     def breaks_on_one(batch: dict[str, Any]) -> dict[str, Any]:
         if 2 in batch["label"] and any("x" for _ in batch["image"]):

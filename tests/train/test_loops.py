@@ -54,6 +54,50 @@ def report_equal(ctx: Any, *models: torch.nn.Module, **more: Any) -> None:
     ctx.report({"weights": float(mine.double().sum()), "steps": ctx.global_step, **more})
 
 
+def report_on_one(ctx: Any) -> None:
+    if ctx.rank == 0:
+        ctx.report(loss=1.0)
+
+
+def report_own_names(ctx: Any) -> None:
+    ctx.report({f"rank{ctx.rank}/loss": 1.0})
+
+
+def report_more_on_one(ctx: Any) -> None:
+    ctx.report({"a": 1.0, "b": 2.0} if ctx.rank == 0 else {"a": 1.0})
+
+
+def report_or_sum(ctx: Any) -> None:
+    if ctx.rank == 0:
+        ctx.report(loss=1.0)
+    ctx.sum(1.0)
+
+
+@pytest.mark.parametrize(
+    ("at_the_end_of_an_epoch", "made"),
+    [
+        (report_on_one, "worker 0 made ctx.report(loss) where worker 1 made none of these"),
+        (report_own_names, "worker 0 made ctx.report(rank0/loss) where worker 1 made ctx.report(rank1/loss)"),
+        (report_more_on_one, "worker 0 made ctx.report(a, b) where worker 1 made ctx.report(a)"),
+        (report_or_sum, "worker 0 made ctx.report(loss) where worker 1 made ctx.sum() of a number"),
+    ],
+)
+def test_workers_that_make_different_calls_are_told_which_instead_of_hanging(
+    tmp_path: Path, at_the_end_of_an_epoch: Callable[[Any], None], made: str
+) -> None:
+    def train(ctx: Any) -> None:
+        ctx.prepare(linear())
+        for _ in ctx.epochs(2):
+            for _batch in ctx.batches("train"):
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+            at_the_end_of_an_epoch(ctx)
+
+    with pytest.raises(offload.RunError) as raised:
+        fit(train, tmp_path / "run")
+    assert made in str(raised.value)
+
+
 def fail_at(ctx: Any, step: int) -> None:
     if ctx.config["fails"] and ctx.global_step == step:
         raise ValueError("on purpose")

@@ -102,6 +102,12 @@ def _named(gpu: tuple[str, int], cpus: Sequence[tuple[str, int]]) -> Groups:
 def _of_shape(shape: Mapping[str, int], source: str) -> Groups:
     gpus = [(kind, int(count)) for kind, count in shape.items() if has_gpus(kind)]
     cpus = [(kind, int(count)) for kind, count in shape.items() if not has_gpus(kind) and count]
+    other = next((kind for kind in shape if not kind.startswith("ml.")), None)
+    if other is not None:
+        raise ConfigError(
+            f"{source} has a candidate with nodes of type {other!r}, which is no instance type of SageMaker (ml.g5.xlarge). Make the plan "
+            "with SageMaker's types alone."
+        )
     if len(gpus) != 1:
         raise ConfigError(
             f"{source} has a candidate with {len(gpus)} types of GPU instances ({', '.join(shape) or 'none'}), and a job has one: "

@@ -163,9 +163,10 @@ class TorchReader:
             raise ValueError(f"__getitem__ returned {found}: return a dict, a tuple or an array")
         parts = sample if isinstance(sample, tuple | list) else (sample,)
         if len(parts) > len(self.columns):
-            raise ValueError(
-                f"__getitem__ returned {len(parts)} values and columns={self.columns} names {len(self.columns)}: "
-                "pass from_torch(..., columns=(...)) with one name each"
+            # No sample's fault, so on_error="skip" does not skip it.
+            raise RunError(
+                f"__getitem__ of the data set returned {len(parts)} values, and columns={self.columns} names {len(self.columns)}. "
+                "Pass from_torch(..., columns=(...)) with one name each."
             )
         return dict(zip(self.columns, parts, strict=False))
 

@@ -234,13 +234,20 @@ def _start_local(mark: str = "", metrics_port: int | None = None) -> None:
     if os.environ.get("RAY_AUTH_MODE") != "disabled" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", _own_token())
     _quiet()
-    ray_processes.start_local(
-        mark or ray_processes.new_mark(),
-        metrics_port=metrics_port,
-        num_cpus=machine.usable_cores(),
-        include_dashboard=False,
-        **_RAY_INIT,
-    )
+    try:
+        ray_processes.start_local(
+            mark or ray_processes.new_mark(),
+            metrics_port=metrics_port,
+            num_cpus=machine.usable_cores(),
+            include_dashboard=False,
+            **_RAY_INIT,
+        )
+    except OSError as error:
+        # Ray names the file that it cannot make, and of a socket whose path is too long its length.
+        raise ConfigError(
+            f"Ray cannot start: {error}. It keeps its sockets and logs in the folder for temporary files: set RAY_TMPDIR to a folder "
+            "with a short path that this user may write to."
+        ) from None
 
 
 def _check_free(port: int) -> None:

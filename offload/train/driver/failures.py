@@ -9,6 +9,8 @@ from offload.report.run_dir import to_json
 from offload.train.driver.ray_train import is_broken_connection
 from offload.train.worker.process import RestatedError
 
+_LONG = 500  # characters
+
 
 def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str, type[OffloadError]]:
     """The message and type of an error from Ray: an offload error that caused it, or else ``what`` with the innermost cause and the
@@ -24,9 +26,19 @@ def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str,
     name, said = type(base).__name__, str(base)
     if isinstance(base, RestatedError):
         name, said = base.name, base.text
-    lines = said.strip().splitlines()
-    text = f"{name}: {lines[-1] if lines else 'no message'}"
-    return f"{what}: {text}. {remedy}", RunError
+    return f"{what}: {name}: {_shortened(said)}. {remedy}", RunError
+
+
+def _shortened(said: str) -> str:
+    """A message as one line: the whole of it, or its first and its last line if it is long."""
+    if "find_unused_parameters" in said:  # half a page of torch's, which names another way to set it
+        return (
+            "some parameters got no gradient on some worker. If that is meant, pass "
+            "ctx.prepare(..., ddp={'find_unused_parameters': True})"
+        )
+    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()] or ["no message"]
+    whole = " ".join(lines)
+    return (whole if len(whole) <= _LONG else " … ".join(dict.fromkeys((lines[0], lines[-1])))).rstrip(".")
 
 
 def whole_story(error: BaseException) -> str:

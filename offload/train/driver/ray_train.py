@@ -47,8 +47,10 @@ from ray.train.v2.api.exceptions import ControllerError, PreemptionError, Worker
 
 from offload.errors import RunError
 from offload.train.cluster.deaths import how_worker_ended
+from offload.train.cluster.ray_processes import how_it_ended
 from offload.train.hub.client import HubClient
 from offload.train.worker.device_memory import DeviceMemoryError
+from offload.train.worker.reporter import HUNG
 
 NODE_ID = "ray.io/node-id"  # a label that every node has
 BLOCKING_GET_WARNING = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"
@@ -173,6 +175,11 @@ class GoOn(FailurePolicy):
                 how = how_worker_ended(rank, cause) or _first_line(cause)
                 if lost:  # shown instead of Ray's message if this ends the run
                     again = "the same command tries again from the last checkpoint"
+                    if how_it_ended(HUNG) in how:
+                        again = (
+                            "it made no progress for hang_s. If it waits for another worker, the loops differ: all workers must call "
+                            "ctx.report, ctx.sum, ctx.gather and ctx.backward equally often"
+                        )
                     error.worker_failures[rank] = RunError(f"training failed several times in a row: {how}; {again}.")
                 return self._lost(how, tuple(lost))
             self._raised += 1

@@ -35,6 +35,7 @@ from offload.pipeline.sources.units import UnitIndex
 from offload.pipeline.spec import Pipeline, as_pipeline
 from offload.report.full_screen import live_view
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
+from offload.report.run_lock import locked
 from offload.report.summary import format_summary
 from offload.train.callback import Callback
 from offload.train.checkpoints.ray_list import mend_snapshot
@@ -257,7 +258,7 @@ class Trainer:
                 outdated = holds_checkpoints(storage, name, resuming=directory.resuming, overwrite=overwrite)
             return storage, outdated
 
-        with view as live, preparing(address), ExitStack() as listings:
+        with locked(directory.path), view as live, preparing(address), ExitStack() as listings:
             if storage_path is not None:
                 live.status(f"checking the checkpoint storage {storage_path}")
             storage, outdated = in_time(storage_checked, storage_path or str(directory.path))

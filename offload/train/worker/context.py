@@ -273,7 +273,7 @@ class Context:
         Raises RunError for anything else.
         """
         if not has_many(value):
-            return self._loop.sum([_number("ctx.sum(value)", value)])[0]
+            return self._loop.sum([_number("ctx.sum(value)", value)], "ctx.sum() of a number")[0]
         parts = [torch.as_tensor(part) for part in self.gather(value)]
         if len({part.shape for part in parts}) > 1:
             shapes = ", ".join(str(tuple(part.shape)) for part in parts)

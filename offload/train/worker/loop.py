@@ -458,6 +458,7 @@ class TrainingLoop:
         due, over, done = False, False, len(self.state.progress.trained)
         self._pass_ended = False
         self._pass_rows = 0
+        delivered = following[0] is not None
         while (batch := following[0]) is not None:
             due, over = due or batch.heard.due, over or bool(batch.heard.over)
             self._obey(batch.heard.end)
@@ -484,6 +485,9 @@ class TrainingLoop:
             self._start_batch(following)
         else:
             self._note_skipped(batches.leftover, TRAIN)
+            if batches.leftover and not done and not delivered:
+                # Such as storage that refuses every read: it must not look like a run that is finished.
+                raise RunError(self._nothing_but_skipped(batches.leftover[0]))
             self._heard(batches.last_heard)
             self._credit_untrainable(done)
             self._pass_ended = True
@@ -499,6 +503,13 @@ class TrainingLoop:
             f"{_workers(left)} left the loop over ctx.batches('train') in epoch {self.epoch + 1}, at step {self.state.progress.step}, "
             f"and {_workers(went_on)} went on. All workers must leave it at the same batch. To end training early, call ctx.stop(), "
             "which ends all of them."
+        )
+
+    def _nothing_but_skipped(self, sample: Skipped) -> str:
+        return (
+            f"epoch {self.epoch + 1} delivered no batch, since training samples were skipped, such as sample {sample.sample_id} "
+            f"({sample.reason}). skipped.jsonl in the run directory names each. Correct the cause; with on_error='raise', a run ends at "
+            "the first such sample."
         )
 
     def _credit_untrainable(self, done: int) -> None:
@@ -642,28 +653,33 @@ class TrainingLoop:
 
     # -- results ---------------------------------------------------------------------------------------------------
 
-    def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sums over all workers."""
+    def sum(self, values: list[float], what: str) -> list[float]:
+        """Element-wise sums over all workers, for the user's call ``what``."""
         self._check_company()
         with self.watchdog.waiting():
-            return values if self.talk is None else self.talk.sum(values)
+            return values if self.talk is None else self.talk.sum(values, what)
 
     def gather(self, value: Any) -> list[Any]:
         """See :meth:`Context.gather`."""
         self._check_company()
         with self.watchdog.waiting():
-            return [value] if self.talk is None else self.talk.gather_objects(value)
+            return (
+                [value]
+                if self.talk is None
+                else self.talk.gather_objects(value, "ctx.gather() or ctx.sum() of a tensor")
+            )
 
     def accumulated(self) -> dict[str, float]:
         """See :meth:`Context.accumulated`."""
         with self.watchdog.waiting():
-            return self.state.accumulated()
+            return self.state.accumulated("ctx.accumulated()")
 
     def report(self, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """See :meth:`Context.report`."""
         names = sorted(metrics)
         with self.meter.outside():
-            means = [value / self.world_size for value in self.sum([metrics[name] for name in names])]
+            sums = self.sum([metrics[name] for name in names], f"ctx.report({', '.join(names)})")
+            means = [value / self.world_size for value in sums]
         self._reported.update(zip(names, means, strict=True))
         within = self.stepper.batch is not None or not self.stepper.between_global_batches
         self._reported_at.update(dict.fromkeys(names, self.state.progress.step + within))

@@ -21,7 +21,7 @@ from offload.train.checkpoints.format import Progress, Training
 from offload.train.checkpoints.plain import NotPlainError, to_plain
 from offload.train.checkpoints.sharded import divided, is_part, is_sharded, load_model, load_optimizer, whole
 from offload.train.worker.checkpointer import Checkpointer, Stored
-from offload.train.worker.peers import Talk
+from offload.train.worker.peers import INTERNAL, Talk
 from offload.train.worker.seeding import seed_at_step
 
 MOST_SAID = 300  # characters of the reason why a checkpoint does not fit
@@ -155,9 +155,9 @@ class TrainingState:
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
-    def accumulated(self) -> dict[str, float]:
-        """The sums of the pass over all ranks, including those from before a restart."""
-        mine = [self._sums] if self._talk is None else self._talk.gather_objects(self._sums)
+    def accumulated(self, what: str = INTERNAL) -> dict[str, float]:
+        """The sums of the pass over all ranks, including those from before a restart. ``what``: the user's call that asks for them."""
+        mine = [self._sums] if self._talk is None else self._talk.gather_objects(self._sums, what)
         total = dict(self._summed)
         for each in mine:
             for name, value in each.items():

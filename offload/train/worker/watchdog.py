@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 
 
 class Watchdog:
@@ -41,5 +47,7 @@ class Watchdog:
         frame = sys._current_frames().get(self._thread)
         if frame is None:
             return "a thread that has ended"
-        place = traceback.extract_stack(frame)[-1]
+        stack = traceback.extract_stack(frame)
+        # Of a call into torch, the user's line tells more than torch's.
+        place = next((each for each in reversed(stack) if not each.filename.startswith(_LIBRARIES)), stack[-1])
         return f"{place.filename}:{place.lineno} in {place.name}"

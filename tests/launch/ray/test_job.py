@@ -102,6 +102,11 @@ def test_a_dry_run_prints_what_would_be_submitted_without_a_cluster(script: Path
     assert "0123456789" not in done.output
 
 
+@pytest.mark.parametrize("address", ["", "http://[::1", "http://h:99999", "ray://x:10001"])
+def test_a_dry_run_checks_the_address_too(script: Path, address: str) -> None:
+    assert refused(script, "--dry-run", "--address", address).startswith("--address ")
+
+
 def test_a_dry_run_says_first_what_one_wants_to_know(script: Path) -> None:
     done = run(script, "--dry-run")
     assert done.exit_code == 0, done.output

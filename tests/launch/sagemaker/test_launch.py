@@ -464,6 +464,10 @@ def test_a_script_that_could_not_run_is_refused(script: Path, content: str | Non
         ('{"schema": "offload.plan/2", "candidates": [], "recommended": 0}', "has schema 'offload.plan/2'"),
         ('{"schema": "offload.plan/1", "candidates": [], "recommended": 0}', "recommends no candidate"),
         (json.dumps(plan_document({"ml.c5.large": 1})), "0 types of GPU"),
+        (
+            json.dumps(plan_document({"big": 1, "ml.c5.large": 1})),
+            "nodes of type 'big', which is no instance type of SageMaker",
+        ),
     ],
 )
 def test_a_plan_that_is_none_is_refused(script: Path, tmp_path: Path, content: str | None, text: str) -> None:

@@ -108,7 +108,7 @@ def test_metrics_have_the_names_and_values_that_loggers_know() -> None:
 def test_a_number_may_be_an_array_or_tensor_of_one_element(three: Any) -> None:
     told: list[Any] = []
     ctx = context()
-    ctx._loop.sum = lambda values: [2 * value for value in values]  # type: ignore[method-assign]
+    ctx._loop.sum = lambda values, what: [2 * value for value in values]  # type: ignore[method-assign]
     ctx._loop.report = lambda *parts: told.extend(parts)  # type: ignore[method-assign]
     assert ctx.sum(three) == 6.0
     ctx.report(three=three)

@@ -35,8 +35,9 @@ class Locked(Exception):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (BadLine("a.csv", 3), "BadLine: see line 3"),
-        (Locked("taken"), "Locked: taken"),
+        (BadLine("a.csv", 3), "BadLine: a.csv is damaged see line 3"),
+        (Locked("taken."), "Locked: taken"),
+        (Locked("first\n" + "x" * 600 + "\n\tlast.\n"), "Locked: first … last"),
         (Locked(""), "Locked: no message"),
         (KeyError("image"), "KeyError: 'image'"),
     ],
