@@ -487,7 +487,12 @@ class TrainingLoop:
             self._note_skipped(batches.leftover, TRAIN)
             if batches.leftover and not done and not delivered:
                 # Such as storage that refuses every read: it must not look like a run that is finished.
-                raise RunError(self._nothing_but_skipped(batches.leftover[0]))
+                sample = batches.leftover[0]
+                raise RunError(
+                    f"epoch {self.epoch + 1} delivered no batch, since training samples were skipped, such as sample {sample.sample_id} "
+                    f"({sample.reason}). skipped.jsonl in the run directory names each. Correct the cause; with on_error='raise', a run "
+                    "ends at the first such sample."
+                )
             self._heard(batches.last_heard)
             self._credit_untrainable(done)
             self._pass_ended = True
@@ -503,13 +508,6 @@ class TrainingLoop:
             f"{_workers(left)} left the loop over ctx.batches('train') in epoch {self.epoch + 1}, at step {self.state.progress.step}, "
             f"and {_workers(went_on)} went on. All workers must leave it at the same batch. To end training early, call ctx.stop(), "
             "which ends all of them."
-        )
-
-    def _nothing_but_skipped(self, sample: Skipped) -> str:
-        return (
-            f"epoch {self.epoch + 1} delivered no batch, since training samples were skipped, such as sample {sample.sample_id} "
-            f"({sample.reason}). skipped.jsonl in the run directory names each. Correct the cause; with on_error='raise', a run ends at "
-            "the first such sample."
         )
 
     def _credit_untrainable(self, done: int) -> None:
