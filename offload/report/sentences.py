@@ -21,6 +21,11 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         return f"{train}, {event['workers_before']} before"
     if kind == "worker_lost":
         return f"a worker died ({event['reason']}): all workers restart from the last checkpoint"
+    if kind == "worker_waits":
+        return (
+            f"worker {event['rank']} has waited {event['seconds']:g} s in {event['call']} for the other workers: all workers must "
+            "make this call, not rank 0 alone"
+        )
     if kind == "worker_hung":
         return f"worker {event['rank']} made no progress for {event['deadline_s']:g} s, at {event['where']}: the run kills it"
     if kind == "out_of_memory":

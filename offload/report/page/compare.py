@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offload.report.page.measured import samples_of, usable
+from offload.report.page.measured import samples_of, usable, workers_of
 from offload.report.page.numbers import duration, figure, share, usd
 from offload.report.page.records import Floats, Intervals
 from offload.report.page.story import Story
@@ -46,7 +46,7 @@ def batch_rates(intervals: Intervals) -> Floats:
     if batches < LEAST_BATCHES:
         return np.zeros(0)
     samples = samples_of(intervals)
-    seconds = intervals["step_time_s"] / intervals["workers"]
+    seconds = intervals["step_time_s"] / workers_of(intervals)
     rates = [float(np.sum(samples[part]) / np.sum(seconds[part])) for part in np.array_split(where, batches)]
     return np.asarray(rates)
 

@@ -70,9 +70,15 @@ def usable(intervals: Intervals) -> NDArray[np.bool_]:
     return found
 
 
+def workers_of(intervals: Intervals) -> Floats:
+    """The workers of each interval; NaN for none, as a damaged line may have it."""
+    found: Floats = np.where(intervals["workers"] >= 1, intervals["workers"], np.nan)
+    return found
+
+
 def samples_of(intervals: Intervals) -> Floats:
     """The samples of each interval."""
-    found: Floats = intervals["samples_per_s"] * intervals["step_time_s"] / intervals["workers"]
+    found: Floats = intervals["samples_per_s"] * intervals["step_time_s"] / workers_of(intervals)
     return found
 
 
@@ -107,7 +113,7 @@ def measured(intervals: Intervals, where: NDArray[np.bool_]) -> Measured | None:
         return None
     samples = samples_of(intervals)[where]
     step_time_s = float(np.sum(intervals["step_time_s"][where]))
-    stepping = intervals["step_time_s"][where] / intervals["workers"][where]
+    stepping = intervals["step_time_s"][where] / workers_of(intervals)[where]
     batch = _batch(intervals)[where]
     steps = float(np.sum(samples / batch))
     rest = other_s(intervals)[where]

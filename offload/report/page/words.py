@@ -44,8 +44,8 @@ _GROUP_OF = {
     ),
     **dict.fromkeys(
         (
-            "worker_lost", "worker_hung", "preprocessing_lost", "preprocessing_slow", "out_of_memory", "node_excluded", "short_of_memory",
-            "not_started", "blocks_through_ray", "others_hold", "classes_differ", "callback_failed",
+            "worker_lost", "worker_hung", "worker_waits", "preprocessing_lost", "preprocessing_slow", "out_of_memory", "node_excluded",
+            "short_of_memory", "not_started", "blocks_through_ray", "others_hold", "classes_differ", "callback_failed",
         ),
         "fault",
     ),

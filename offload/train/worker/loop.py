@@ -654,7 +654,7 @@ class TrainingLoop:
     def sum(self, values: list[float], what: str) -> list[float]:
         """Element-wise sums over all workers, for the user's call ``what``."""
         self._check_company()
-        with self.watchdog.waiting():
+        with self.watchdog.waiting(what):
             return values if self.talk is None else self.talk.sum(values, what)
 
     def gather(self, value: Any) -> list[Any]:
@@ -669,8 +669,9 @@ class TrainingLoop:
 
     def accumulated(self) -> dict[str, float]:
         """See :meth:`Context.accumulated`."""
-        with self.watchdog.waiting():
-            return self.state.accumulated("ctx.accumulated()")
+        what = "ctx.accumulated()"
+        with self.watchdog.waiting(what):
+            return self.state.accumulated(what)
 
     def report(self, metrics: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """See :meth:`Context.report`."""

@@ -17,6 +17,7 @@ from offload.train.messages import End, GroupStart, GroupStatus, Orders, Push
 from offload.train.worker.watchdog import Watchdog
 
 HUNG = 70  # exit status of a process that hung
+PATIENCE_S = 60.0  # after which a user hears that a call waits for workers that may never make it
 
 
 class Reporter:
@@ -47,6 +48,7 @@ class Reporter:
         self._hub, self._rank, self._start, self._interval_s = hub, rank, start, interval_s
         self._node = node
         self._watchdog = watchdog
+        self._told_waiting = ""
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}
         self._events: list[dict[str, Any]] = []
@@ -107,8 +109,14 @@ class Reporter:
                 return  # the driver is gone; Ray will stop the worker
 
     def _watch(self) -> None:
-        where = self._watchdog.hung_at() if self._watchdog is not None else None
-        if self._watchdog is None or where is None:
+        if self._watchdog is None:
+            return
+        call = self._watchdog.call_waiting(PATIENCE_S)
+        if call and call != self._told_waiting:
+            self.event("worker_waits", call=call, seconds=PATIENCE_S)
+        self._told_waiting = call
+        where = self._watchdog.hung_at()
+        if where is None:
             return
         self.event("worker_hung", deadline_s=self._watchdog.deadline_s, where=where)
         self.flush()

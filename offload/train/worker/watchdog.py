@@ -25,20 +25,29 @@ class Watchdog:
         self._thread = threading.get_ident()
         self._alive_at = time.monotonic()
         self._waiting = False
+        self._call, self._since = "", 0.0
 
     def alive(self) -> None:
         """Give a sign of life."""
         self._alive_at = time.monotonic()
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A context in which the thread waits for data."""
+    def waiting(self, call: str = "") -> Iterator[None]:
+        """A context in which the thread waits for data, or, in a ``call`` of the user's loop, for the other workers."""
         self._waiting = True
+        self._since, self._call = time.monotonic(), call
         try:
             yield
         finally:
             self._waiting = False
+            self._call = ""
             self.alive()
+
+    def call_waiting(self, seconds: float) -> str:
+        """The call of the user's loop that has waited for the other workers for at least that long; empty if there is none. Call it from
+        another thread."""
+        call = self._call
+        return call if call and time.monotonic() - self._since >= seconds else ""
 
     def hung_at(self) -> str | None:
         """The place where the thread hangs, or None if it does not. Call it from another thread."""

@@ -364,6 +364,16 @@ def test_a_summary_that_does_not_tell_how_long_reading_took(tmp_path: Path, writ
     assert view_of(tmp_path).verdict.startswith("Preprocessing was the bottleneck for 8")
 
 
+def test_an_interval_that_names_no_worker_is_left_out(tmp_path: Path) -> None:
+    run = Writer(tmp_path)
+    run.begin()
+    run.train(4)
+    run.end()
+    first, *others = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join([json.dumps({**json.loads(first), "workers": 0}), *others, ""]))
+    assert view_of(tmp_path).verdict
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_page_of_any_documents(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
