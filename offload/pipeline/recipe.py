@@ -288,7 +288,9 @@ def _check_read(recipe: Recipe, chunk: pa.Table, samples: Samples) -> None:
     """Raise RunError for a row that cannot be read, unless the user wants to skip it."""
     if samples.errors and recipe.on_error == "raise":
         row = min(samples.errors)
-        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {samples.errors[row]}. {_REMEDY_SKIP}")
+        reason = samples.errors[row]
+        remedy = _REMEDY_STORAGE if any(code in reason for code in _OF_STORAGE) else _REMEDY_SKIP
+        raise RunError(f"{recipe.words.sample(chunk, row)} is unusable: {reason}. {remedy}")
 
 
 class _Place:
@@ -334,6 +336,13 @@ def _attempt_read(recipe: Recipe, chunk: pa.Table, epoch: int, watch: Watch) -> 
         raise RunError(f"reading {recipe.words.sample(chunk, row)} raised {say(error)}. {_REMEDY_SKIP}") from None
 
 
+_OF_STORAGE = tuple(
+    f"AWS Error {code}" for code in ("ACCESS_DENIED", "SLOW_DOWN", "NETWORK_CONNECTION", "SERVICE_UNAVAILABLE")
+)
+_REMEDY_STORAGE = (
+    "Check the storage, not the file: the credentials, their permission to read, and the limit of requests. The same command resumes from "
+    "the last checkpoint."
+)
 _REMEDY_SKIP = 'Repair or remove it, or pass on_error="skip" to count it, list it in the run directory and go on.'
 
 

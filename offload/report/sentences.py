@@ -91,6 +91,13 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         return f"the run wants {event['workers']} workers and has room for {event['before']}: it asks for nodes"
     if kind == "others_hold":
         return f"other programs hold {shares(event['held'])}: this run uses the rest, and will not use resources that they release later"
+    if kind == "passes_differ":
+        mine, others = event["passes"]
+        return (
+            f"in epoch {event['epoch'] + 1}, worker 0 went through {event['dataset']!r} {counted(mine, 'time')} and worker "
+            f"{event['other']} {counted(others, 'time')}, and each gets its share of the samples alone: validate on all workers, and add "
+            "up with ctx.sum"
+        )
     if kind == "classes_differ":
         there = "no class" if event["is_there"] is None else repr(event["is_there"])
         return (

@@ -598,6 +598,21 @@ def test_a_function_that_takes_its_argument_for_an_image_is_told_what_it_is(kind
     assert "transforms of torchvision and timm alone get the image. Correct the transform" in text
 
 
+class Refused(Numbers):
+    """Storage that reads nothing."""
+
+    def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
+        said = "cannot be read: AWS Error ACCESS_DENIED during GetObject operation: Forbidden"
+        return Samples(super().read(rows, at).columns, dict.fromkeys(range(rows.num_rows), said))
+
+
+def test_what_storage_refuses_is_no_fault_of_the_file() -> None:
+    text = failure(recipe(reader=Refused()))
+    assert "is unusable: cannot be read: AWS Error ACCESS_DENIED" in text
+    assert "Check the storage, not the file: the credentials" in text
+    assert "on_error" not in text
+
+
 def test_an_image_transform_of_a_sample_without_an_image() -> None:
     reader = WithoutImages(bad=(5, 6))
     text = failure(recipe(noisy_image, "image", reader=reader))

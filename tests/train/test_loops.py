@@ -12,6 +12,8 @@ import torch
 
 import offload
 from offload import collate
+from offload.report.run_dir import EVENTS, read_lines
+from offload.report.sentences import sentence
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -96,6 +98,27 @@ def test_workers_that_make_different_calls_are_told_which_instead_of_hanging(
     with pytest.raises(offload.RunError) as raised:
         fit(train, tmp_path / "run")
     assert made in str(raised.value)
+
+
+@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
+def test_a_validation_on_some_workers_alone_is_told_once(tmp_path: Path, ranks: tuple[int, ...]) -> None:
+    def train(ctx: Any) -> None:
+        ctx.prepare(linear())
+        for _ in ctx.epochs(2):
+            for _batch in ctx.batches("train"):
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+            rows = sum(len(batch["y"]) for batch in ctx.batches("val")) if ctx.rank in ranks else 0
+            ctx.report(rows=ctx.sum(rows))
+
+    assert fit(train, tmp_path / "run") == {"rows": 10 / 2 * len(ranks)}
+    differ = [event for event in read_lines(tmp_path / "run" / EVENTS) if event["event"] == "passes_differ"]
+    if len(ranks) == 2:
+        assert differ == []
+        return
+    (event,) = differ
+    times = "1 time and worker 1 0 times" if ranks == (0,) else "0 times and worker 1 1 time"
+    assert f"in epoch 1, worker 0 went through 'val' {times}, and each" in (sentence("passes_differ", event) or "")
 
 
 def fail_at(ctx: Any, step: int) -> None:

@@ -45,7 +45,8 @@ _GROUP_OF = {
     **dict.fromkeys(
         (
             "worker_lost", "worker_hung", "worker_waits", "preprocessing_lost", "preprocessing_slow", "out_of_memory", "node_excluded",
-            "short_of_memory", "not_started", "blocks_through_ray", "others_hold", "classes_differ", "callback_failed",
+            "short_of_memory", "not_started", "blocks_through_ray", "others_hold", "classes_differ", "passes_differ",
+            "callback_failed",
         ),
         "fault",
     ),
@@ -87,7 +88,10 @@ def told(event: Mapping[str, Any], at_s: float, nodes: Mapping[str, Node]) -> To
     )
 
 
-_ASIDE = ("measured", "resize_cost", "ready_to_resize", "ignored", "others_hold", "classes_differ", "callback_failed")
+_ASIDE = (
+    "measured", "resize_cost", "ready_to_resize", "ignored", "others_hold", "classes_differ", "passes_differ", "callback_failed",
+    "worker_waits",
+)  # fmt: skip
 
 
 def _keeps(event: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,6 +156,8 @@ class TrainingLoop:
         self._split = self._first_split(start)
         self._changes = 0
         self._pass_rows = 0
+        self._passed: Counter[str] = Counter()  # this epoch's passes over other data sets
+        self._told_passes = False
         self._first_step = True
         self._resume()
         self.reporter.flush()  # the driver should know this worker's node if it dies soon
@@ -260,7 +263,12 @@ class TrainingLoop:
         self._check_company()
         self._in_epoch = False
         over = self._over_here()
-        self._hear_over(over if self.talk is None else max(self.talk.gather_objects(over), key=OVERS.index))
+        if self.talk is not None:
+            told = self.talk.gather_objects((over, self._passed))
+            over = max((each for each, _ in told), key=OVERS.index)
+            self._compare_passes([passed for _, passed in told])
+        self._passed = Counter()
+        self._hear_over(over)
         self.state.next_epoch(following)
         ended = self._trained_enough(following)
         if following % self.setup.checkpoints.every_epochs == 0 or ended:
@@ -268,6 +276,18 @@ class TrainingLoop:
         if not ended:
             self._await_schedule(following)
             self._obey(self._agreed_end())
+
+    def _compare_passes(self, told: Sequence[Counter[str]]) -> None:
+        """Report that the ranks, in their order, took different passes over other data sets: each sees its share alone."""
+        mine = told[0]
+        for rank, passed in enumerate(told):
+            name = next((name for name in passed | mine if passed[name] != mine[name]), None)
+            if name is None or self._told_passes or self.rank:
+                continue
+            self._told_passes = True
+            self.reporter.event(
+                "passes_differ", dataset=name, epoch=self.epoch, other=rank, passes=[mine[name], passed[name]]
+            )
 
     def _over_here(self) -> Over:
         """Why training is over, as this rank sees it. Rank 0's clock decides on time."""
@@ -404,6 +424,7 @@ class TrainingLoop:
                 self._running = batches
                 yield from self._training_batches(batches, began)
             else:
+                self._passed[name] += 1
                 with self.meter.outside():  # also within a step
                     yield from self._plain_batches(batches, name)
         finally:
