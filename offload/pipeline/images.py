@@ -32,7 +32,7 @@ def decode_image(data: bytes) -> Image:
         try:
             pixels: Image = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
         except ValueError as error:
-            # Not every JPEG that simplejpeg rejects is broken (CMYK, harmless warnings): Pillow decides.
+            # Not every JPEG that simplejpeg rejects is broken (harmless warnings): Pillow decides.
             return _decode_with_pillow(data, str(error))
         return pixels
     return _decode_with_pillow(data, "")

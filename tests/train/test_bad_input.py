@@ -97,6 +97,14 @@ def test_a_run_that_skips_every_sample_has_not_finished(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "skipped.jsonl").read_text().splitlines()) == 16
 
 
+def test_a_run_whose_filter_leaves_nothing_has_not_finished(tmp_path: Path) -> None:
+    data = offload.from_ray(ray.data.range(64).flat_map(lambda row: []))
+    with pytest.raises(
+        offload.RunError, match=r"epoch 1 delivered no batch: drop_last, filters or transforms left no training"
+    ):
+        fit(tmp_path, data)
+
+
 def test_parameters_without_gradients_on_several_workers(tmp_path: Path) -> None:
     class Two(torch.nn.Module):
         def __init__(self) -> None:

@@ -46,6 +46,7 @@ from offload.pipeline.wire import Column, stack, stack_lists
 
 MOST_SHARDS = 1_000_000
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+_INTEGER = re.compile(rb"[+-]?\d+")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -328,6 +329,10 @@ def _sample(place: _Place, content: bytes, row: int, errors: dict[int, str], *, 
 
 def _parse(extension: str, data: bytes) -> Any:
     if extension == "cls":
+        if not _INTEGER.fullmatch(data.strip()):
+            raise ValueError(
+                f"it holds no whole number, but {printable(data[:40].decode(errors='replace'))!r}. Text belongs into .txt"
+            )
         return np.int64(int(data))
     if extension == "json":
         return json.loads(data)

@@ -226,10 +226,9 @@ class TrainingLoop:
             yield from deliver()
             if not self._pass_ended:
                 return
-            if not self._pass_rows and not resumed:  # another pass would not deliver any either
+            if not self._pass_rows and not resumed:  # another pass would not train any either
                 raise RunError(
-                    f"epoch {epoch + 1} delivered no batch, and ctx.steps goes on until its goal: all training samples were skipped or "
-                    "left out. The events of the run give the reason for each skipped sample."
+                    f"epoch {epoch + 1} trained no sample, and ctx.steps goes on until its goal: the loop skipped each batch."
                 )
             epoch += 1
             self._end_epoch(epoch)
@@ -506,17 +505,25 @@ class TrainingLoop:
             self._start_batch(following)
         else:
             self._note_skipped(batches.leftover, TRAIN)
-            if batches.leftover and not done and not delivered:
-                # Such as storage that refuses every read: it must not look like a run that is finished.
-                sample = batches.leftover[0]
-                raise RunError(
-                    f"epoch {self.epoch + 1} delivered no batch, since training samples were skipped, such as sample {sample.sample_id} "
-                    f"({sample.reason}). skipped.jsonl in the run directory names each. Correct the cause; with on_error='raise', a run "
-                    "ends at the first such sample."
-                )
+            if not done and not delivered:
+                self._check_skipped(batches.leftover)
             self._heard(batches.last_heard)
             self._credit_untrainable(done)
             self._pass_ended = True
+
+    def _check_skipped(self, leftover: Sequence[Skipped]) -> None:
+        """Raise RunError for a pass without a batch, of which this rank skipped these samples. Such a run must not look as if it had
+        finished: storage may refuse every read."""
+        if not leftover:
+            raise RunError(
+                f"epoch {self.epoch + 1} delivered no batch: drop_last, filters or transforms left no training samples, or another worker "
+                "skipped them (skipped.jsonl in the run directory)."
+            )
+        raise RunError(
+            f"epoch {self.epoch + 1} delivered no batch, since training samples were skipped, such as sample {leftover[0].sample_id} "
+            f"({leftover[0].reason}). skipped.jsonl in the run directory names each. Correct the cause; with on_error='raise', a run "
+            "ends at the first such sample."
+        )
 
     def _check_company(self) -> None:
         """Raise RunError if this rank has left a pass in which others went on: they wait for it, and it would wait for them."""
