@@ -89,6 +89,8 @@ class OffloadGroup(click.Group):
 
 def _leave(code: Any) -> None:
     """End the process as Python does, but without tearing down C++ libraries, which may crash in the middle of their work."""
+    if not isinstance(code, int | None):  # sys.exit("a message")
+        click.echo(code, err=True)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -688,12 +688,9 @@ class TrainingLoop:
     def gather(self, value: Any) -> list[Any]:
         """See :meth:`Context.gather`."""
         self._check_company()
-        with self.watchdog.waiting():
-            return (
-                [value]
-                if self.talk is None
-                else self.talk.gather_objects(value, "ctx.gather() or ctx.sum() of a tensor")
-            )
+        what = "ctx.gather() or ctx.sum() of a tensor"
+        with self.watchdog.waiting(what):
+            return [value] if self.talk is None else self.talk.gather_objects(value, what)
 
     def accumulated(self) -> dict[str, float]:
         """See :meth:`Context.accumulated`."""
