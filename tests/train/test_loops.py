@@ -56,6 +56,20 @@ def report_equal(ctx: Any, *models: torch.nn.Module, **more: Any) -> None:
     ctx.report({"weights": float(mine.double().sum()), "steps": ctx.global_step, **more})
 
 
+def ending_epochs_with(then: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A loop of two epochs that do not learn, each of which ends with ``then``."""
+
+    def train(ctx: Any) -> None:
+        ctx.prepare(linear())
+        for _ in ctx.epochs(2):
+            for _batch in ctx.batches("train"):
+                ctx.backward(torch.zeros((), requires_grad=True))
+                ctx.step()
+            then(ctx)
+
+    return train
+
+
 def report_on_one(ctx: Any) -> None:
     if ctx.rank == 0:
         ctx.report(loss=1.0)
@@ -87,31 +101,18 @@ def report_or_sum(ctx: Any) -> None:
 def test_workers_that_make_different_calls_are_told_which_instead_of_hanging(
     tmp_path: Path, at_the_end_of_an_epoch: Callable[[Any], None], made: str
 ) -> None:
-    def train(ctx: Any) -> None:
-        ctx.prepare(linear())
-        for _ in ctx.epochs(2):
-            for _batch in ctx.batches("train"):
-                ctx.backward(torch.zeros((), requires_grad=True))
-                ctx.step()
-            at_the_end_of_an_epoch(ctx)
-
     with pytest.raises(offload.RunError) as raised:
-        fit(train, tmp_path / "run")
+        fit(ending_epochs_with(at_the_end_of_an_epoch), tmp_path / "run")
     assert made in str(raised.value)
 
 
 @pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
 def test_a_validation_on_some_workers_alone_is_told_once(tmp_path: Path, ranks: tuple[int, ...]) -> None:
-    def train(ctx: Any) -> None:
-        ctx.prepare(linear())
-        for _ in ctx.epochs(2):
-            for _batch in ctx.batches("train"):
-                ctx.backward(torch.zeros((), requires_grad=True))
-                ctx.step()
-            rows = sum(len(batch["y"]) for batch in ctx.batches("val")) if ctx.rank in ranks else 0
-            ctx.report(rows=ctx.sum(rows))
+    def validate(ctx: Any) -> None:
+        rows = sum(len(batch["y"]) for batch in ctx.batches("val")) if ctx.rank in ranks else 0
+        ctx.report(rows=ctx.sum(rows))
 
-    assert fit(train, tmp_path / "run") == {"rows": 10 / 2 * len(ranks)}
+    assert fit(ending_epochs_with(validate), tmp_path / "run") == {"rows": 10 / 2 * len(ranks)}
     differ = [event for event in read_lines(tmp_path / "run" / EVENTS) if event["event"] == "passes_differ"]
     if len(ranks) == 2:
         assert differ == []

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -277,16 +277,18 @@ class TrainingLoop:
             self._obey(self._agreed_end())
 
     def _compare_passes(self, told: Sequence[Counter[str]]) -> None:
-        """Report that the ranks, in their order, took different passes over other data sets: each sees its share alone."""
+        """Report once that the ranks, in their order, took different passes over other data sets: each sees its share alone."""
+        if self.rank or self._told_passes:
+            return
         mine = told[0]
-        for rank, passed in enumerate(told):
-            name = next((name for name in passed | mine if passed[name] != mine[name]), None)
-            if name is None or self._told_passes or self.rank:
-                continue
+        differ = (
+            (rank, name) for rank, theirs in enumerate(told) for name in theirs | mine if theirs[name] != mine[name]
+        )
+        if found := next(differ, None):
+            rank, name = found
             self._told_passes = True
-            self.reporter.event(
-                "passes_differ", dataset=name, epoch=self.epoch, other=rank, passes=[mine[name], passed[name]]
-            )
+            passes = [mine[name], told[rank][name]]
+            self.reporter.event("passes_differ", dataset=name, epoch=self.epoch, other=rank, passes=passes)
 
     def _over_here(self) -> Over:
         """Why training is over, as this rank sees it. Rank 0's clock decides on time."""
@@ -506,12 +508,12 @@ class TrainingLoop:
         else:
             self._note_skipped(batches.leftover, TRAIN)
             if not done and not delivered:
-                self._check_skipped(batches.leftover)
+                self._refuse_empty_pass(batches.leftover)
             self._heard(batches.last_heard)
             self._credit_untrainable(done)
             self._pass_ended = True
 
-    def _check_skipped(self, leftover: Sequence[Skipped]) -> None:
+    def _refuse_empty_pass(self, leftover: Sequence[Skipped]) -> NoReturn:
         """Raise RunError for a pass without a batch, of which this rank skipped these samples. Such a run must not look as if it had
         finished: storage may refuse every read."""
         if not leftover:
