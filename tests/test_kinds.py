@@ -111,17 +111,28 @@ def test_the_trainer_gives_the_same_losses(name: str, tmp_path: Path, monkeypatc
         asked.update(draws=Draws(weights=np.array(weights), number=len(weights)))
         return offload_weighted(data, weights)
 
-    def make(train: Any, *, batch_size: int, **options: Any) -> Any:
-        asked.update(batch_size=batch_size)
-        return offload_trainer(train, batch_size=batch_size, deterministic=True, **options)
+    def make(train: Any, **options: Any) -> Any:
+        trainer = offload_trainer(train, deterministic=True, **options)
+        asked.update(batch_size=trainer.batch_size.initial)
+        if isinstance(loader := options["datasets"]["train"], torch.utils.data.DataLoader):
+            asked.update(dataset=loader.dataset, collate_fn=loader.collate_fn)
+        return trainer
 
     class InTheTrainersOrder:
-        """torch's DataLoader, of the samples that the Trainer trains."""
+        """torch's DataLoader, of the samples that the Trainer trains. Others keep their order."""
 
-        def __init__(self, *_: Any, drop_last: bool = False, **options: Any) -> None:
+        def __init__(self, dataset: Any, *, drop_last: bool = False, **options: Any) -> None:
             self.epoch, self.drop_last = 0, drop_last
+            is_test = hasattr(dataset, "__getitem__") and options.keys() == {"batch_size"}
+            self.test = torch.utils.data.DataLoader(dataset, **options) if is_test else None
+
+        def __len__(self) -> int:
+            return len(asked["dataset"]) // asked["batch_size"]
 
         def __iter__(self) -> Iterator[Any]:
+            if self.test is not None:
+                yield from self.test
+                return
             n = len(asked["dataset"])
             order = asked["draws"].order if "draws" in asked else functools.partial(epoch_permutation, n)
             ids = order(seed=0, epoch=self.epoch).tolist()

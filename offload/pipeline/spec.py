@@ -75,6 +75,10 @@ class Pipeline:
     """The data sets that :func:`offload.mix` joined."""
     drawn: bool = False
     """Whether a pass draws samples by weight (:func:`offload.weighted`) instead of visiting each once."""
+    batch_size: int | None = None
+    """The batch size of the torch DataLoader that described it; None for other descriptions."""
+    drop_last: bool = False
+    """Whether training passes leave out their last batches, which are not full, unless the loop says otherwise."""
 
     @property
     def yields(self) -> bool:
@@ -169,6 +173,7 @@ def from_torch(
     columns: Sequence[str] = DEFAULT_COLUMNS,
     per_sample: bool = False,
     collate_fn: CollateFn | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
     on_device: OnDevice | None = None,
     on_error: OnError = "raise",
     shuffle: bool | None = None,
@@ -184,12 +189,15 @@ def from_torch(
         transform, per_sample, on_device, on_error, shuffle, sample_timeout_s: as in :func:`image_folder`. A transform of torchvision or
             timm gets the image as the data set returned it. An array becomes an image if the transform's first step takes no arrays.
         collate_fn: as in :func:`image_folder`. Without a transform, samples reach it exactly as the data set returned them.
+        worker_init_fn: a function that each preprocessing process calls once with its number, before it reads, as DataLoader's workers do.
 
     Raises:
         ConfigError: for invalid options, a callable that needs arguments, or a table; and, when the run starts, for a data set without a
             length or one that cannot be sent.
     """
     names = check_names("from_torch: columns", columns, sane="such as ('image', 'label')")
+    if worker_init_fn is not None:
+        check_callable("from_torch: worker_init_fn", worker_init_fn, sane="a function of the process's number")
     if (rows := _rows_of_table(dataset)) is not None:
         raise ConfigError(
             f"from_torch takes samples by their place, and a {type(dataset).__name__} gives columns instead. Pass its rows: {rows}."
@@ -211,6 +219,7 @@ def from_torch(
             # The user's functions get arrays.
             typed=collate_fn is None and (transform is None or is_image_transform(transform)),
             images=is_image_transform(transform),
+            worker_init_fn=worker_init_fn,
         ),
         transform,
         given=True,

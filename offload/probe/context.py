@@ -110,9 +110,9 @@ class ProbeContext(Context):
     def stop(self) -> None:
         """Ignore the end of a training that does not take place."""
 
-    def batches(self, name: str = TRAIN, /, *columns: str, drop_last: bool = False, min_rows: int = 2) -> Any:
+    def batches(self, name: str = TRAIN, /, *columns: str, drop_last: bool | None = None, min_rows: int = 2) -> Any:
         """Yield replayed batches of the training data, and none of other data sets."""
-        count = self._loop.expected_batches(name, drop_last=drop_last) if name == TRAIN else 0
+        count = self._loop.expected_batches(name, drop_last=self._drops(name, drop_last)) if name == TRAIN else 0
         return BatchIterator(self._replays(name, columns), count)
 
     def _replays(self, name: str, columns: tuple[str, ...]) -> Iterator[Any]:

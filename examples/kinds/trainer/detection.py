@@ -1,6 +1,7 @@
 """Detection: images of different sizes, each with a different number of boxes."""
 
 import torch
+from torch.utils.data import DataLoader
 
 import offload
 
@@ -49,8 +50,8 @@ def train(ctx):
 
 
 def build():
-    data = offload.from_torch(Scenes(), collate_fn=collate)
-    return offload.Trainer(train, datasets={"train": data}, batch_size=8)
+    loader = DataLoader(Scenes(), batch_size=8, shuffle=True, collate_fn=collate)
+    return offload.Trainer(train, datasets={"train": loader})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A GAN: two models, two optimizers, two backward passes for each batch."""
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader
 
 import offload
 
@@ -27,7 +27,7 @@ def train(ctx):
     generator, judge, generates, judges = ctx.prepare(generator, judge, generates, judges)
     noise = torch.Generator().manual_seed(1)
     for _ in ctx.epochs(2):
-        for real in ctx.batches("train", drop_last=True):
+        for real in ctx.batches("train"):
             fake = generator(torch.randn(len(real), 4, generator=noise).to(real.device))
             judged = judge(torch.cat([real, fake.detach()]))
             loss = right(judged, torch.cat([torch.ones(len(real), 1), torch.zeros(len(real), 1)]).to(real.device))
@@ -42,8 +42,8 @@ def train(ctx):
 
 
 def build():
-    data = offload.from_torch(Rings(), collate_fn=default_collate)
-    return offload.Trainer(train, datasets={"train": data}, batch_size=16)
+    loader = DataLoader(Rings(), batch_size=16, shuffle=True, drop_last=True)
+    return offload.Trainer(train, datasets={"train": loader})
 
 
 if __name__ == "__main__":

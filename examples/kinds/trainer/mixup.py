@@ -2,7 +2,7 @@
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 import offload
 
@@ -45,8 +45,8 @@ def train(ctx):
 
 
 def build():
-    data = offload.from_torch(Patches(), collate_fn=mixup)
-    return offload.Trainer(train, datasets={"train": data}, batch_size=8)
+    loader = DataLoader(Patches(), batch_size=8, shuffle=True, collate_fn=mixup)
+    return offload.Trainer(train, datasets={"train": loader})
 
 
 if __name__ == "__main__":

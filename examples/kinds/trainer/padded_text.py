@@ -1,6 +1,7 @@
 """Text: sentences of different lengths, padded to the longest of their batch."""
 
 import torch
+from torch.utils.data import DataLoader
 
 import offload
 
@@ -52,8 +53,8 @@ def train(ctx):
 
 
 def build():
-    data = offload.from_torch(Sentences(), collate_fn=collate)
-    return offload.Trainer(train, datasets={"train": data}, batch_size=8)
+    loader = DataLoader(Sentences(), batch_size=8, shuffle=True, collate_fn=collate)
+    return offload.Trainer(train, datasets={"train": loader})
 
 
 if __name__ == "__main__":

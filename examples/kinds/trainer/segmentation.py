@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -48,8 +48,8 @@ def train(ctx):
 
 
 def build():
-    data = offload.from_torch(Discs(), collate_fn=default_collate)
-    return offload.Trainer(train, datasets={"train": data}, batch_size=8)
+    loader = DataLoader(Discs(), batch_size=8, shuffle=True)
+    return offload.Trainer(train, datasets={"train": loader})
 
 
 if __name__ == "__main__":

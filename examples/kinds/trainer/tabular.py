@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 import offload
 
@@ -46,8 +47,8 @@ def train(ctx):
 
 
 def build():
-    data = offload.from_torch(Rows(), collate_fn=collate)
-    return offload.Trainer(train, datasets={"train": data}, batch_size=32)
+    loader = DataLoader(Rows(), batch_size=32, shuffle=True, collate_fn=collate)
+    return offload.Trainer(train, datasets={"train": loader})
 
 
 if __name__ == "__main__":

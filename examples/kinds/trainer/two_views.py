@@ -1,7 +1,7 @@
 """Contrastive learning: each sample is two views of an image, in a list beside a dict."""
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader
 
 import offload
 
@@ -39,8 +39,8 @@ def train(ctx):
 
 
 def build():
-    data = offload.from_torch(Views(), collate_fn=default_collate)
-    return offload.Trainer(train, datasets={"train": data}, batch_size=8)
+    loader = DataLoader(Views(), batch_size=8, shuffle=True)
+    return offload.Trainer(train, datasets={"train": loader})
 
 
 if __name__ == "__main__":

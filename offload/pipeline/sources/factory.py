@@ -41,10 +41,10 @@ def list_torch_factory(
     changed: bool = False,
     typed: bool = False,
     images: bool = False,
+    worker_init_fn: Callable[[int], None] | None = None,
 ) -> Index:
-    """The index of the data set that ``factory`` returns. It is constructed here once, for its length and classes, and dropped.
-    ``whole``: samples stay as the data set returns them. ``changed``: whether a transform may change them in place. ``typed``: boxes and
-    masks keep their type. ``images``: a transform takes the image as the data set returns it.
+    """The index of the data set that ``factory`` returns. It is constructed here once, for its length and classes, and dropped. The other
+    arguments are those of :func:`list_torch_dataset`.
 
     Raises ConfigError if the factory raises or returns no map-style data set.
     """
@@ -62,7 +62,7 @@ def list_torch_factory(
             "the data set that you construct."
         )
     index = list_torch_dataset(dataset, columns)
-    options = {"whole": whole, "changed": changed, "typed": typed, "images": images}
+    options = {"whole": whole, "changed": changed, "typed": typed, "images": images, "worker_init_fn": worker_init_fn}
     return replace(index, reader=FactoryReader(factory, tuple(columns), type(dataset).__name__, **options))
 
 
@@ -75,7 +75,7 @@ class FactoryReader:
         factory: Callable[[], Any],
         columns: tuple[str, ...],
         name: str,
-        **options: bool,
+        **options: Any,
     ) -> None:
         self.factory, self.columns, self.name, self._options = factory, columns, name, options
         self._reader: TorchReader | None = None
@@ -89,8 +89,8 @@ class FactoryReader:
         return self._opened().dataset
 
     def prepare(self) -> None:
-        """Construct the data set. Raises RunError if the factory raises."""
-        self._opened()
+        """Construct the data set. Raises RunError if the factory or ``worker_init_fn`` raises."""
+        self._opened().prepare()
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         return self._opened().read(rows, at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,9 +18,11 @@ from offload.pipeline.own_copies import own
 from offload.pipeline.sources.base import At, Index, Samples, nowhere
 from offload.pipeline.whole_samples import SAMPLES
 from offload.pipeline.wire import Column, UnsendableError, as_array, is_pillow, is_tensor, torch_only
+from offload.pipeline.wording import FAILURES, say
 
 DEFAULT_COLUMNS = ("image", "label")
 MOST_SAMPLES = 2**32  # 32 GiB of numbers; the largest image data sets have a tenth of these samples
+_INIT_SEED = 0  # of worker_init_fn: samples are seeded later, each by itself
 
 
 def list_torch_dataset(
@@ -31,10 +33,11 @@ def list_torch_dataset(
     changed: bool = False,
     typed: bool = False,
     images: bool = False,
+    worker_init_fn: Callable[[int], None] | None = None,
 ) -> Index:
     """The index of a map-style data set: the numbers from 0 to its length. ``whole``: samples stay as the data set returns them.
     ``changed``: whether a transform may change them in place. ``typed``: boxes and masks keep their type. ``images``: a transform takes the
-    image as the data set returns it."""
+    image as the data set returns it. ``worker_init_fn``: is called once in each process, as torch's DataLoader calls it."""
     if not is_map_style(dataset):
         raise ConfigError(
             f"from_torch takes a map-style data set (__getitem__ and __len__), found {type(dataset).__name__}. For an "
@@ -42,7 +45,15 @@ def list_torch_dataset(
         )
     name = f"from_torch({type(dataset).__name__})"
     rows = Runs(pa.table({"data set": [0]}), np.array([_length(name, dataset)]), number="item")
-    reader = TorchReader(dataset, tuple(columns), whole=whole, changed=changed, typed=typed, images=images)
+    reader = TorchReader(
+        dataset,
+        tuple(columns),
+        whole=whole,
+        changed=changed,
+        typed=typed,
+        images=images,
+        worker_init_fn=worker_init_fn,
+    )
     return Index(name=name, rows=rows, reader=reader, classes=_classes(dataset))
 
 
@@ -103,9 +114,28 @@ class TorchReader:
         changed: bool = False,
         typed: bool = False,
         images: bool = False,
+        worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
         self.dataset, self.columns = dataset, columns
         self._whole, self._changed, self._typed, self._images = whole, changed, typed, images
+        self._worker_init_fn = worker_init_fn
+
+    def prepare(self) -> None:
+        """Call ``worker_init_fn`` in this process, before it reads. Raises RunError if that raises."""
+        if self._worker_init_fn is None:
+            return
+        from offload.pipeline.worker_role import in_role, once
+
+        me = here()
+        try:
+            with in_role(me.number, me.of, _INIT_SEED, self.dataset):
+                once(self._worker_init_fn, me.number, _INIT_SEED, set())
+        except FAILURES as error:
+            name = getattr(self._worker_init_fn, "__qualname__", type(self._worker_init_fn).__name__)
+            raise RunError(
+                f"worker_init_fn ({name}) raised {say(error)} in preprocessing process {me.number}. Correct it: every process calls it "
+                "once, with its number."
+            ) from None
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
         with _as_worker(self.dataset):

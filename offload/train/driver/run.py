@@ -268,6 +268,7 @@ class Run:
             adaptation=trainer.adaptation,
             on_device={name: p.on_device for name, p in trainer.datasets.items()},
             collate_fn={name: p.collate_fn for name, p in trainer.datasets.items() if p.collate_fn is not None},
+            drop_last=frozenset(name for name, p in trainer.datasets.items() if p.drop_last),
             sized={name: s.samples for name, s in self.listed.items()},
             yielded=frozenset(name for name, p in trainer.datasets.items() if p.yields),
             classes={name: s.classes for name, s in self.listed.items() if s.classes},

@@ -30,9 +30,10 @@ from offload.model.checks import (
     shown,
 )
 from offload.pipeline.aside import call_aside
+from offload.pipeline.from_loader import described
 from offload.pipeline.sources.ray_dataset import units_of
 from offload.pipeline.sources.units import UnitIndex
-from offload.pipeline.spec import Pipeline, as_pipeline
+from offload.pipeline.spec import Pipeline
 from offload.report.full_screen import live_view
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
 from offload.report.run_lock import locked
@@ -97,10 +98,11 @@ class Trainer:
     Args:
         train: the function of each worker; it gets a :class:`offload.Context`.
         datasets: data sets by name: results of :func:`offload.image_folder` and its siblings, a ``ray.data.Dataset``, a map-style torch
-            data set, or a list of samples. ``"train"`` is required; the others are for validation.
+            data set, a list of samples, or a torch ``DataLoader``, whose batches ``ctx.batches`` then yields. ``"train"`` is required;
+            the others are for validation.
         workers: the number of workers, or (least, most): then as many as fit while preprocessing keeps a core. None: one per GPU,
             or one without GPUs.
-        batch_size: the global batch, a number or a :class:`offload.BatchSize`.
+        batch_size: the global batch, a number or a :class:`offload.BatchSize`. None: that of the DataLoader that describes ``"train"``.
         adaptation: how batches and workers with a range adapt, and learning rates with them.
         cluster: the capacity that the run may request from the cluster, and the nodes that it uses.
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"`` for code under ``ctx.autocast()``.
@@ -126,7 +128,7 @@ class Trainer:
         train: Callable[[Context], None],
         *,
         datasets: Mapping[str, Any],
-        batch_size: int | BatchSize,
+        batch_size: int | BatchSize | None = None,
         workers: int | tuple[int, int] | None = None,
         adaptation: Adaptation | None = None,
         cluster: Cluster | None = None,
@@ -149,8 +151,8 @@ class Trainer:
             check_text("the names in datasets", each, sane='such as "train"')
         if TRAIN not in given:
             raise ConfigError(f'datasets must name a "train" data set, found {", ".join(given) or "none"}.')
-        self.datasets: dict[str, Pipeline] = {each: as_pipeline(each, value) for each, value in given.items()}
-        self.batch_size = _batch_size(batch_size)
+        self.datasets: dict[str, Pipeline] = {each: described(each, value) for each, value in given.items()}
+        self.batch_size = _batch_size(self.datasets[TRAIN].batch_size if batch_size is None else batch_size)
         self.workers = None if workers is None else workers_range(workers)
         self.adaptation = _made("adaptation", adaptation, Adaptation)
         self.cluster = _made("cluster", cluster, Cluster)
@@ -355,6 +357,10 @@ def _aside(
 def _batch_size(given: Any) -> BatchSize:
     if isinstance(given, BatchSize):
         return given
+    if given is None:
+        raise ConfigError(
+            "the Trainer needs batch_size, the global batch, unless a DataLoader describes the training data."
+        )
     return BatchSize(initial=check_count("batch_size", given, least=1, sane="such as 64, or an offload.BatchSize"))
 
 

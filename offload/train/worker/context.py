@@ -172,14 +172,18 @@ class Context:
         self._loop.stop()
 
     @overload
-    def batches(self, name: str = TRAIN, /, *, drop_last: bool = ..., min_rows: int = ...) -> BatchIterator[Batch]: ...
+    def batches(
+        self, name: str = TRAIN, /, *, drop_last: bool | None = ..., min_rows: int = ...
+    ) -> BatchIterator[Batch]: ...
 
     @overload
     def batches(
-        self, name: str, /, *columns: str, drop_last: bool = ..., min_rows: int = ...
+        self, name: str, /, *columns: str, drop_last: bool | None = ..., min_rows: int = ...
     ) -> BatchIterator[tuple[Any, ...]]: ...
 
-    def batches(self, name: str = TRAIN, /, *columns: str, drop_last: bool = False, min_rows: int = 2) -> Iterator[Any]:
+    def batches(
+        self, name: str = TRAIN, /, *columns: str, drop_last: bool | None = None, min_rows: int = 2
+    ) -> Iterator[Any]:
         """Yield this worker's batches of a data set: dicts of tensors on the device. With ``columns``, yield tuples of these, as a
         DataLoader does: ``for images, labels in ctx.batches("train", "image", "label")``.
 
@@ -197,6 +201,7 @@ class Context:
             name: the name of the data set.
             columns: names of columns.
             drop_last: leave out the last batches of a training pass, which are not full. Their samples are not trained in this epoch.
+                None: as the DataLoader that describes the data set says, or else keep them.
             min_rows: the fewest rows of a training batch. The last batch takes rows from the one before where it would have fewer:
                 batch normalisation cannot train on a single row. A deterministic run cuts all batches full.
 
@@ -205,11 +210,17 @@ class Context:
             ConfigError: for invalid options.
         """
         self._check_dataset(name)
-        check_flag("ctx.batches(drop_last=...)", drop_last)
+        dropped = self._drops(name, drop_last)
         least = check_count("ctx.batches(min_rows=...)", min_rows, least=1, sane="such as 2")
-        found = self._loop.batches(name, drop_last=drop_last, least=least)
-        count = self._loop.expected_batches(name, drop_last=drop_last)
+        found = self._loop.batches(name, drop_last=dropped, least=least)
+        count = self._loop.expected_batches(name, drop_last=dropped)
         return BatchIterator((columns_of(batch, columns) for batch in found) if columns else found, count)
+
+    def _drops(self, name: str, drop_last: bool | None) -> bool:
+        """Whether a pass leaves out batches that are not full: what the loop says, or else what the data set does."""
+        if drop_last is None:
+            return name in self._loop.setup.drop_last
+        return check_flag("ctx.batches(drop_last=...)", drop_last)
 
     def _check_dataset(self, name: str) -> None:
         names = self._loop.setup.sized

@@ -39,3 +39,5 @@ class WorkerSetup:
     source: str | None = None
     yielded: frozenset[str] = frozenset()
     """The data sets whose samples a generator yields: any number for each input."""
+    drop_last: frozenset[str] = frozenset()
+    """The data sets whose passes leave out batches that are not full, unless the loop says otherwise."""
