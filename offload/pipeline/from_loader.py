@@ -28,7 +28,6 @@ from offload.errors import ConfigError
 from offload.pipeline.combine import weighted
 from offload.pipeline.spec import Pipeline, as_pipeline, from_torch
 
-
 _KNOWN: tuple[type[Sampler[Any]], ...] = (
     SequentialSampler,
     RandomSampler,
