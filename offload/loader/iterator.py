@@ -27,7 +27,7 @@ from offload.errors import ConfigError, OffloadError, RunError
 from offload.loader.device import Finish
 from offload.loader.feed import Taken
 from offload.loader.line import Place
-from offload.loader.progress import Progress
+from offload.loader.progress import Progress, too_few
 from offload.loader.recipe import Batches, BatchOrder
 from offload.loader.session import Session
 from offload.loader.stats import Clock
@@ -297,7 +297,7 @@ class _Fetcher:
             for remark in taken.remarks:
                 logging.getLogger("offload").warning("%s", remark)
             if taken.over:
-                self._put(_End())
+                self._put(_End() if start >= skip else too_few(skip, "data set", start))
                 return
             coming = _Coming(self._session.direct, taken.places)
             for place in taken.places:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 from offload.errors import ConfigError
 from offload.loader import probing
 from offload.loader import session as sessions
+from offload.loader.arguments import arguments_of, check_same, samplers_of
 from offload.loader.device import Finish
 from offload.loader.iterator import Iteration, Plan
 from offload.loader.job import Job
@@ -22,6 +23,7 @@ from offload.loader.orders import orders_of
 from offload.loader.progress import Aside, Progress, generators_of, restore, restore_own, state_of
 from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.stats import Clock, LoaderStats
+from offload.loader.trail import Trail
 from offload.model.checks import check_callable, check_choice, check_count, check_text
 from offload.pipeline.shuffling import mix
 
@@ -133,15 +135,24 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _get_iterator(self) -> Iteration:  # type: ignore[override]
         """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
         progress = self._loaded or Progress(epoch=self._progress.epoch + 1)
+        arguments, trail = arguments_of(self, Job.of()), Trail()
+        drawn_from = (self._samplers(), self.generator, self.dataset)
         if progress.start is None:
             if progress.between is not None:
-                restore_own(progress.between, self._samplers(), self.generator)
+                restore_own(progress.between, *drawn_from)
                 self._drawn = progress.between["drawn"]
-            progress.start = {**state_of(self._samplers(), self.generator), "drawn": self._drawn}
-            seed, orders = self._draw(progress, None)
+            progress.start = {
+                **state_of(*drawn_from),
+                "drawn": self._drawn,
+                "persistent_workers": self.persistent_workers,
+            }
+            seed, orders = self._draw(progress, trail, None)
         else:
+            if progress.batches:
+                check_same(progress.arguments, arguments)
             self._drawn = progress.start["drawn"]
-            seed, orders = self._draw(progress, restore(progress.start, self._samplers(), self.generator))
+            aside = restore(progress.start, *drawn_from)
+            seed, orders = self._draw(progress, trail, aside)
         iteration = Iteration(
             Plan(
                 recipes=self._recipes(seed),
@@ -157,6 +168,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._clock,
         )
         # Only now: if the cluster cannot be reached, the next attempt begins at the same place.
+        progress.arguments, progress.trail = arguments, trail
         self._progress, self._loaded = progress, None
         self._clock.pause()  # the program may have left the last iteration early, and done something else since
         iteration.loader = self
@@ -199,32 +211,43 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _samplers(self) -> list[Any]:
         """Everything that may draw random numbers for the order of samples."""
-        found: list[Any] = []
-        todo: list[Any] = [self.sampler, self.batch_sampler]
-        while todo:
-            each = todo.pop(0)
-            if each is not None and not any(each is other for other in found):
-                found.append(each)
-                todo += [getattr(each, "sampler", None), getattr(each, "batch_sampler", None)]
-        return found
+        return samplers_of(self.sampler, self.batch_sampler)
 
-    def _draw(self, progress: Progress, aside: Aside | None) -> tuple[int, Iterator[BatchOrder] | None]:
-        """Draw the seed of the epoch and the order of its samples, in torch's order of drawing. A resumed epoch draws ``aside``."""
+    def _draw(self, progress: Progress, trail: Trail, aside: Aside | None) -> tuple[int, Iterator[BatchOrder] | None]:
+        """Draw the seed of the epoch and the order of its samples, in torch's order of drawing. A resumed epoch draws ``aside``, and as the
+        loader drew with which it began. ``trail`` is to follow the order."""
+        assert progress.start is not None
+        persistent = progress.start.get("persistent_workers", self.persistent_workers)
         with contextlib.nullcontext() if aside is None else aside.used():
             indices = iter(self._index_sampler)
             # torch's persistent workers keep the first epoch's seed.
-            if self._drawn is None or not self.persistent_workers:
+            if self._drawn is None or not persistent:
                 self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         if aside is not None:
             indices = aside.iterate(indices)
         seed, job = self._drawn if self.seed is None else self.seed, Job.of()
         iterable = isinstance(self.dataset, IterableDataset)
         # The workers of an iterable data set are seeded as in torch. Otherwise, every rank draws its own augmentations.
-        if self.seed is not None or (not iterable and (self.persistent_workers or job.rank)):
+        if self.seed is not None or (not iterable and (persistent or job.rank)):
             seed = mix(seed, progress.epoch, job.rank)
         if iterable:
             return seed, None
-        return seed, orders_of(indices, batches=self._auto_collation, skip=progress.batches, seed=seed)
+        before = None if aside is None else self._random(aside)
+        orders = orders_of(
+            indices,
+            batches=self._auto_collation,
+            skip=progress.batches,
+            seed=seed,
+            note=lambda each: trail.add(each, progress.batches),
+        )
+        if aside is not None:
+            progress.check_order(trail, random=self._random(aside) != before, rank=job.rank)
+        return seed, orders
+
+    def _random(self, aside: Aside) -> dict[str, Any]:
+        """The state of everything from which the samplers of a resumed epoch may draw."""
+        with aside.used():
+            return state_of(self._samplers(), self.generator)
 
     def _recipes(self, seed: int) -> list[Any]:
         """The work of each process: what this process's own data set is now, as if it were forked."""

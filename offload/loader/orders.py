@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, MutableSequence, Sized
+from collections.abc import Callable, Iterator, MutableSequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
 
-from offload.errors import ConfigError
+from offload.loader.progress import too_few
 from offload.loader.recipe import BatchOrder
 
 
-def orders_of(indices: Iterator[Any], *, batches: bool, skip: int, seed: int) -> Iterator[BatchOrder]:
+def orders_of(
+    indices: Iterator[Any], *, batches: bool, skip: int, seed: int, note: Callable[[Any], None]
+) -> Iterator[BatchOrder]:
     """The orders of an epoch, in which ``skip`` batches are made already. ``indices``: what the sampler gives. ``batches``: whether it
-    gives batches of indices, not single ones. This draws the skipped batches at once, and the others as they are asked for.
+    gives batches of indices, not single ones. This draws the skipped batches at once, and the others as they are asked for. ``note`` is
+    told what the sampler gave for each batch, the skipped ones too.
 
     Raises ConfigError if there are fewer than ``skip`` batches.
     """
-    kept = (_kept(each, batches) for each in indices)
+    kept = _noted((_kept(each, batches) for each in indices), note)
     made = [len(each) if batches else 1 for each in itertools.islice(kept, skip)]
     if len(made) < skip:
-        raise ConfigError(
-            f"the state of the DataLoader was taken after {skip} batches of an epoch, and the sampler gives {len(made)} now. "
-            "Resume with the data set, the sampler and the batch size with which the state was taken."
-        )
+        raise too_few(skip, "sampler", len(made))
     return _orders(kept, batches=batches, skip=skip, first=sum(made), seed=seed)
 
 
@@ -34,6 +34,12 @@ def _orders(kept: Iterator[Any], *, batches: bool, skip: int, first: int, seed: 
     for number, each in enumerate(kept):
         yield BatchOrder(number=number, batch=skip + number, indices=each, first=first, seed=seed)
         first += len(each) if batches else 1
+
+
+def _noted(indices: Iterator[Any], note: Callable[[Any], None]) -> Iterator[Any]:
+    for each in indices:
+        note(each)
+        yield each
 
 
 def _kept(indices: Any, batches: bool) -> Any:
