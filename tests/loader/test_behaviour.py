@@ -202,6 +202,37 @@ def test_a_sampler_that_fails_does_so_after_the_batches_before() -> None:
         next(iterator)
 
 
+class Shares(torch_data.IterableDataset[int]):
+    """Each worker reads its share."""
+
+    def __init__(self, n: int = 20) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch_data.get_worker_info()
+        yield from range(self.n) if info is None else range(info.id, self.n, info.num_workers)
+
+
+def test_a_state_of_an_iterable_data_set_is_resumed_exactly_or_refused() -> None:
+    named: dict[str, Any] = {"batch_size": 2, "num_workers": 2}
+    whole = [batch.tolist() for batch in offload.DataLoader(Shares(), **named)]
+    before: Any = offload.DataLoader(Shares(), **named)
+    iterator = iter(before)
+    got = [next(iterator).tolist() for _ in range(5)]
+    state = json.loads(json.dumps(before.state_dict()))
+    after: Any = offload.DataLoader(Shares(), **named)
+    after.load_state_dict(state)
+    assert got + [batch.tolist() for batch in after] == whole
+    three: Any = offload.DataLoader(Shares(), **{**named, "num_workers": 3})
+    three.load_state_dict(state)
+    with pytest.raises(ConfigError, match="with num_workers=2, and this loader has num_workers=3"):
+        iter(three)
+    shorter: Any = offload.DataLoader(Shares(6), **named)
+    shorter.load_state_dict(state)
+    with pytest.raises(ConfigError, match="taken after 5 batches of an epoch, and the data set gives 4 now"):
+        list(shorter)
+
+
 def test_a_loaded_state_is_the_state_until_the_next_iteration(tmp_path: Path) -> None:
     loader: Any = offload.DataLoader(Numbers(), batch_size=2, shuffle=True)
     next(iter(loader))
@@ -566,7 +597,7 @@ def test_a_place_without_nodes_is_refused() -> None:
         iter(offload.DataLoader(Numbers(), placement="other_nodes"))
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 2, "epoch": 0, "batches": 0, "start": None}, [1]])
+@pytest.mark.parametrize("state", [{}, {"version": 3, "epoch": 0, "batches": 0, "start": None}, [1]])
 def test_a_foreign_state_is_refused(state: Any) -> None:
     with pytest.raises(ConfigError, match="state"):
         offload.DataLoader(Numbers()).load_state_dict(state)

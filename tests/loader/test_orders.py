@@ -42,7 +42,7 @@ REUSED: dict[str, Callable[[], Any]] = {
 
 def ahead(sampler: Any, *, batches: bool = True, skip: int = 0) -> list[Any]:
     """All orders at once, as a loader that works ahead has them."""
-    return list(orders_of(iter(sampler), batches=batches, skip=skip, seed=1))
+    return list(orders_of(iter(sampler), batches=batches, skip=skip, seed=1, note=lambda indices: None))
 
 
 @pytest.mark.parametrize("skip", [0, 2])
@@ -56,6 +56,14 @@ def test_a_sampler_may_fill_the_same_memory_again(kind: str, skip: int) -> None:
     assert [(order.number, order.batch, order.first) for order in orders] == [
         (i - skip, i, 3 * i) for i in range(skip, 4)
     ]
+
+
+def test_each_batch_is_noted_as_it_is_drawn() -> None:
+    noted: list[Any] = []
+    orders = orders_of(iter(WANTED), batches=True, skip=2, seed=1, note=noted.append)
+    assert noted == WANTED[:2]
+    next(orders)
+    assert noted == WANTED[:3]
 
 
 def test_a_sampler_may_yield_generators() -> None:

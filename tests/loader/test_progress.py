@@ -25,7 +25,7 @@ class Stepped(torch.utils.data.SequentialSampler):
 def test_a_sampler_that_wants_to_be_told_the_step_keeps_no_state_here() -> None:
     sampler = Stepped(range(3))
     state = state_of([sampler], None)
-    assert state["samplers"] == [{}]
+    assert state["samplers"] == [{"class": "Stepped"}]
     restore(state, [sampler], None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import multiprocessing
 import random
@@ -193,7 +194,7 @@ def test_a_resumed_loader_yields_the_rest(data: Any, kind: str, n: int) -> None:
     before: Any = offload.DataLoader(Samples(kind, n), **copy.deepcopy(named))
     iterator = iter(before)
     got = [next(iterator) for _ in range(cut)]
-    state = before.state_dict()
+    state = json.loads(json.dumps(before.state_dict(), allow_nan=False))
     torch.manual_seed(99)  # another process, whose generators are elsewhere
     random.seed(99)
     after: Any = offload.DataLoader(Samples(kind, n), **copy.deepcopy(named))
