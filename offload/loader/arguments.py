@@ -51,6 +51,7 @@ _OF_A_RANK = {"replica", "length", "batches"}  # what differs between the ranks 
 _MAY_BE_NONE = {"batch_size", "seed", "generator"}  # None is a value of its own; elsewhere it means that nobody tells
 _HINTS = {"RandomSampler": " (shuffle=True)", "SequentialSampler": " (shuffle=False)"}
 _TORCHS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+_LISTS = (list, tuple, range, np.ndarray, torch.Tensor)
 
 
 def samplers_of(*outermost: Any) -> list[Any]:
@@ -83,7 +84,7 @@ def arguments_of(loader: torch.utils.data.DataLoader[Any], job: Job) -> dict[str
         }
     else:
         found |= {"dataset": "a map-style data set", "batch_size": None, **_order_of(loader)}
-    return {name: value for name, value in found.items() if value is not None or name in _MAY_BE_NONE}
+    return {name: _plain(value) for name, value in found.items() if value is not None or name in _MAY_BE_NONE}
 
 
 def _order_of(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _order_of(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
         if type(sampler) is BatchSampler:
             found |= {"batch_size": sampler.batch_size, "drop_last": sampler.drop_last}
         else:
-            names.append(type(sampler).__qualname__)
+            names.append("list" if type(sampler) in _LISTS else type(sampler).__qualname__)
         if isinstance(sampler, DistributedSampler):
             found |= {
                 "num_replicas": sampler.num_replicas,
@@ -107,7 +108,7 @@ def _order_of(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
         if isinstance(sampler, RandomSampler):
             found["replacement"] = sampler.replacement
     last = samplers[-1]
-    if type(last) in (list, tuple, range, np.ndarray, torch.Tensor):
+    if type(last) in _LISTS:
         found["batches" if last is loader.batch_sampler else "length"] = _length(last)
     else:
         found["length"] = _length(last if type(last) in _TORCHS else loader.dataset)
@@ -143,6 +144,11 @@ def other_rank(taken: int, now: int) -> ConfigError:
         "would repeat samples or leave some out. Save and load the state of every rank, use a DistributedSampler, or pass seed= for an "
         "iterable data set."
     )
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as Python's, which JSON holds."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _shown(value: Any) -> str:

@@ -135,7 +135,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _get_iterator(self) -> Iteration:  # type: ignore[override]
         """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
         progress = self._loaded or Progress(epoch=self._progress.epoch + 1)
-        arguments, trail = arguments_of(self, Job.of()), Trail()
+        job = Job.of()
+        arguments, trail = arguments_of(self, job), Trail()
         drawn_from = (self._samplers(), self.generator, self.dataset)
         if progress.start is None:
             if progress.between is not None:
@@ -146,13 +147,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "drawn": self._drawn,
                 "persistent_workers": self.persistent_workers,
             }
-            seed, orders = self._draw(progress, trail, None)
+            seed, orders = self._draw(progress, trail, job, None)
         else:
             if progress.batches:
                 check_same(progress.arguments, arguments)
             self._drawn = progress.start["drawn"]
             aside = restore(progress.start, *drawn_from)
-            seed, orders = self._draw(progress, trail, aside)
+            seed, orders = self._draw(progress, trail, job, aside)
         iteration = Iteration(
             Plan(
                 recipes=self._recipes(seed),
@@ -182,7 +183,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Not as in torch, which warns of more workers than this machine has cores: here, ``num_workers`` starts no processes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the epoch of the newest iteration, as plain data. A loader with the same arguments goes on from there."""
+        """The place in the epoch of the newest iteration, as plain data that JSON holds. A loader with the same arguments goes on from
+        there."""
         if self._loaded is not None:
             return self._loaded.state()
         state = self._progress.state()
@@ -195,7 +197,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         A map-style data set reads only the rest. An iterable one is read again from the beginning.
 
-        Raises ConfigError if ``state`` does not come from :meth:`state_dict`.
+        Raises ConfigError if ``state`` does not come from :meth:`state_dict`. If ``state`` was taken in the middle of an epoch, and that
+        epoch would have other batches with this loader, the next ``iter()`` raises it.
         """
         self._loaded = Progress.of(state)
 
@@ -213,7 +216,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Everything that may draw random numbers for the order of samples."""
         return samplers_of(self.sampler, self.batch_sampler)
 
-    def _draw(self, progress: Progress, trail: Trail, aside: Aside | None) -> tuple[int, Iterator[BatchOrder] | None]:
+    def _draw(
+        self, progress: Progress, trail: Trail, job: Job, aside: Aside | None
+    ) -> tuple[int, Iterator[BatchOrder] | None]:
         """Draw the seed of the epoch and the order of its samples, in torch's order of drawing. A resumed epoch draws ``aside``, and as the
         loader drew with which it began. ``trail`` is to follow the order."""
         assert progress.start is not None
@@ -225,7 +230,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         if aside is not None:
             indices = aside.iterate(indices)
-        seed, job = self._drawn if self.seed is None else self.seed, Job.of()
+        seed = self._drawn if self.seed is None else self.seed
         iterable = isinstance(self.dataset, IterableDataset)
         # The workers of an iterable data set are seeded as in torch. Otherwise, every rank draws its own augmentations.
         if self.seed is not None or (not iterable and (persistent or job.rank)):

@@ -190,7 +190,7 @@ def order_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
         case "sampler":
             return {"sampler": torch_data.RandomSampler(range(n), generator=generator)}
         case "distributed":
-            named: dict[str, Any] = {"num_replicas": arguments["replicas"], "seed": arguments["sampler_seed"]}
+            named: dict[str, Any] = {"num_replicas": np.int64(arguments["replicas"]), "seed": arguments["sampler_seed"]}
             return {"sampler": torch_data.DistributedSampler(range(n), rank=0, **named)}  # type: ignore[arg-type]
         case "list":
             return {"sampler": [n - 1 - i for i in range(n)]}
