@@ -24,8 +24,8 @@ from offload.pipeline.spec import Pipeline, as_pipeline
 def weighted(pipeline: Any, weights: Any, *, samples: int | None = None) -> Pipeline:
     """A data set whose passes draw samples by weight, with replacement, as torch's ``WeightedRandomSampler`` does.
 
-    The draws of an epoch are a function of the seed and the epoch. Each counts once by its position, so that a resumed run makes
-    exactly the rest. A sample that is drawn repeatedly gets other random numbers each time.
+    The draws are a function of the seed, the epoch and the number of the pass within it. Each counts once by its position, so that a
+    resumed run makes exactly the rest. A sample that is drawn repeatedly gets other random numbers each time.
 
     Args:
         pipeline: a result of :func:`offload.image_folder` and its siblings, a ``ray.data.Dataset``, a map-style torch data set, or a list

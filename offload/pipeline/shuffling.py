@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,15 @@ def shuffled_groups(ids: Ids, groups: NDArray[np.int64], rng: np.random.Generato
 def generator(seed: int, epoch: int) -> np.random.Generator:
     """The random numbers of a pass's order."""
     return np.random.Generator(np.random.Philox(key=np.array([seed & _MASK, epoch & _MASK], dtype=np.uint64)))
+
+
+def pass_number(name: str, epoch: int, number: int) -> int:
+    """What stands for the epoch in a pass over another data set than the training data. ``number`` counts its passes within the epoch.
+
+    Each pass gets an order and random numbers of its own. Two data sets of one size do not share an order: a loop over both would pair the
+    same samples in every epoch.
+    """
+    return mix(zlib.crc32(name.encode()), epoch, number)
 
 
 def mix(*parts: int) -> int:

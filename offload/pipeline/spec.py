@@ -132,7 +132,8 @@ def image_folder(
         on_device: a callable for each batch of tensors on the worker's device, such as :class:`offload.Normalize`.
         on_error: ``"raise"`` ends the run at a file that cannot be decoded; ``"skip"`` counts it, lists it in the run
             directory and goes on.
-        shuffle: whether an epoch's order is random (a function of the seed and the epoch). None: only for ``"train"``.
+        shuffle: whether each pass has a random order, a function of the seed, the epoch and the number of the pass within it. None: only
+            for ``"train"``. A data set that keeps its order gets the same random numbers in each pass, except for ``"train"``.
         sample_timeout_s: the longest time for reading or transforming one sample, to about a second. The run interrupts a slower
             sample and treats it as ``on_error`` says. None: training waits for it, and the run names it after a minute.
         decode: ``"auto"`` decodes only the region that a transform's first step needs (torchvision's RandomResizedCrop, CenterCrop and

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray.data
 import torch
 
 import offload
@@ -18,6 +21,11 @@ from offload.report.sentences import sentence
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 SAMPLES = 37
+
+
+def as_points(batch: dict[str, Any]) -> dict[str, Any]:
+    """The samples of :class:`Points`, as a step of a ``ray.data.Dataset`` makes them."""
+    return {"x": np.stack([batch["id"]] * 4, axis=1).astype(np.float32), "y": batch["id"].astype(np.float32)}
 
 
 class Points:
@@ -35,9 +43,12 @@ class Points:
         return {"x": x, "y": np.float32(x.sum() + generator.normal() / 10)}
 
 
-def fit(train: Callable[[Any], None], folder: Path, data: Any = None, **options: Any) -> dict[str, float]:
-    """The metrics of a run with two workers and batches of eight."""
-    datasets = {"train": offload.from_torch(Points()) if data is None else data, "val": offload.from_torch(Points(10))}
+def fit(
+    train: Callable[[Any], None], folder: Path, data: Any = None, *, others: Any = None, **options: Any
+) -> dict[str, float]:
+    """The metrics of a run with two workers and batches of eight. ``others``: its data sets besides the training data."""
+    training = offload.from_torch(Points()) if data is None else data
+    datasets = {"train": training, **({"val": offload.from_torch(Points(10))} if others is None else others)}
     given = {"workers": 2, "batch_size": 8, "seed": 1, **options}
     result = offload.Trainer(train, datasets=datasets, **given).fit(run_dir=folder, quiet=True)
     return dict(result.metrics)
@@ -253,6 +264,65 @@ def test_steps_validation_within_a_pass_and_a_moving_average(tmp_path: Path) -> 
     found = fit(train, tmp_path / "run", train_loop_config={"fails": False})
     assert (found["steps"], found["epoch"], found["averaged"]) == (13, 2, 13)
     assert found["validated"] == 10, "at step 10; the run resumed after step 5"
+
+
+def drawing(sample: dict[str, Any]) -> dict[str, Any]:
+    """The sample, with a random number of its own."""
+    return {**sample, "drawn": np.random.random()}
+
+
+def test_each_pass_over_a_shuffled_data_set_has_random_numbers_of_its_own_which_outlive_a_restart(
+    tmp_path: Path,
+) -> None:
+    made = offload.from_torch(Points(20), drawing, per_sample=True)
+    shuffled = offload.from_torch(Points(20), drawing, per_sample=True, shuffle=True)
+    others = {
+        "val": made,
+        "unlabeled": shuffled,
+        "twin": shuffled,
+        "drawn": offload.weighted(made, range(20)),
+        "mixed": offload.mix({"a": shuffled, "b": shuffled}),
+        "rows": offload.from_ray(ray.data.range(20).map_batches(as_points), drawing, per_sample=True, shuffle=True),
+    }
+
+    def train(ctx: Any) -> None:
+        model = linear()
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        for _ in ctx.epochs(2):
+            for batch in ctx.batches("train"):
+                ctx.backward(error(model, batch))
+                ctx.step()
+                if ctx.global_step % 3 == 0:
+                    for name in others:
+                        numbers = [number for (each,) in ctx.batches(name, "drawn") for number in each.tolist()]
+                        every = sorted(number for part in ctx.gather(numbers) for number in part)
+                        if ctx.rank == 0:
+                            with Path(ctx.config["log"]).open("a") as log:
+                                log.write(json.dumps([name, ctx.global_step, every]) + "\n")
+                fail_at(ctx, 8)
+
+    def run(fails: bool) -> dict[tuple[str, int], tuple[float, ...]]:
+        log = tmp_path / f"fails-{fails}.jsonl"
+        options: dict[str, Any] = {"checkpoints": offload.Checkpoints(every_s=0.001)}
+        config = {"log": str(log), "fails": fails}
+        with pytest.raises(offload.OffloadError, match="on purpose") if fails else contextlib.nullcontext():
+            fit(train, tmp_path / f"run-{fails}", others=others, train_loop_config=config, **options)
+        if fails:
+            fit(
+                train, tmp_path / f"run-{fails}", others=others, train_loop_config={**config, "fails": False}, **options
+            )
+        found: dict[tuple[str, int], tuple[float, ...]] = {}
+        for line in log.read_text().splitlines():
+            name, step, numbers = json.loads(line)
+            assert found.setdefault((name, step), tuple(numbers)) == tuple(numbers)
+        return found
+
+    whole = run(fails=False)
+    assert run(fails=True) == whole
+    assert len(whole) == 6 * 3, "at steps 3, 6 and 9"
+    fixed = {numbers for (name, _), numbers in whole.items() if name == "val"}
+    assert len(fixed) == 1
+    assert len(set(whole.values())) == 1 + 5 * 3
 
 
 def test_one_worker_stops_all_for_good(tmp_path: Path) -> None:

@@ -39,11 +39,12 @@ class Progress:
     """The progress of training: the current epoch, the trained positions of its pass, and totals since the start.
 
     The totals are steps, samples, ``useful``: the worth of the samples in samples of initial batches, and ``seconds`` of training.
-    ``stopped``: the user's code ended training before its time.
+    ``stopped``: the user's code ended training before its time. ``passes``: the passes over each other data set that this epoch has ended.
     """
 
     epoch: int = 0
     trained: Ranges = field(default_factory=Ranges)
+    passes: Mapping[str, int] = field(default_factory=dict)
     step: int = 0
     samples: int = 0
     useful: float = 0.0
@@ -55,6 +56,7 @@ class Progress:
         return {
             "epoch": self.epoch,
             "trained": self.trained.to_list(),
+            "passes": dict(self.passes),
             "step": self.step,
             "samples": self.samples,
             "useful": self.useful,
@@ -68,13 +70,15 @@ class Progress:
         progress = cls(
             epoch=int(state["epoch"]),
             trained=Ranges.from_list(state["trained"]),
+            passes={str(name): int(ended) for name, ended in dict(state.get("passes", {})).items()},
             step=int(state["step"]),
             samples=int(state["samples"]),
             useful=float(state.get("useful", state["samples"])),
             seconds=float(state.get("seconds", 0.0)),
             stopped=bool(state.get("stopped", False)),
         )
-        least = min(progress.epoch, progress.step, progress.samples, progress.useful, progress.seconds)
+        totals = (progress.epoch, progress.step, progress.samples, progress.useful, progress.seconds)
+        least = min(*totals, *progress.passes.values())
         if not (least >= 0 and math.isfinite(progress.useful) and math.isfinite(progress.seconds)):
             raise ValueError(f"numbers below 0, or not finite: {progress}")
         return progress

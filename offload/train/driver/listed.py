@@ -40,12 +40,22 @@ class Listed:
     def identity(self) -> str | None:
         """What tells its samples, and the kind of their order, from those of another data set with as many; None if nothing does."""
         order = None
-        if self.index is not None and self.index.draws is not None:
+        if self.drawn:
             order = "drawn by weight"
         elif self.pooled and not self.shuffle:
             order = "not shuffled"
         known: UnitIndex | Index | None = self.index if self.units is None else self.units
         return ", ".join(filter(None, (None if known is None else known.identity, order))) or None
+
+    @property
+    def varied(self) -> bool:
+        """Whether each pass has an order of its own."""
+        return self.shuffle or self.drawn
+
+    @property
+    def drawn(self) -> bool:
+        """Whether a pass draws its samples by weight."""
+        return self.index is not None and self.index.draws is not None
 
     @property
     def pooled(self) -> bool:

@@ -274,6 +274,7 @@ class Run:
             classes={name: s.classes for name, s in self.listed.items() if s.classes},
             resumable={name: s.resumable for name, s in self.listed.items()},
             ordered={name: not s.shuffle for name, s in self.listed.items()},
+            varied=frozenset(name for name, s in self.listed.items() if s.varied),
             source=self.listed[TRAIN].identity,
             checkpoints=trainer.checkpoints,
             precision=trainer.precision,

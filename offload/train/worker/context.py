@@ -194,8 +194,9 @@ class Context:
 
         Over all workers, each sample comes once. In a pass over ``"train"``, all workers get equally many batches. The last ones are
         smaller, and a worker without samples gets a filler to which :meth:`backward` gives no weight. For other data sets
-        (validation), each worker gets only its own samples, and all workers must take part. A data set with a ``collate_fn`` yields what
-        that returned, on the device.
+        (validation), each worker gets only its own samples, and all workers must take part. Any number of passes may follow one another:
+        each over a shuffled data set has an order and random numbers of its own, and all over another one are alike. A data set with a
+        ``collate_fn`` yields what that returned, on the device.
 
         Args:
             name: the name of the data set.

@@ -20,6 +20,7 @@ from offload.model.batch_split import BatchSplit
 from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.passes import PassKey, PassRequest
 from offload.pipeline.ranges import Ranges
+from offload.pipeline.shuffling import pass_number
 from offload.train.checkpoints.sharded import is_part, is_sharded
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN, End, GroupStart, GroupStatus
@@ -42,6 +43,7 @@ from offload.train.worker.state import TrainingState
 from offload.train.worker.stepping import Stepper
 from offload.train.worker.watchdog import Watchdog
 
+OUTSIDE = -1  # in the place of an epoch's number, for passes before and after the epochs
 RESIZE_DEADLINE_S = 600.0
 WAIT_S = 0.2
 
@@ -157,6 +159,8 @@ class TrainingLoop:
         self._changes = 0
         self._pass_rows = 0
         self._passed: Counter[str] = Counter()  # this epoch's passes over other data sets
+        self._begun: Counter[str] = Counter()  # the same, with those before a restart
+        self._outside: Counter[str] = Counter()  # their passes outside of epochs
         self._told_passes = False
         self._first_step = True
         self._resume()
@@ -252,6 +256,7 @@ class TrainingLoop:
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self._in_epoch = True
+        self._begun = Counter(self.state.progress.passes)
         self.reporter.epoch = epoch
         self.meter.restart()
 
@@ -386,11 +391,12 @@ class TrainingLoop:
         done = self.state.progress.trained if training else Ranges()
         visit = self.epoch if training else self._visits[name]
         self._visits[name] += 1
+        within = self.epoch if self._in_epoch else OUTSIDE
         key = PassKey(attempt=self.attempt, name=name, number=visit)
         request = PassRequest(
             world_size=self.world_size,
             first_rows=self._split.local_batch_size * self.world_size,
-            epoch=self.epoch if training else 0,
+            epoch=self.epoch if training else self._pass_number(name, within),
             done=done.pairs,
             followed=training and self._followed(),
             batch=self._split.global_batch_size if training and self.setup.deterministic else None,
@@ -432,8 +438,17 @@ class TrainingLoop:
             if not training:
                 batches.close()
                 self.rows = rows  # a validation pass may lie within a training pass
+                if self._in_epoch and self.epoch == within:
+                    self.state.ended_pass(name)
             elif self._running is batches:
                 self._leave_pass()
+
+    def _pass_number(self, name: str, within: int) -> int:
+        """What stands for the epoch in the next pass over another data set. A resumed run counts from where its checkpoint is. Passes
+        outside of epochs count from the start of each run: a script repeats those before its loop."""
+        begun = self._outside if within == OUTSIDE else self._begun
+        begun[name] += 1
+        return pass_number(name, within, begun[name] - 1) if name in self.setup.varied else 0
 
     def _leave_pass(self) -> None:
         """End the training pass, if one is running. A loop that breaks off may keep the iterator until a later epoch."""

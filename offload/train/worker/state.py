@@ -99,7 +99,7 @@ class TrainingState:
         before = {name: getattr(self._stored, name) for name in self._order}
         if before != self._order and len(self.progress.trained):
             self.changed = ", ".join(f"{n} {before[n]} → {now}" for n, now in self._order.items() if before[n] != now)
-            self.progress = dataclasses.replace(self.progress, trained=Ranges())
+            self.progress = dataclasses.replace(self.progress, trained=Ranges(), passes={})
             self._summed = {}
 
     def _read_newest_good(self, newest: Stored) -> tuple[dict[str, Any], Training]:
@@ -185,7 +185,12 @@ class TrainingState:
         """End this pass and begin that of ``epoch``."""
         self._trained.clear()
         self._sums, self._summed = {}, {}
-        self.progress = dataclasses.replace(self.progress, epoch=epoch, trained=Ranges())
+        self.progress = dataclasses.replace(self.progress, epoch=epoch, trained=Ranges(), passes={})
+
+    def ended_pass(self, name: str) -> None:
+        """Record that this epoch has ended a pass over another data set: a resumed run goes on with the next one."""
+        passes = {**self.progress.passes, name: self.progress.passes.get(name, 0) + 1}
+        self.progress = dataclasses.replace(self.progress, passes=passes)
 
     def commit(self, metrics: Mapping[str, Any], adapting: Mapping[str, Any], *, wait: bool) -> None:
         """Write a checkpoint of this step, through Ray Train. ``adapting``: the state of adaptation; ``wait``: whether to wait until the
@@ -205,7 +210,8 @@ class TrainingState:
         if not self._resumable:
             # Samples without ids cannot be identified: a resumed run begins the epoch again, and its sums.
             trained = Ranges()
-        self.progress = dataclasses.replace(self.progress, trained=trained, seconds=self.seconds)
+        passes = self.progress.passes if self._resumable else {}
+        self.progress = dataclasses.replace(self.progress, trained=trained, passes=passes, seconds=self.seconds)
         self._began = time.monotonic()
         self._trained.clear()
         position = {"epoch": self.progress.epoch, "step": self.progress.step}

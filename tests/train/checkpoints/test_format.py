@@ -17,7 +17,7 @@ from offload.train.checkpoints import format as checkpoint
 from offload.train.checkpoints.format import CHECKSUMS_FILE, MODEL_FILE, TRAINING_FILE, Progress, Training, rng_state
 
 TRAINED = Training(
-    progress=Progress(epoch=1, trained=Ranges.of(range(5)), step=3, samples=25, useful=20.0),
+    progress=Progress(epoch=1, trained=Ranges.of(range(5)), step=3, samples=25, useful=20.0, passes={"val": 2}),
     optimizers=[{"state": {}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}],
     rng=[rng_state()],
     adapting={

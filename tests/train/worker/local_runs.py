@@ -33,6 +33,8 @@ from offload.train.worker.loop import Place, TrainingLoop
 from offload.train.worker.setup import WorkerSetup
 
 VAL = "val"
+UNLABELED = "unlabeled"  # shuffled in each pass
+SETS = (TRAIN, VAL, UNLABELED)
 DEADLINE_S = 300.0
 
 
@@ -41,7 +43,7 @@ class LocalRun:
 
     Args:
         folder: the folder of the checkpoints.
-        samples: the number of samples of the training data, and of the validation data.
+        samples: the number of samples of each data set.
         sizes: the batch sizes.
         join: makes what joins a worker's models with those of the others.
         kept: gets the metrics of each checkpoint.
@@ -68,9 +70,9 @@ class LocalRun:
         first error of a worker."""
         rows = list_torch_dataset(range(self.samples)).rows
         recipe: Any = None
-        streams = {name: Stream(recipe=recipe, rows=rows, shuffle=name == TRAIN) for name in (TRAIN, VAL)}
+        streams = {name: Stream(recipe=recipe, rows=rows, shuffle=name != VAL) for name in SETS}
         hub = LocalHub(streams, Cores(nodes=("node",), task_cpus=1, stores={"node": 1e6}))
-        ranks = {name: Ranks(workers) for name in ("talk", "checkpoints", TRAIN, VAL)}
+        ranks = {name: Ranks(workers) for name in ("talk", "checkpoints", *SETS)}
         loops: dict[int, TrainingLoop] = {}
         errors: list[BaseException] = []
 
@@ -108,7 +110,8 @@ class LocalRun:
             sized=dict.fromkeys(streams, self.samples),
             classes={},
             resumable=dict.fromkeys(streams, self._resumable),
-            ordered={name: name != TRAIN for name in streams},
+            ordered={name: name == VAL for name in streams},
+            varied=frozenset([TRAIN, UNLABELED]),
             checkpoints=self.checkpoints,
             precision="fp32",
             seed=0,
@@ -125,7 +128,7 @@ class LocalRun:
             device=torch.device("cpu"),
             node="node",
             talk=Peer(ranks["talk"], rank) if several else None,
-            peers={name: Peer(ranks[name], rank) if several else NoPeers() for name in (TRAIN, VAL)},
+            peers={name: Peer(ranks[name], rank) if several else NoPeers() for name in SETS},
             checkpoints=_Checkpointer(self._shelf, ranks["checkpoints"], rank, self._kept),
             join=self._join(),
             share=lambda tensors: _share(Peer(ranks["talk"], rank), tensors),

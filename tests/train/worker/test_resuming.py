@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from offload.errors import ConfigError
 from offload.testing.in_threads import Died
 from offload.train.config import BatchSize
 from offload.train.worker.context import Context
 from offload.train.worker.seeding import seed_at_start, seed_at_step
-from tests.train.worker.local_runs import LocalRun, commit, loss_of, prepared
+from tests.train.worker.local_runs import UNLABELED, VAL, LocalRun, commit, loss_of, prepared
 
 SAMPLES = 60
 
@@ -54,6 +57,80 @@ def test_a_schedule_over_all_batches_goes_on_after_a_restart_within_an_epoch(tmp
     steps = 3 * 8
     assert rates == pytest.approx([1 - step / steps for step in range(steps)])
     assert set(lengths) == {(3, 3), (8, 8)}, "the rest of the interrupted epoch, then whole ones"
+
+
+def every_pass(folder: Path, *, every: int, before: int, dies_at: int | None) -> dict[Any, list[int]]:
+    """The order of each pass over other data sets, by its place in the script: before the epochs, every few steps within them, and after
+    them. A run that dies goes on, and comes by some places again: their orders must be the same."""
+    found: dict[Any, list[int]] = {}
+
+    def visit(ctx: Context, *place: Any) -> None:
+        for name in (VAL, UNLABELED):
+            order = [i for batch in ctx.batches(name) for i in batch["sample_id"].tolist()]
+            assert found.setdefault((name, *place), order) == order, place
+
+    def train(ctx: Context) -> None:
+        model, _ = prepared(ctx)
+        for number in range(before):
+            visit(ctx, "before", number)
+        for epoch in ctx.epochs(2):
+            trained: list[int] = []
+            for batch in ctx.batches("train"):
+                trained += batch["sample_id"].tolist()
+                ctx.backward(loss_of(model, batch))
+                ctx.step()
+                if ctx.global_step % every == 0:
+                    visit(ctx, "step", ctx.global_step)
+                if ctx.global_step == dies_at and not ctx._loop.state.resumed:
+                    commit(ctx)
+                    raise Died
+            visit(ctx, "end", epoch)
+            if dies_at is None:
+                found["train", epoch] = trained
+        visit(ctx, "after")
+
+    run = LocalRun(folder, samples=SAMPLES)
+    for _ in range(1 if dies_at is None else 2):
+        run.train(train)
+    return found
+
+
+@given(every=st.integers(1, 9), before=st.integers(0, 2), dies_at=st.integers(1, 15))
+@settings(max_examples=10, deadline=None)
+def test_each_pass_over_a_shuffled_data_set_has_an_order_of_its_own_which_outlives_a_restart(
+    every: int, before: int, dies_at: int
+) -> None:
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        whole = every_pass(Path(first), every=every, before=before, dies_at=None)
+        parts = every_pass(Path(second), every=every, before=before, dies_at=dies_at)
+    assert parts == {place: order for place, order in whole.items() if place[0] != "train"}
+    assert all(order == list(range(SAMPLES)) for place, order in whole.items() if place[0] == VAL)
+    shuffled = [order for place, order in whole.items() if place[0] != VAL]
+    assert all(sorted(order) == list(range(SAMPLES)) for order in shuffled)
+    assert len({tuple(order) for order in shuffled}) == len(shuffled)
+
+
+def test_a_pass_that_a_restart_interrupts_begins_again_with_the_same_order(tmp_path: Path) -> None:
+    pairs: list[list[int]] = []
+
+    def train(ctx: Context) -> None:
+        model, _ = prepared(ctx)
+        for _ in ctx.epochs(2):
+            pairs.append([])
+            for batch, other in zip(ctx.batches("train"), ctx.batches(UNLABELED), strict=False):
+                pairs[-1] += other["sample_id"].tolist()
+                ctx.backward(loss_of(model, batch))
+                ctx.step()
+                if not ctx._loop.state.resumed and ctx.global_step == 11:
+                    commit(ctx)
+                    raise Died
+
+    run = LocalRun(tmp_path, samples=SAMPLES)
+    run.train(train)
+    run.train(train)
+    first, broken_off, rest = pairs
+    assert len(first) == SAMPLES
+    assert broken_off == rest[: len(broken_off)] != first[: len(broken_off)]
 
 
 def test_parameters_that_only_an_optimizer_holds_go_on_too(tmp_path: Path) -> None:
