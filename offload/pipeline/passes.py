@@ -83,8 +83,9 @@ class PassKey:
 class PassRequest:
     """A rank's request for a pass.
 
-    ``epoch`` determines the order and the random numbers, with the seed. ``done``: the positions already trained. ``first_rows``: the rows of the first global batch. ``batch``: the rows of every global
-    batch if batches must hold the same rows for any number of workers; None if ranks take blocks as they come.
+    ``epoch`` determines the order and the random numbers, with the seed. ``done``: the positions already trained. ``first_rows``: the rows
+    of the first global batch. ``batch``: the rows of every global batch if batches must hold the same rows for any number of workers; None
+    if ranks take blocks as they come.
     """
 
     world_size: int

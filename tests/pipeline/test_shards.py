@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from webdataset import tariterators
 
 from offload.errors import ConfigError
 from offload.pipeline import stored_rows
@@ -123,6 +128,87 @@ def test_an_index_file_of_the_shard_that_was_there_before(shard: Path) -> None:
     write_index(shard)
     write(shard, size=900)
     assert '"jpg": [512, 900]' in listed(shard)["members"][0].as_py()
+
+
+PARTS = st.sampled_from(
+    [
+        "a",
+        "b",
+        "A",
+        "__m__",
+        "__m",
+        "m__",
+        "_",
+        "__.x__",
+        "a.b",
+        ".a",
+        "a.jpg",
+        "a.JPG",
+        "b.cls",
+        "a.tar.gz",
+        "a.",
+        "..",
+        ".",
+        "",
+        "é.x",
+    ]
+)
+NAMES = st.lists(PARTS, min_size=1, max_size=4).map("/".join) | st.sampled_from(
+    ["a.jpg", "a.JPG", "a.cls", "b.jpg", "b.cls", "x/a.jpg"]
+)
+MEMBERS = st.lists(
+    st.tuples(NAMES, st.sampled_from([tarfile.REGTYPE] * 6 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])),
+    max_size=8,
+)
+
+
+@given(members=MEMBERS, kind=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+@settings(max_examples=200, deadline=None)
+def test_a_shard_holds_the_samples_that_webdataset_finds(members: list[tuple[str, bytes]], kind: int) -> None:
+    """Two differences are documented: the files of a sample need not follow one another, and hidden files belong to no sample."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=kind) as tar:
+        for number, (name, type_) in enumerate(members):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = type_, "a.jpg"
+            member.size = number if type_ == tarfile.REGTYPE else 0
+            tar.addfile(member, io.BytesIO(bytes([number] * number)))
+    content.seek(0)
+    expected: dict[str, dict[str, bytes]] = {}
+    twice = False
+    for file in tariterators.tar_file_iterator(content):
+        # One file at a time: webdataset would begin another sample where the key changes.
+        for sample in tariterators.group_by_keys([{**file, "__url__": ""}]):
+            (extension,) = set(sample) - {"__key__", "__url__"}
+            if not file["fname"].rpartition("/")[2].startswith("."):
+                found = expected.setdefault(sample["__key__"], {})
+                twice = twice or extension in found
+                found[extension] = sample[extension]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.tar")
+        path.write_bytes(content.getvalue())
+        if twice:
+            with pytest.raises(ConfigError, match=r"x\.tar' holds the member '.*' twice .* Write the shard anew"):
+                listed(path)
+            return
+        rows = listed(path).to_pylist()
+    data = content.getvalue()
+    read = {
+        row["key"]: {name: data[at : at + size] for name, (at, size) in json.loads(row["members"]).items()}
+        for row in rows
+    }
+    assert read == expected
+    assert list(read) == list(expected)
+
+
+def test_a_member_that_is_there_twice_is_told_with_an_index_file_too(shard: Path) -> None:
+    with tarfile.open(shard, "a") as tar:
+        tar.addfile(tarfile.TarInfo("part/0003.JPG"))
+    for index_file in (False, True):
+        if index_file:
+            write_index(shard, lambda text: text.replace("0003.cls", "0003.jpg"))
+        with pytest.raises(ConfigError, match=r"data-000\.tar' holds the member 'part/0003\.JPG' twice"):
+            listed(shard)
 
 
 def test_a_second_listing_reads_no_shard(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import textwrap
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 import pandas as pd
 import PIL.Image
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
@@ -1150,21 +1152,68 @@ def test_ways_to_name_shards(shards: Path) -> None:
         f"file://{shards}/data-{{000..002}}.tar",
         f"file://{shards}/data-*.tar",
         f"file://{shards.parent}/{shards.name[:-1]}?/data-00[0-2].tar",
+        shards / "data-{000..2}.tar",
+        shards / "data-{000,001,002}.tar",
+        shards / "data-00{0,{1..2}}.tar",
+        str(shards / "{data-{000..001},data-002}.tar"),
+        str(shards / "data-00{0..1}*.tar") + f"::{shards}/data-002.tar",
+        f"{shards}/data-000.tar::{shards}/data-{{001..002}}.tar",
+        f"file://{shards}/data-000.tar::file://{shards}/data-{{001..002..1}}.tar",
+        f"file:{shards}/data-{{000..002}}.tar",
     ):
         assert list_webdataset(paths).table.equals(whole)
     assert len(list_webdataset(shards / "data-001.tar")) == 4
+    (odd,) = whole.filter(pc.equal(whole["key"], "part/0000"))["shard"].unique().to_pylist()
+    for pattern, order in (("{2..0}", [2, 1, 0]), ("{0..2..2}", [0, 2]), ("{2,0,2}", [2, 0, 2])):
+        found = list_webdataset(shards / f"data-00{pattern}.tar").table["shard"].to_pylist()[::4]
+        assert found == [odd.replace("data-000", f"data-00{number}") for number in order]
 
 
-@pytest.mark.parametrize("name", ["br[1]", "{0..1}x", "star*", "q?"])
+def test_patterns_that_name_what_is_not_there(shards: Path) -> None:
+    """The message names the pattern and the first file that is missing."""
+    (shards / "empty").mkdir()
+    for pattern, missing in (
+        ("data-{000..004}.tar", "data-003.tar"),
+        ("data-000.tar::data-005.tar::data-006.tar", "data-005.tar"),
+        ("data-{000,00{4,5}}.tar", "data-004.tar"),
+        ("data-{000..003}*.tar", "data-003*.tar"),
+        ("{empty,.}", "empty"),
+        ("data-{0..1}", "data-0"),
+    ):
+        parts = [str(shards / part) for part in pattern.split("::")]
+        for scheme in ("", "file://"):
+            text = refusal(list_webdataset, "::".join(scheme + part for part in parts))
+            assert f"{shards / missing}'" in text
+            assert f"The pattern '{scheme}{shards}/{pattern.split('::')[0]}" in text
+    assert "no *.tar shards under" in refusal(list_webdataset, [shards / "data-000.tar", shards / "empty"])
+    text = refusal(list_webdataset, "pipe:aws s3 cp s3://bucket/{000..009}.tar -")
+    assert "'pipe:aws s3 cp s3://bucket/{000..009}.tar -' is a command" in text
+    assert "Name the shards instead" in text
+    assert "do not match, and no shard has this very name" in refusal(list_webdataset, shards / "data-{0.tar")
+
+
+def test_chained_file_systems_keep_their_double_colon(shards: Path, tmp_path: Path) -> None:
+    (shards / "packed.zip").write_bytes(b"")
+    with zipfile.ZipFile(shards / "packed.zip", "w") as packed:
+        packed.write(shards / "data-001.tar", "1.tar")
+    for path in (f"simplecache::file://{shards}/data-00{{1..1}}.tar", f"zip://1.tar::file://{shards}/packed.zip"):
+        assert read(list_webdataset(path)).columns["txt"][0] == "caption 4"
+
+
+@pytest.mark.parametrize("name", ["br[1]", "{0..1}x", "star*", "q?", "a::b", "{a,b}", "un{balanced"])
 def test_a_path_that_exists_is_no_pattern(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     for number in range(2):
         add_members(folder / f"s{number}.tar", {"a.cls": str(number).encode()})
     add_members(folder / "s[0].tar", {"a.cls": b"2"})
+    add_members(folder / "{0..1}::{x.tar", {"a.cls": b"3"})
     ways = (
-        (folder, [0, 1, 2]),
+        (folder, [0, 1, 2, 3]),
         (folder / "s[0].tar", [2]),
+        (folder / "{0..1}::{x.tar", [3]),
+        (f"file://{folder}/{{0..1}}::{{x.tar", [3]),
+        (folder / "s{0..1}.tar", [0, 1]),
         ([folder / "s1.tar"], [1]),
         (str(folder / "s?.tar"), [0, 1]),
     )

@@ -287,7 +287,7 @@ def test_each_pass_over_a_shuffled_data_set_has_random_numbers_of_its_own_which_
 
     def train(ctx: Any) -> None:
         model = linear()
-        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
         for _ in ctx.epochs(2):
             for batch in ctx.batches("train"):
                 ctx.backward(error(model, batch))

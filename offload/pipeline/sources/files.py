@@ -144,6 +144,13 @@ def is_file(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
     return "http" not in fs.type_name and _is(pafs.FileType.File, path, fs, inner)
 
 
+def exists(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
+    """Whether ``path``, which is ``inner`` on its file system, certainly exists. Raises ConfigError if remote storage does not tell."""
+    if isinstance(fs, pafs.LocalFileSystem):
+        return os.path.exists(inner)
+    return "http" not in fs.type_name and not _is(pafs.FileType.NotFound, path, fs, inner)
+
+
 def _is(kind: pafs.FileType, path: Path, fs: pafs.FileSystem, inner: str) -> bool:
     with telling_errors(path):
         return bool(fs.get_file_info(inner.rstrip("/")).type == kind)

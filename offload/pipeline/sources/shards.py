@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,8 +35,12 @@ from offload.pipeline.sources.listing_cache import (
 from offload.pipeline.sources.positioned import Positioned
 from offload.pipeline.stored_rows import RowsWriter, StoredRows
 
+RULES = 2  # for what is a sample: listings by earlier rules are made anew
 HEADER = 512  # bytes of a tar header
 REQUEST_BYTES = 64 << 10  # at least, where each read is a request
+
+# webdataset leaves these out: they tell about the shard.
+_METADATA = re.compile(r"__[^/]*__(/|$)")
 
 Members = dict[str, tuple[int, int]]
 """The place of each member's bytes in the shard by extension: (offset, size)."""
@@ -53,16 +58,20 @@ class Listed(NamedTuple):
     columns: tuple[str, ...]
 
 
-def list_shards(fs: pafs.FileSystem, paths: Sequence[str], tell: Tell) -> Listed:
-    """The samples of these shards.
+def list_shards(
+    fs: pafs.FileSystem, paths: Sequence[str], tell: Tell, patterns: Mapping[str, str] | None = None
+) -> Listed:
+    """The samples of these shards. ``patterns``: by path, for messages, the pattern that names a shard.
 
-    Raises ConfigError for a shard that cannot be read, or whose samples' files have more than ``MOST_COLUMNS`` endings.
+    Raises ConfigError for a shard that cannot be read, that holds a file twice, or whose samples' files have more than ``MOST_COLUMNS``
+    endings.
     """
-    looked = _looked_at(fs, paths)
+    patterns = patterns or {}
+    looked = _looked_at(fs, paths, patterns)
     seen = [[shard.size, shard.mtime_ns] for shard, _ in looked]
     # Storage that does not tell when a shard changed gets no cache.
     tells = all(size and changed for size, changed in seen)
-    whole = ("shards", fs.type_name, *paths)
+    whole = ("shards", RULES, fs.type_name, *paths)
     names = {"shard": pa.array(paths, pa.large_string())}
 
     def fits(facts: Mapping[str, Any]) -> bool:
@@ -77,7 +86,7 @@ def list_shards(fs: pafs.FileSystem, paths: Sequence[str], tell: Tell) -> Listed
     writer = RowsWriter(new_folder)
 
     def listed(number: int) -> pa.Table:
-        return _shard(fs, paths[number], *looked[number])
+        return _shard(fs, paths[number], *looked[number], patterns)
 
     def done(table: pa.Table) -> None:
         columns.update(dict.fromkeys(json.loads(facts_of(table)["columns"])))
@@ -118,22 +127,24 @@ _Looked = tuple[pafs.FileInfo, pafs.FileInfo]
 """What storage tells of a shard, and of its index file."""
 
 
-def _looked_at(fs: pafs.FileSystem, paths: Sequence[str]) -> list[_Looked]:
+def _looked_at(fs: pafs.FileSystem, paths: Sequence[str], patterns: Mapping[str, str]) -> list[_Looked]:
     found: list[_Looked] = []
 
     def look(path: str) -> _Looked:
         try:
             shard, index = fs.get_file_info([path, _index_path(path)])
         except (OSError, pa.ArrowException) as error:
-            raise _unreadable(path, error) from None
+            raise _unreadable(path, error, patterns) from None
         return shard, index
 
     each_in_order(look, paths, threads=requests_at_once(fs), done=found.append)
     return found
 
 
-def _shard(fs: pafs.FileSystem, path: str, shard: pafs.FileInfo, index: pafs.FileInfo) -> pa.Table:
-    known = [fs.type_name, shard.path, shard.size, shard.mtime_ns] if shard.size and shard.mtime_ns else None
+def _shard(
+    fs: pafs.FileSystem, path: str, shard: pafs.FileInfo, index: pafs.FileInfo, patterns: Mapping[str, str]
+) -> pa.Table:
+    known = [RULES, fs.type_name, shard.path, shard.size, shard.mtime_ns] if shard.size and shard.mtime_ns else None
     try:
         table = None if known is None else cached(known, lambda facts: "columns" in facts)
         if table is None:
@@ -142,7 +153,7 @@ def _shard(fs: pafs.FileSystem, path: str, shard: pafs.FileInfo, index: pafs.Fil
             if known is not None:
                 cache(known, table)
     except (tarfile.TarError, OSError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable(path, error, patterns) from None
     return table
 
 
@@ -150,10 +161,17 @@ def _index_path(path: str) -> str:
     return f"{path.removesuffix('.tar')}.idx"
 
 
-def _unreadable(path: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"cannot read {path!r} as a tar shard: {error}. Check the path; compressed shards must be unpacked."
+def _unreadable(path: str, error: Exception, patterns: Mapping[str, str]) -> ConfigError:
+    why = "it does not exist" if isinstance(error, FileNotFoundError) else str(error)
+    told = ConfigError(
+        f"cannot read {path!r} as a tar shard: {why}. Check the path; compressed shards must be unpacked."
     )
+    return named_by(told, patterns[path]) if path in patterns else told
+
+
+def named_by(error: ConfigError, pattern: str) -> ConfigError:
+    """The error about a shard, with the pattern that names it."""
+    return ConfigError(f"{error} The pattern {pattern!r} names it.")
 
 
 def _table(path: str, samples: Mapping[str, Members]) -> pa.Table:
@@ -175,24 +193,32 @@ def _scanned(fs: pafs.FileSystem, path: str) -> dict[str, Members]:
         file = stream if isinstance(fs, pafs.LocalFileSystem) else io.BufferedReader(_Requests(stream), REQUEST_BYTES)
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
-                key, extension = _split(printable(member.name))
+                name = printable(member.name)
+                key, extension = _split(name)
                 if member.isfile() and key:
                     if member.issparse():
                         raise ConfigError(
-                            f"the member {printable(member.name)!r} of {path!r} is sparse: its bytes do not lie in one piece. Write the "
-                            "shard without tar --sparse."
+                            f"the member {name!r} of {path!r} is sparse: its bytes do not lie in one piece. Write the shard without "
+                            "tar --sparse."
                         )
-                    samples.setdefault(key, {})[extension] = (member.offset_data, member.size)
+                    members = samples.setdefault(key, {})
+                    if extension in members:
+                        raise ConfigError(
+                            f"{path!r} holds the member {name!r} twice (upper and lower case of its ending are the same), and a sample "
+                            "has one file of each ending. Write the shard anew: tar --append and --update keep the earlier file, too."
+                        )
+                    members[extension] = (member.offset_data, member.size)
     return samples
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A member's key and extension: ``a/b.seg.png`` has the key ``a/b``. The key is empty for a member of no sample."""
-    folder, _, base = name.rpartition("/")
+    """A member's key and extension: ``a/b.seg.png`` has the key ``a/b``. The key is empty for a member of no sample: metadata, a hidden
+    file, and a name without a dot."""
+    folder, slash, base = name.rpartition("/")
     stem, dot, extension = base.partition(".")
-    if not stem or not dot:
+    if not stem or not dot or _METADATA.match(name):
         return "", ""
-    return f"{folder}/{stem}" if folder else stem, extension.lower()
+    return f"{folder}{slash}{stem}", extension.lower()
 
 
 class _Requests(Positioned):
@@ -231,9 +257,10 @@ def _indexed(fs: pafs.FileSystem, shard: pafs.FileInfo, path: str) -> dict[str, 
             return None
         members = samples.setdefault(key, {})
         for _, offset, size, name in zip(*(fields[start::4] for start in range(4)), strict=True):
-            if _split(name)[0] != key or not (offset.isdecimal() and size.isdecimal()):
+            other, extension = _split(name)
+            if other != key or extension in members or not (offset.isdecimal() and size.isdecimal()):
                 return None
-            members[_split(name)[1]] = names[name] = (int(offset), int(size))
+            members[extension] = names[name] = (int(offset), int(size))
     with fs.open_input_file(shard.path) as stream:
         ends = [pick(names, key=lambda name: names[name]) for pick in (min, max) if names]
         fits = all(_is_there(stream, shard.size, name, names[name]) for name in ends)

@@ -13,8 +13,8 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from offload.pipeline.sources.cached_files import CachedFiles
 from offload.pipeline.sources.files import (
     Path,
     check_text,
+    exists,
     file_name,
     is_file,
     list_files,
@@ -40,14 +41,13 @@ from offload.pipeline.sources.files import (
     telling_errors,
 )
 from offload.pipeline.sources.read_ahead import ReadAhead
-from offload.pipeline.sources.shards import columns_of, list_shards
+from offload.pipeline.sources.shard_names import expanded, joined
+from offload.pipeline.sources.shards import columns_of, list_shards, named_by
 from offload.pipeline.sources.versions import Seen, seen_files
 from offload.pipeline.wire import Column, stack, stack_lists
 
-MOST_SHARDS = 1_000_000
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _INTEGER = re.compile(rb"[+-]?\d+")
-_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def list_webdataset(
@@ -58,20 +58,21 @@ def list_webdataset(
     cache: CacheSpec | None = None,
     tell: Tell = silent,
 ) -> Index:
-    """The index of shards: a path, a folder of ``*.tar``, a glob, a pattern with ``{000..019}``, or a list. ``encoded``: the
-    transform decodes JPEG members itself."""
-    found = _expand(shards, filesystem, tell)
+    """The index of shards: a path, a folder of ``*.tar``, a glob, a pattern with braces such as ``{000..019}``, several of these joined by
+    ``::``, or a list. ``encoded``: the transform decodes JPEG members itself."""
+    found = _shards(shards, filesystem, tell)
     if not found:
         raise ConfigError(f"no *.tar shards under {shards!r}.")
-    paths, fs, inner = [path for path, _, _ in found], found[0][1], [place for _, _, place in found]
-    if (other := next((path for path, each, _ in found if each.type_name != fs.type_name), None)) is not None:
+    fs, paths, inner = found[0].fs, [shard.path for shard in found], [shard.inner for shard in found]
+    if (other := next((shard.path for shard in found if shard.fs.type_name != fs.type_name), None)) is not None:
         raise ConfigError(
             f"{paths[0]!r} and {other!r} lie on different storage. Name the shards of each in a webdataset of its own, and join them: "
             "offload.mix({'a': ..., 'b': ...})."
         )
     check_text(inner)
     seen = _seen(fs, inner) if cache is not None else {}  # before their members: these may be newer
-    rows, counts, columns = list_shards(fs, inner, tell)
+    patterns = {shard.inner: shard.pattern for shard in found if shard.pattern}
+    rows, counts, columns = list_shards(fs, inner, tell, patterns)
     if not counts.any():
         raise ConfigError(f"the {len(paths)} shard(s) of {shards!r} hold no samples.")
     name = f"webdataset({paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''})"
@@ -87,37 +88,97 @@ def _seen(fs: pafs.FileSystem, paths: list[str]) -> dict[str, Seen]:
         raise ConfigError(f"cannot read the shards of {os.path.dirname(paths[0])!r}: {error}.") from None
 
 
-_Shard = tuple[str, pafs.FileSystem, str]
-"""A shard's path for messages, its file system, and its path on it."""
+class _Shard(NamedTuple):
+    """A shard: its path for messages, its file system, its path on it, and the pattern with braces or ``::`` that names it, if one does."""
+
+    path: str
+    fs: pafs.FileSystem
+    inner: str
+    pattern: str = ""
 
 
-def _expand(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[_Shard]:
+def _shards(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[_Shard]:
+    """The shards in their order. Raises ConfigError for a name without shards."""
     if not isinstance(shards, str | os.PathLike):
-        return [path for shard in shards for path in _expand(shard, filesystem, tell)]
-    text = os.fspath(shards)
-    local = os.path.expanduser(text) if "://" not in text and filesystem is None else None
-    if local is None or not os.path.exists(local):  # what exists is no pattern
-        folder = os.path.dirname(text)
-        if braces := _BRACES.search(text, len(folder) if os.path.isdir(os.path.expanduser(folder)) else 0):
-            return [path for part in _filled(text, braces) for path in _expand(part, filesystem, tell)]
-        if _is_pattern(text):
-            if local is not None:
-                return [path for part in _matching(text) for path in _matched(part, filesystem, tell)]
-            if (matching := _matching_elsewhere(text, filesystem, tell)) is not None:
-                return matching
-    if local is None or not os.path.isdir(local):
-        fs, inner = open_filesystem(text, filesystem)
+        return [found for each in shards for found in _shards(each, filesystem, tell)]
+    pattern = os.fspath(shards)
+    names = _names(pattern, filesystem)
+    found: list[_Shard] = []
+    for name in names:
+        try:
+            of_name = _of_name(name, filesystem, tell)
+            if not of_name:
+                raise ConfigError(f"no *.tar shards under {name!r}.")
+        except ConfigError as error:
+            raise error if name == pattern else named_by(error, pattern) from None
+        found += of_name if name == pattern else [shard._replace(pattern=pattern) for shard in of_name]
+    return found
+
+
+def _names(pattern: str, filesystem: Any) -> list[str]:
+    """The paths, folders and globs that a pattern with braces and ``::`` stands for. What exists is no pattern."""
+    local = filesystem is None and "://" not in pattern
+    if local and os.path.exists(os.path.expanduser(pattern)):
+        return [pattern]
+    if filesystem is None and pattern.startswith("pipe:"):
+        raise ConfigError(
+            f"{pattern!r} is a command, whose output can only be read from its beginning to its end, and offload reads samples in any "
+            "order. Name the shards instead, such as 's3://bucket/{000..019}.tar'; copy them first if no file system opens them."
+        )
+    if not local and ("{" in pattern or "::" in pattern) and _exists_elsewhere(pattern, filesystem):
+        return [pattern]
+    if local and pattern.startswith("file:"):
+        return _names(pattern.removeprefix("file:"), filesystem)
+    folder = _present_folder(pattern) if local else ""
+    first, *others = joined(pattern[len(folder) :])
+    if others:
+        return [name for part in (folder + first, *others) for name in _names(part, filesystem)]
+    return [folder + name for name in expanded(first)] if "{" in first else [pattern]
+
+
+def _exists_elsewhere(path: str, filesystem: Any) -> bool:
+    try:
+        fs, inner = open_filesystem(path, filesystem)
+    except ConfigError:
+        return False  # such as s3://bucket-{a,b}/0.tar
+    return exists(path, fs, inner)
+
+
+def _present_folder(path: str) -> str:
+    """The part of a path that is a folder of this machine, and may have braces in its own name."""
+    folder = os.path.dirname(path)
+    while folder and not os.path.isdir(os.path.expanduser(folder)):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _of_name(name: str, filesystem: Any, tell: Tell) -> list[_Shard]:
+    """The shards of a path, a folder or a glob."""
+    local = filesystem is None and "://" not in name
+    if _is_glob(name) and not (local and os.path.exists(os.path.expanduser(name))):
+        if local:
+            return [shard for path in _matching(name) for shard in _matched(path, filesystem, tell)]
+        if (matching := _matching_elsewhere(name, filesystem, tell)) is not None:
+            return matching
+    return _of_path(name, filesystem, tell)
+
+
+def _of_path(path: str, filesystem: Any, tell: Tell) -> list[_Shard]:
+    """The shards of a path that is no pattern."""
+    local = filesystem is None and "://" not in path
+    if not (local and os.path.isdir(os.path.expanduser(path))):
+        fs, inner = open_filesystem(path, filesystem)
         name = file_name(inner)
         if name.endswith(_COMPRESSED):
-            raise _compressed(text)
-        if name.endswith(".tar") or is_file(text, fs, inner):
-            return [(text, fs, inner)]
-    return _in_folder(shards, filesystem, tell, _scheme(text, filesystem))
+            raise _compressed(path)
+        if name.endswith(".tar") or is_file(path, fs, inner):
+            return [_Shard(path, fs, inner)]
+    return _in_folder(path, filesystem, tell, _scheme(path, filesystem))
 
 
 def _in_folder(folder: Path, filesystem: Any, tell: Tell, scheme: str) -> list[_Shard]:
     fs, _, files = list_files(folder, filesystem, tell)
-    found = [(scheme + f, fs, f) for f in files if f.endswith(".tar")]
+    found = [_Shard(scheme + f, fs, f) for f in files if f.endswith(".tar")]
     packed = next((f for f in files if f.endswith(_COMPRESSED)), None)
     if packed is not None and not found:
         raise _compressed(scheme + packed)
@@ -129,16 +190,8 @@ def _scheme(text: str, filesystem: Any) -> str:
     return text.split("://", 1)[0] + "://" if "://" in text and filesystem is None else ""
 
 
-def _is_pattern(text: str) -> bool:
+def _is_glob(text: str) -> bool:
     return any(c in text for c in "*?[")
-
-
-def _filled(text: str, braces: re.Match[str]) -> Iterator[str]:
-    first, last = braces.groups()
-    if int(last) - int(first) >= MOST_SHARDS:
-        raise ConfigError(f"{text!r} names more than {MOST_SHARDS:,} shards. Correct the range.")
-    for number in range(int(first), int(last) + 1):
-        yield text[: braces.start()] + str(number).zfill(len(first)) + text[braces.end() :]
 
 
 def _matching(text: str) -> list[str]:
@@ -149,8 +202,8 @@ def _matching(text: str) -> list[str]:
 def _matched(path: str, filesystem: Any, tell: Tell) -> list[_Shard]:
     """The shards of a path that a pattern has found. A file counts as a shard whatever its name."""
     if os.path.isdir(path) or path.endswith(_COMPRESSED):
-        return _expand(path, filesystem, tell)
-    return [(path, *open_filesystem(path, filesystem))]
+        return _of_path(path, filesystem, tell)
+    return [_Shard(path, *open_filesystem(path, filesystem))]
 
 
 def _matching_elsewhere(text: str, filesystem: Any, tell: Tell) -> list[_Shard] | None:
@@ -159,7 +212,7 @@ def _matching_elsewhere(text: str, filesystem: Any, tell: Tell) -> list[_Shard] 
     scheme = _scheme(text, filesystem)
     with telling_errors(text):
         # Options of a URI (?region=...) are no part of the path.
-        if not _is_pattern(pattern) or fs.get_file_info(pattern).type != pafs.FileType.NotFound:
+        if not _is_glob(pattern) or fs.get_file_info(pattern).type != pafs.FileType.NotFound:
             return None
         matching = _listed(fs, pattern)
     found: list[_Shard] = []
@@ -169,14 +222,14 @@ def _matching_elsewhere(text: str, filesystem: Any, tell: Tell) -> list[_Shard] 
         elif info.path.endswith(_COMPRESSED):
             raise _compressed(scheme + info.path)
         else:
-            found.append((scheme + info.path, fs, info.path))
+            found.append(_Shard(scheme + info.path, fs, info.path))
     return found
 
 
 def _listed(fs: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
     folder, name = os.path.split(pattern)
     folders = [folder]
-    if _is_pattern(folder) and fs.get_file_info(folder).type == pafs.FileType.NotFound:
+    if _is_glob(folder) and fs.get_file_info(folder).type == pafs.FileType.NotFound:
         folders = [info.path for info in _listed(fs, folder) if info.type == pafs.FileType.Directory]
     found = [info for each in folders for info in fs.get_file_info(pafs.FileSelector(each, allow_not_found=True))]
     hidden = name.startswith(".")
