@@ -93,10 +93,10 @@ def unsendable_sample(error: UnsendableError, sample: str, words: Words) -> RunE
 
 def _stacked(name: str, parts: list[Column], rows: pa.Table, order: np.ndarray[Any, Any], words: Words) -> Column:
     try:
-        parts = [plain(name, part) for part in parts]
+        parts = list(wire.typed([plain(name, part) for part in parts]))
         arrays = [part for part in parts if isinstance(part, np.ndarray)]
         if len(arrays) < len(parts):
-            return wire.stack(name, [value for part in parts for value in part])
+            return wire.stack(name, wire.listed(parts))
     except RaggedError as error:
         raise _ragged(name, error.shapes, [int(order[i]) for i in error.rows], rows, words) from None
     except UnsendableError as error:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import ray.data
 from ray.data import DataContext
 
+from offload.pipeline.block_columns import columns_of_block
 from offload.pipeline.foreign import encode_foreign
 from offload.pipeline.pool import Block, Cost, PackedRecipe
 from offload.pipeline.ranges import Ranges
-from offload.pipeline.wire import Columns
 
 
 def be_quiet() -> None:
@@ -47,17 +48,17 @@ def encode_dataset(
     limits = options.resource_limits
     options.resource_limits = limits.copy(object_store_memory=min(limits.object_store_memory, store_bytes))
     encoded = dataset.map_batches(
-        _encode,  # type: ignore[arg-type]  # a batch may hold lists too
+        _encode,
         batch_size=None,
-        batch_format="numpy",
+        batch_format=None,  # the blocks, as they are
         fn_kwargs={"packed": packed, "id_column": id_column, "done": done, "epoch": epoch},
         num_cpus=task_cpus,
     )
     return iterate(encoded)
 
 
-def _encode(columns: Columns, *, packed: PackedRecipe, id_column: str | None, done: Ranges, epoch: int) -> pa.Table:
-    return encode_foreign(packed.ready(), columns, id_column=id_column, done=done, epoch=epoch)
+def _encode(block: Any, *, packed: PackedRecipe, id_column: str | None, done: Ranges, epoch: int) -> pa.Table:
+    return encode_foreign(packed.ready(), columns_of_block(block), id_column=id_column, done=done, epoch=epoch)
 
 
 def iterate(dataset: ray.data.Dataset) -> Iterator[Block]:

@@ -77,8 +77,9 @@ from ray.data.block import BlockAccessor
 from ray.data.exceptions import SystemException
 from ray.data.expressions import RandomExpr, UDFExpr, UUIDExpr
 
+from offload.pipeline.block_columns import columns_of_block, marked, marked_objects
 from offload.pipeline.table_batches import numpy_batches
-from offload.pipeline.wire import Column, Columns
+from offload.pipeline.wire import Columns
 
 UNIT_BYTES = 32 << 20
 """About as much as a unit reads: some tens of images, so that a pass is well shuffled."""
@@ -748,7 +749,7 @@ class Runner:
             for function in transformer.get_transform_fns()
         ]
         if not functions:
-            yield from map(_columns_of_block, blocks)
+            yield from map(columns_of_block, blocks)
             return
         for function, instance in functions[:-1]:
             blocks = _with_instance(function(blocks, context), instance)
@@ -759,11 +760,11 @@ class Runner:
         results = _with_instance(last._apply_transform(context, _taken_in(last, blocks)), instance)
         if last._input_type is MapTransformFnDataType.Row:
             columns = _columns_of_rows(results)
-            yield {name: _filled(column) if name in numbers else column for name, column in columns.items()}
+            yield {name: marked(column, of_numbers=name in numbers) for name, column in columns.items()}
         elif last._input_type is MapTransformFnDataType.Batch:
             yield from map(_columns_of_batch, results)
         else:
-            yield from map(_columns_of_block, results)
+            yield from map(columns_of_block, results)
 
 
 def _taken_in(function: Any, blocks: Iterable[Any]) -> Iterable[Any]:
@@ -845,25 +846,7 @@ def _is_of_numbers(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _filled(column: Column) -> Column:
-    """A column with NaN for missing numbers, as those have that Ray does not take apart into rows."""
-    known = [value for value in column if value is not None]
-    if len(known) == len(column) or not all(map(_is_number, known)):
-        return column
-    return np.array([math.nan if value is None else value for value in column], dtype=np.float64)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-
-
 def _columns_of_batch(batch: Any) -> Columns:
     if isinstance(batch, Mapping):
-        return dict(batch) if any(len(column) for column in batch.values()) else {}
-    return _columns_of_block(BlockAccessor.batch_to_block(batch))
-
-
-def _columns_of_block(block: Any) -> Columns:
-    accessor = BlockAccessor.for_block(block)
-    columns: Any = accessor.to_batch_format("numpy") if accessor.num_rows() else {}
-    return dict(columns)
+        return marked_objects(batch) if any(len(column) for column in batch.values()) else {}
+    return columns_of_block(BlockAccessor.batch_to_block(batch))

@@ -135,10 +135,39 @@ def join(parts: Sequence[Column]) -> Column:
     """Concatenate the parts of one column; arrays must agree in shape."""
     if len(parts) == 1:
         return parts[0]
+    parts = typed(parts)
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts) and (dtype := common_dtype(array.dtype for array in arrays)) is not None:
         return np.concatenate(arrays, dtype=dtype)
-    return [row for part in parts for row in part]
+    return listed(parts)
+
+
+def listed(parts: Sequence[Column]) -> list[Any]:
+    """The rows of all parts. Those of an array of bools are Python's, as beside a missing one."""
+    plain = (p.tolist() if isinstance(p, np.ndarray) and p.dtype == bool and p.ndim == 1 else p for p in parts)
+    return [row for part in plain for row in part]
+
+
+def typed(parts: Sequence[Column]) -> Sequence[Column]:
+    """The parts of a column, with None in those that hold NaN alone, where the others hold no numbers. Ray makes a column NaN in a block
+    where it has no value: nothing tells its type there."""
+    unknown = [_is_nothing(part) for part in parts]
+    others = [part for part, nothing in zip(parts, unknown, strict=True) if len(part) and not nothing]
+    if not any(unknown) or all(map(_is_of_numbers, others)):
+        return parts
+    return [[None] * len(part) if nothing else part for part, nothing in zip(parts, unknown, strict=True)]
+
+
+def _is_nothing(part: Column) -> bool:
+    if not isinstance(part, np.ndarray) or part.dtype != np.float32 or part.ndim != 1 or not len(part):
+        return False
+    return bool(np.isnan(part[0]) and np.isnan(part).all())
+
+
+def _is_of_numbers(part: Column) -> bool:
+    if isinstance(part, np.ndarray):
+        return part.ndim == 1 and part.dtype.kind in "iuf"
+    return all(row is None or (isinstance(row, int | float | np.number) and not isinstance(row, bool)) for row in part)
 
 
 def parts_of_columns(pieces: Sequence[Columns], rows: Sequence[int]) -> dict[str, list[Column]]:

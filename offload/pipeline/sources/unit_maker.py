@@ -20,7 +20,7 @@ from offload.pipeline.own_copies import own_column
 from offload.pipeline.randomness import seed_generators
 from offload.pipeline.shuffling import mix
 from offload.pipeline.sources.base import Samples
-from offload.pipeline.wire import Column, Columns, as_array, common_dtype, parts_of_columns, take
+from offload.pipeline.wire import Column, Columns, as_array, common_dtype, listed, parts_of_columns, take, typed
 from offload.pipeline.wording import FAILURES, say
 
 if TYPE_CHECKING:
@@ -210,12 +210,13 @@ def joined(pieces: Sequence[Columns], lengths: Sequence[int] | None = None) -> C
 
 
 def _column(parts: Sequence[Column]) -> Column:
+    parts = typed(parts)
     arrays = [as_array(part) for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts) and len({array.shape[1:] for array in arrays}) == 1:
         dtype = common_dtype(array.dtype for array in arrays)
         if dtype is not None:
             return np.concatenate(arrays, dtype=dtype)
-    return [value for part in parts for value in part]
+    return listed(parts)
 
 
 def say_cause(error: BaseException) -> str:
