@@ -1,10 +1,12 @@
-"""Random tables of Arrow, of all types that Ray's blocks may hold."""
+"""Random tables of Arrow, of all types that Ray's blocks may hold, and their values without types."""
 
 from __future__ import annotations
 
 import datetime
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 from hypothesis import strategies as st
 
@@ -23,7 +25,6 @@ _OTHER_KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.null(): st.none(),
     pa.float16(): st.floats(width=16, allow_nan=False),
     pa.large_string(): st.text(max_size=4),
-    pa.string_view(): st.text(max_size=4),
     pa.binary(): st.binary(max_size=4),
     pa.large_binary(): st.binary(max_size=4),
     pa.binary(3): st.binary(min_size=3, max_size=3),
@@ -56,18 +57,45 @@ def _nested(kind: pa.DataType, values: st.SearchStrategy[Any]) -> st.SearchStrat
     )
 
 
+_VIEWS: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.string_view(): st.text(max_size=4)
+}  # Ray cannot store parts of them
+
+
 @st.composite
-def arrow_columns(draw: st.DrawFn, *, of_pandas: bool = False) -> pa.Table:
-    """A table of one to three columns of any type, with and without missing values. ``of_pandas``: of types that pandas has, too."""
+def arrow_columns(draw: st.DrawFn, *, of_pandas: bool = False, stored: bool = False, columns: int = 3) -> pa.Table:
+    """A table of at most so many columns of any type, with and without missing values. ``of_pandas``: of types that pandas has, too;
+    ``stored``: of those that Ray can store."""
     rows = draw(st.integers(1, 8))
-    columns: dict[str, pa.Array] = {}
-    for name in "xyz"[: draw(st.integers(1, 3))]:
-        kind, values = draw(st.sampled_from(list((_KINDS if of_pandas else {**_KINDS, **_OTHER_KINDS}).items())))
+    kinds = {**_KINDS, **({} if of_pandas else _OTHER_KINDS), **({} if of_pandas or stored else _VIEWS)}
+    made: dict[str, pa.Array] = {}
+    for number in range(draw(st.integers(1, columns))):
+        kind, values = draw(st.sampled_from(list(kinds.items())))
         if not of_pandas:
             kind, values = draw(_nested(kind, values))
         if draw(st.booleans()):
             values = st.none() | values
         column = pa.array(draw(st.lists(values, min_size=rows, max_size=rows)), kind)
         primitive = pa.types.is_integer(kind) or pa.types.is_string(kind)
-        columns[name] = column.dictionary_encode() if primitive and draw(st.booleans()) else column
-    return pa.table(columns)
+        made[f"c{number}"] = column.dictionary_encode() if primitive and draw(st.booleans()) else column
+    return pa.table(made)
+
+
+def is_missing(value: Any) -> bool:
+    return value is None or bool(pd.api.types.is_scalar(value) and pd.isna(value))
+
+
+def plain(value: Any) -> Any:
+    """The value without the types of NumPy, pandas and Arrow."""
+    if isinstance(value, np.ndarray | list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if is_missing(value):
+        return None
+    if isinstance(value, datetime.datetime | datetime.date | np.datetime64):
+        moment = pd.Timestamp(value)
+        return (moment.tz_convert(None) if moment.tz else moment).as_unit("us").value
+    if isinstance(value, datetime.timedelta | np.timedelta64):
+        return pd.Timedelta(value).as_unit("us").value
+    return value.item() if isinstance(value, np.generic) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import decimal
 import itertools
 import math
@@ -20,29 +19,9 @@ from ray.data.extensions import ArrowTensorArray, ArrowVariableShapedTensorArray
 
 from offload.pipeline.block_columns import columns_of_block
 from offload.pipeline.sources.unit_maker import joined
-from tests.pipeline.arrow_tables import arrow_columns
+from tests.pipeline.arrow_tables import arrow_columns, is_missing, plain
 
 NUMBERS, TIMES = "iuf", "mM"
-
-
-def is_missing(value: Any) -> bool:
-    return value is None or bool(pd.api.types.is_scalar(value) and pd.isna(value))
-
-
-def plain(value: Any) -> Any:
-    """The value without the types of NumPy, pandas and Arrow."""
-    if isinstance(value, np.ndarray | list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
-    if is_missing(value):
-        return None
-    if isinstance(value, datetime.datetime | datetime.date | np.datetime64):
-        moment = pd.Timestamp(value)
-        return (moment.tz_convert(None) if moment.tz else moment).as_unit("us").value
-    if isinstance(value, datetime.timedelta | np.timedelta64):
-        return pd.Timedelta(value).as_unit("us").value
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def mark_of(kind: pa.DataType, value: Any) -> bool:

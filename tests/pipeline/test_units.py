@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import ray.data
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from pyarrow import csv
 from ray.data import RandomSeedConfig
 from ray.data.expressions import random
 
 import offload
 from offload.errors import ConfigError, RunError
-from offload.pipeline import wire
+from offload.pipeline import whole_samples, wire
 from offload.pipeline.gather import Scratch
 from offload.pipeline.meter import Meter
 from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
@@ -30,6 +32,7 @@ from offload.pipeline.streams import Stream
 from offload.pipeline.unit_tasks import UnitTasks
 from offload.pipeline.watch import Nobody, Watch
 from offload.pipeline.wire import POSITION, SAMPLE_ID
+from tests.pipeline.arrow_tables import arrow_columns, plain
 
 pytestmark = [
     pytest.mark.ray,
@@ -79,11 +82,13 @@ class Passing:
         transform: Any = augment,
         on_error: Any = "raise",
         id_column: str | None = None,
+        collate_fn: Any = None,
     ) -> None:
         units = units_of(source if source is not None else dataset())
         assert isinstance(units, UnitIndex), units
         self.units = units
-        inner = offload.from_ray(ray.data.range(1), transform, on_error=on_error).recipe(None, seed=3, dataset="train")
+        made = offload.from_ray(ray.data.range(1), transform, on_error=on_error, collate_fn=collate_fn)
+        inner = made.recipe(None, seed=3, dataset="train")
         recipe = UnitRecipe(inner=inner, chains=units.chains, ids=units.ids, shuffle=shuffle, id_column=id_column)
         self.stream = Stream(
             recipe=cast(Any, recipe.ready()), units=units.table, unit_samples=units.samples, shuffle=shuffle, seed=3
@@ -108,6 +113,11 @@ class Passing:
 
     def rows(self, **options: Any) -> dict[int, dict[str, Any]]:
         return by_position(self.blocks(self.tasks(**options)))
+
+    def samples(self) -> list[Any]:
+        """The samples that reach a ``collate_fn``, in the order of the pass."""
+        blocks = self.blocks(self.tasks())
+        return [sample for block in blocks for row in whole_samples.decode(block) for sample in row]
 
 
 def by_position(blocks: Sequence[wire.Columns]) -> dict[int, dict[str, Any]]:
@@ -466,3 +476,55 @@ def test_ids_may_be_the_user_s() -> None:
     assert all(row[SAMPLE_ID] == row["key"] for row in good)
     with pytest.raises(RunError, match="has no column 'name'"):
         Passing(ray.data.range(3), transform=None, id_column="name").rows()
+
+
+def as_they_come(source: ray.data.Dataset) -> list[dict[str, Any]]:
+    """The samples of a Dataset in its order, without offload's own columns."""
+    found = Passing(source, shuffle=False, transform=None).rows()
+    return [plain({n: v for n, v in row.items() if n not in (POSITION, SAMPLE_ID)}) for row in found.values()]
+
+
+@settings(max_examples=3, deadline=None)
+@given(table=arrow_columns(columns=14, stored=True), as_pandas=arrow_columns(of_pandas=True, columns=5))
+def test_samples_of_every_type_are_the_rows_that_ray_gives(table: pa.Table, as_pandas: pa.Table) -> None:
+    """Lists of different lengths wait for a ``collate_fn``, so the samples travel whole here."""
+    for build in (
+        lambda: ray.data.from_arrow([table, table.slice(0, 1)]),
+        lambda: ray.data.from_arrow([table, table.slice(0, 1)]).filter(lambda row: True),
+        lambda: ray.data.from_pandas([as_pandas.to_pandas(), as_pandas.slice(0, 1).to_pandas()]),
+    ):
+        expected = [plain(row) for row in build().take_all()]
+        found = Passing(build(), shuffle=False, transform=None, collate_fn=list).samples()
+        assert [plain(row) for row in found] == expected
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "L"}, {"mode": "RGB"}, {"mode": "RGBA", "size": (4, 6)}, {"size": (5, 3)}]
+)
+def test_images_are_those_that_ray_reads(tmp_path: Path, options: dict[str, Any]) -> None:
+    for number in range(3):
+        Image.fromarray(np.full((8, 6, 3), 40 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    read = ray.data.read_images(str(tmp_path), **options)
+    found = Passing(read, shuffle=False, transform=None).rows()
+    expected = read.take_all()
+    for mine, theirs in zip(found.values(), expected, strict=True):
+        assert mine["image"].dtype == theirs["image"].dtype
+        np.testing.assert_array_equal(mine["image"], theirs["image"])
+
+
+def test_cells_of_csv_files_are_those_that_ray_reads(tmp_path: Path) -> None:
+    """A column without values in one file, as text, categories and numbers of others, and empty text."""
+    (tmp_path / "a.csv").write_text("id,text,number,flag\n0,,,\n1,,,\n")
+    (tmp_path / "b.csv").write_text("id,text,number,flag\n2,,5,true\n3,abc,,\n4,x,7,false\n")
+    for convert in (
+        csv.ConvertOptions(),
+        csv.ConvertOptions(strings_can_be_null=True),
+        csv.ConvertOptions(strings_can_be_null=True, auto_dict_encode=True),
+    ):
+
+        def read(convert: Any = convert) -> ray.data.Dataset:
+            return ray.data.read_csv(str(tmp_path), convert_options=convert)
+
+        assert as_they_come(read()) == [plain(row) for row in read().take_all()]
+        text = [row["text"] for row in Passing(read(), shuffle=False, transform=None).rows().values()]
+        assert text[2:] == ["" if not convert.strings_can_be_null else None, "abc", "x"]
