@@ -24,11 +24,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from offload.errors import OffloadError, RunError
 from offload.loader.line import IterableLine, MapLine, Place
 from offload.loader.node_choice import NodeChoice
-from offload.loader.recipe import Batches, BatchOrder, Imports, Item, IterableRecipe
+from offload.loader.recipe import Batches, BatchOrder, Imports, IterableRecipe
 from offload.pipeline.block_sender import BlockSenders
 from offload.pipeline.engines.base import HELD_SHARE
 from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.meter import Meter
+from offload.pipeline.packing import Packed
 from offload.pipeline.passes import as_user_error
 from offload.pipeline.pool import IN_FLIGHT, Block, Cost, Done, PackedRecipe, Pool, Task
 from offload.pipeline.streams import Cores
@@ -462,7 +463,7 @@ class IterableReader:
         if self._batches is None:
             recipe: IterableRecipe = self._recipe.ready()
             self._batches = recipe.batches(self._watch)
-        items: list[Item] = []
+        items: list[Packed] = []
         samples, ended = 0, False
         cpu, wall = time.process_time(), time.perf_counter()
         while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < TASK_S):

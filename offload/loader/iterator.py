@@ -34,6 +34,7 @@ from offload.loader.stats import Clock
 from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.packing import unpack
 from offload.pipeline.pool import PackedRecipe
+from offload.pipeline.sendable import used
 from offload.train.cluster.connection import answer
 from offload.train.cluster.ray_processes import no_new_ray
 
@@ -311,11 +312,9 @@ class _Fetcher:
                 start += 1
 
     def _finished(self, block: Batches, item: int) -> Any:
-        found = block.items[item]
-        if isinstance(found, ExceptionWrapper):
-            return found
         try:
-            return self._plan.finish(unpack(found))
+            found = unpack(block.items[item])
+            return found if isinstance(found, ExceptionWrapper) else self._plan.finish(found)
         except Exception:
             return ExceptionWrapper(where="while offload.DataLoader finished a batch (pin_memory, on_device)")  # type: ignore[no-untyped-call]
 
@@ -363,10 +362,12 @@ def _packed(recipe: Any, owner: str) -> PackedRecipe:
         return PackedRecipe.of(recipe, owner)
     except Exception as error:  # the user's classes may raise anything
         kind = type(recipe.dataset).__name__
+        reason = used((recipe.dataset, recipe.collate_fn, recipe.worker_init_fn), error) or (
+            f"{type(error).__name__}: {error}. Open files, connections and locks cannot be sent. Open them at the first __getitem__, or let "
+            f"every process construct the data set itself with a method such as: def __reduce__(self): return {kind}, (self.path,)"
+        )
         raise ConfigError(
-            f"the data set {kind}, collate_fn or worker_init_fn cannot be sent to other processes: {type(error).__name__}: {error}. Open "
-            "files, connections and locks cannot be sent. Open them at the first __getitem__, or let every process construct the data "
-            f"set itself with a method such as: def __reduce__(self): return {kind}, (self.path,)"
+            f"the data set {kind}, collate_fn or worker_init_fn cannot be sent to other processes: {reason}"
         ) from None
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ray import cloudpickle
 from torch._utils import ExceptionWrapper
 
 from offload.pipeline.folder import Folder
@@ -24,9 +23,6 @@ from offload.pipeline.shuffling import mix
 from offload.pipeline.watch import Watch
 from offload.pipeline.wording import FAILURES
 from offload.pipeline.worker_role import in_role, once
-
-Item = Packed | ExceptionWrapper
-"""A finished batch, or the exception of the user's code, to be raised where the batch is wanted."""
 
 
 class BatchOrder(NamedTuple):
@@ -49,15 +45,16 @@ class BatchOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class Batches:
-    """The finished batches of a task, in order. ``num_rows``: the number of their samples."""
+    """The finished batches of a task, in order, each packed, or in its place an ExceptionWrapper with the exception of the user's code, to be
+    raised where the batch is wanted. ``num_rows``: the number of their samples."""
 
-    items: tuple[Item, ...]
+    items: tuple[Packed, ...]
     num_rows: int
 
     @property
     def nbytes(self) -> int:
         """The size in bytes."""
-        return sum(item.nbytes for item in self.items if isinstance(item, Packed))
+        return sum(item.nbytes for item in self.items)
 
     @property
     def samples_per_batch(self) -> int:
@@ -160,7 +157,7 @@ class IterableRecipe:
         hold_to_one_core()
         return self
 
-    def batches(self, watch: Watch) -> Iterator[tuple[Item, int]]:
+    def batches(self, watch: Watch) -> Iterator[tuple[Packed, int]]:
         """Yield the worker's batches, each with the number of its samples."""
         number = 0
         state = _Reading()
@@ -206,20 +203,20 @@ class _EndError(Exception):
     """There are no more batches."""
 
 
-def caught(number: int, make: Callable[..., Any], *args: Any, copied: bool = False) -> Item:
-    """The packed result of ``make``, or its exception. Raises _EndError after the last batch of an iterable data set."""
+def caught(number: int, make: Callable[..., Any], *args: Any, copied: bool = False) -> Packed:
+    """The packed result of ``make``, or its packed exception. Raises _EndError after the last batch of an iterable data set."""
     try:
-        return pack(make(*args), copied=copied)
+        return pack(make(*args), copied=copied, home=True)
     except _EndError:
         raise
     except FAILURES:
         where = f"in a preprocessing process of offload.DataLoader, at batch {number}"
         wrapped = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         try:
-            cloudpickle.dumps(wrapped)  # type: ignore[no-untyped-call]
+            return pack(wrapped, home=True)
         except Exception:
             wrapped.exc_type = RuntimeError  # its text names the type
-        return wrapped
+            return pack(wrapped)
 
 
 def _what(number: int, dataset: Any) -> Callable[[], str]:

@@ -6,13 +6,11 @@ copy of its own, where processes that torch forks share the map.
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 from typing import Any
 
 import numpy as np
-from ray import cloudpickle
 
 from offload.errors import RunError
 
@@ -22,18 +20,10 @@ _Place = tuple[str, Any, int, tuple[int, ...], str]
 """The arguments of :func:`_mapped`."""
 
 
-def dumps(value: Any) -> bytes:
-    """The pickle of a value that may hold memory maps. Raises what pickling raises for objects that cannot be sent."""
-    written = io.BytesIO()
-    _Pickler(written, protocol=5).dump(value)  # type: ignore[no-untyped-call]
-    return written.getvalue()
-
-
-class _Pickler(cloudpickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.memmap and (place := _place(obj)) is not None:
-            return _mapped, place
-        return super().reducer_override(obj)  # type: ignore[no-untyped-call]
+def reduced(array: Any) -> Any:
+    """Reduce a memory map as ``__reduce__`` does. NotImplemented: its content must travel."""
+    place = _place(array)
+    return NotImplemented if place is None else (_mapped, place)
 
 
 def _place(array: Any) -> _Place | None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray import cloudpickle
 
 from offload.pipeline.owned_memory import writable
+from offload.pipeline.pickling import PicklerBack
 from offload.pipeline.wire import Array
 
 BESIDE_BYTES = 64 << 10
@@ -36,11 +36,11 @@ class Packed:
         return len(self.structure) + sum(content.nbytes for content in self.contents)
 
 
-def pack(batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES) -> Packed:
+def pack(batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES, home: bool = False) -> Packed:
     """Pack a batch. Raises what pickling raises for objects that cannot be sent.
 
     ``copied``: copy the contents, since the batch's memory may change before they are stored. ``beside_bytes``: contents from this size on
-    travel beside the pickle.
+    travel beside the pickle. ``home``: it goes to the process that has sent the classes of its objects.
     """
     contents: list[Array] = []
 
@@ -53,7 +53,7 @@ def pack(batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES) 
         return False
 
     written = io.BytesIO()
-    _Pickler(written, protocol=5, buffer_callback=beside).dump(batch)  # type: ignore[no-untyped-call]
+    _Pickler(written, beside, home=home).dump(batch)  # type: ignore[no-untyped-call]
     return Packed(written.getvalue(), tuple(contents))
 
 
@@ -62,13 +62,15 @@ def unpack(packed: Packed) -> Any:
     return pickle.loads(packed.structure, buffers=[writable(content) for content in packed.contents])
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(PicklerBack):
     """Pickles dense tensors on the CPU as NumPy arrays, which pickle can leave beside the structure. torch's own pickles copy them."""
 
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor) and _is_plain(obj):
-            return _rebuilt, (*_laid_out(obj), _facts(obj))
-        return super().reducer_override(obj)  # type: ignore[no-untyped-call]
+    def _rule(self, kind: type) -> Any:
+        return _tensor if issubclass(kind, torch.Tensor) else super()._rule(kind)
+
+
+def _tensor(tensor: torch.Tensor) -> Any:
+    return (_rebuilt, (*_laid_out(tensor), _facts(tensor))) if _is_plain(tensor) else NotImplemented
 
 
 _OWN_WAY = (torch.nn.Parameter, torch.nn.UninitializedParameter, torch.nn.Buffer)

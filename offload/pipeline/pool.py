@@ -73,17 +73,23 @@ class Recipe(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class PackedRecipe:
     """A recipe in the object store, with the key under which a process keeps it unpickled. ``owner``: of whose recipes a process keeps
-    only the newest; empty: the recipe stands for itself."""
+    only the newest; empty: the recipe stands for itself. ``classes``: those that travelled with it, which live in this process as long as
+    their batches may come back."""
 
     key: str
     ref: ray.ObjectRef[np.ndarray[Any, Any]]
     owner: str = ""
+    classes: tuple[type, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, recipe: Recipe, owner: str = "") -> PackedRecipe:
-        packed = recipes.pack(recipe)
+        classes: list[type] = []
+        packed = recipes.pack(recipe, classes)
         key = hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()
-        return cls(key=key, ref=ray.put(packed), owner=owner)
+        return cls(key=key, ref=ray.put(packed), owner=owner, classes=tuple(classes))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"classes": ()}
 
     def ready(self) -> Any:
         """The recipe, unpickled once per process."""

@@ -17,10 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from ray import cloudpickle
 
 from offload.errors import RunError
-from offload.pipeline import mapped_files
+from offload.pipeline import pickling
 from offload.pipeline.annotations import annotation
 from offload.pipeline.assemble import Processed, assemble
 from offload.pipeline.calls import CHUNK, Calls
@@ -109,9 +108,10 @@ class Recipe:
         return process(self, rows, epoch=epoch, scratch=scratch, watch=watch)
 
 
-def pack(recipe: Any) -> np.ndarray[Any, Any]:
-    """The recipe as bytes, in an array: tasks read it in shared memory and unpickle it once per process."""
-    return np.frombuffer(mapped_files.dumps(recipe), dtype=np.uint8)
+def pack(recipe: Any, classes: list[type] | None = None) -> np.ndarray[Any, Any]:
+    """The recipe as bytes, in an array: tasks read it in shared memory and unpickle it once per process. ``classes`` gets the classes that
+    travel with it."""
+    return np.frombuffer(pickling.dumps(recipe, classes), dtype=np.uint8)
 
 
 _ready: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]], owner: str = ""
         if owner:
             _ready.pop(_newest.get(owner, ""), None)
             _newest[owner] = key
-        _ready[key] = cloudpickle.loads(packed().tobytes()).ready()
+        _ready[key] = pickling.loads(packed().tobytes()).ready()
     return _ready[key]
 
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from ray import cloudpickle
 
 from offload.errors import RunError
 from offload.pipeline.arrow_lists import as_arrays
+from offload.pipeline.pickling import dumps_back
 
 SAMPLE_ID = "sample_id"
 POSITION = "__position__"
@@ -284,7 +284,7 @@ def _encode_rows(name: str, rows: list[Any]) -> pa.Array:
     pickled = []
     for i, row in enumerate(rows):
         try:
-            pickled.append(cloudpickle.dumps(row, protocol=5))  # type: ignore[no-untyped-call]
+            pickled.append(dumps_back(row))
         except Exception as error:  # a user's class may raise anything
             what = f"an object of type {type(row).__name__} ({first_line(error)})"
             raise UnsendableError(what, f"return {_PLAIN}", name, i) from None

@@ -82,7 +82,8 @@ class LoaderWork:
         groups = [list(chosen)] if self.recipe.batches else list(chosen)
         orders = [BatchOrder(number=n, batch=n, indices=each, first=start + n, seed=0) for n, each in enumerate(groups)]
         made = self.recipe.process(orders, epoch=0, scratch=self.scratch, watch=Watch(Nobody()))
-        for item in made.items:
-            if isinstance(item, ExceptionWrapper):
-                item.reraise()  # type: ignore[no-untyped-call]
-        return [unpack(item) for item in made.items if not isinstance(item, ExceptionWrapper)]
+        batches = [unpack(item) for item in made.items]
+        for batch in batches:
+            if isinstance(batch, ExceptionWrapper):
+                batch.reraise()  # type: ignore[no-untyped-call]
+        return batches

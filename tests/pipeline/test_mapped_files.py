@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from offload.errors import RunError
-from offload.pipeline import mapped_files
+from offload.pipeline import mapped_files, pickling
 from offload.pipeline.recipe import Recipe, pack
 from offload.pipeline.sources.from_torch import list_torch_dataset
 
@@ -44,7 +44,7 @@ MAPS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("kind", MAPS)
 def test_a_map_travels_as_the_name_of_its_file(tokens: Path, kind: str) -> None:
     made = MAPS[kind](tokens)
-    packed = mapped_files.dumps({"data": made, "again": made})
+    packed = pickling.dumps({"data": made, "again": made})
     assert len(packed) < 1000, "without the content"
     found = pickle.loads(packed)
     assert type(found["data"]) is np.memmap
@@ -75,7 +75,7 @@ def test_other_arrays_travel_with_their_content(tokens: Path, kind: str) -> None
     made = OTHERS[kind](tokens)
     if made.flags.writeable:
         made[0] = 7
-    packed = mapped_files.dumps(made)
+    packed = pickling.dumps(made)
     tokens.unlink()
     assert np.array_equal(pickle.loads(packed), made)
 
@@ -83,11 +83,11 @@ def test_other_arrays_travel_with_their_content(tokens: Path, kind: str) -> None
 def test_a_map_whose_file_is_gone_travels_with_its_content(tokens: Path) -> None:
     made = mapped(tokens)
     tokens.unlink()
-    assert np.array_equal(pickle.loads(mapped_files.dumps(made)), made)
+    assert np.array_equal(pickle.loads(pickling.dumps(made)), made)
 
 
 def test_a_node_that_does_not_see_the_file_is_told(tokens: Path) -> None:
-    packed = mapped_files.dumps(mapped(tokens))
+    packed = pickling.dumps(mapped(tokens))
     tokens.write_bytes(b"")
     with pytest.raises(RunError, match=r"tokens\.bin', which the data set maps into memory, cannot be mapped"):
         pickle.loads(packed)

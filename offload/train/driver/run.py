@@ -19,10 +19,11 @@ from offload.errors import ConfigError
 from offload.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import WorkerResources
+from offload.pipeline import pickling
 from offload.pipeline.aside import Aside
 from offload.pipeline.cached import check_names
 from offload.pipeline.folder import Folder
-from offload.pipeline.sendable import obstacle
+from offload.pipeline.sendable import obstacle, used
 from offload.pipeline.streams import Cores, Stream
 from offload.prices import built_in
 from offload.report.live import LiveLine
@@ -79,7 +80,7 @@ TOKEN_CPUS = 0.01  # reservation of a worker that needs no CPUs: Ray does not pl
 class Run:
     """One call of fit().
 
-    Raises ConfigError if the workers do not fit in the cluster, or a data set cannot be pickled.
+    Raises ConfigError if the workers do not fit in the cluster, or a data set or the training function cannot be pickled.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Run:
         self._failures, self._asked_at = 0, 0.0
         self._pings: list[Any] = []
         self.streams = self._packed()
+        self._check_functions()
         self.job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
     def go(self, name: str, storage: Storage) -> dict[str, Any]:
@@ -242,6 +244,20 @@ class Run:
                 ) from None
         return ray.put(streams)
 
+    def _check_functions(self) -> None:
+        """Raise ConfigError if what the workers call cannot be pickled."""
+        trainer = self.trainer
+        pipelines = trainer.datasets.values()
+        given = (trainer.train, [(each.on_device, each.collate_fn) for each in pipelines], trainer.train_loop_config)
+        try:
+            pickling.dumps(given)
+        except Exception as error:  # the user's classes may raise anything
+            reason = used(given, error) or (
+                f"{type(error).__name__}: {error}. train, train_loop_config, on_device and collate_fn must hold no open files, connections and "
+                "locks: make them within the functions."
+            )
+            raise ConfigError(f"the training function cannot be sent to the workers: {reason}") from None
+
     def _worker_resources(self) -> WorkerResources:
         config, overrides = self.trainer.scaling_config, self.trainer.overrides
         has_gpus = any(n.gpus >= 1 for n in self.cluster.whole)
@@ -310,7 +326,7 @@ class Run:
             worker_runtime_env=self._worker_env(),
         )
         return TorchTrainer(
-            self.worker_main(self.trainer.train, self._setup(hub, marker)),
+            _carried(self.worker_main(self.trainer.train, self._setup(hub, marker))),
             hub=hub,
             run=run,
             controller_env=preload.runtime_env(self.job_env, also=preload.CONTROLLER),
@@ -506,6 +522,12 @@ def _address_of(checkpoint: Any) -> str:
     if of_fsspec is None or "file" in of_fsspec.protocol:
         return str(checkpoint.path)
     return str(of_fsspec.unstrip_protocol(checkpoint.path))
+
+
+def _carried(main: Callable[[], None]) -> Callable[[], None]:
+    """A function that stays pickled on its way, until a worker calls it: Ray's own pickles hold less."""
+    content = pickling.dumps(main)
+    return lambda: pickling.loads(content)()
 
 
 def _fit(trainer: TorchTrainer, outcome: list[Any]) -> None:
