@@ -363,8 +363,8 @@ def _packed(recipe: Any, owner: str) -> PackedRecipe:
     except Exception as error:  # the user's classes may raise anything
         kind = type(recipe.dataset).__name__
         reason = used((recipe.dataset, recipe.collate_fn, recipe.worker_init_fn), error) or (
-            f"{type(error).__name__}: {error}. Open files, connections and locks cannot be sent. Open them at the first __getitem__, or let "
-            f"every process construct the data set itself with a method such as: def __reduce__(self): return {kind}, (self.path,)"
+            f"{type(error).__name__}: {error}. Open files, connections and locks cannot be sent. Open them at the first __getitem__, or "
+            f"let every process construct the data set itself with a method such as: def __reduce__(self): return {kind}, (self.path,)"
         )
         raise ConfigError(
             f"the data set {kind}, collate_fn or worker_init_fn cannot be sent to other processes: {reason}"

@@ -45,8 +45,8 @@ class BatchOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class Batches:
-    """The finished batches of a task, in order, each packed, or in its place an ExceptionWrapper with the exception of the user's code, to be
-    raised where the batch is wanted. ``num_rows``: the number of their samples."""
+    """The finished batches of a task, in order, each packed. An exception of the user's code is an ExceptionWrapper in the place of its
+    batch, to be raised where the batch is wanted. ``num_rows``: the number of their samples."""
 
     items: tuple[Packed, ...]
     num_rows: int

@@ -88,9 +88,9 @@ def _dumps(value: Any, kind: Callable[..., Pickler], classes: list[type] | None 
     return written.getvalue()
 
 
-def is_by_value(name: str | None) -> bool:
+def is_by_value(name: str) -> bool:
     """Whether functions and classes of this module travel by value, since other processes do not find the module."""
-    if name is None or name not in sys.modules or name in ("__main__", "__mp_main__"):
+    if name not in sys.modules or name in ("__main__", "__mp_main__"):
         return True
     parts = name.split(".")
     by_value: set[str] = cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-untyped-call]
@@ -138,8 +138,8 @@ class Pickler(cloudpickle.Pickler):
 
 
 class PicklerBack(Pickler):
-    """See :func:`dumps_back`. Classes of the script travel by the ids under which cloudpickle made them here, and processes that have got them
-    find their own. By value, each batch would replace the attributes of such a class by copies.
+    """See :func:`dumps_back`. Classes of the script travel by the ids under which cloudpickle made them here, and a process that has them
+    finds its own. By value, each batch would replace the attributes of such a class by copies.
 
     ``home``: to the process that has sent them, so that their content need not travel.
     """
@@ -238,7 +238,7 @@ def _constants(kind: type) -> _Rule:
     if kind is object:
         for module, attributes in _importable():
             places |= {id(value): (module, name) for name, value in attributes.items() if type(value) is object}
-    elif isinstance(kind.__module__, str) and not is_by_value(kind.__module__):
+    elif not is_by_value(kind.__module__):
         held = _attributes(sys.modules[kind.__module__])
         places = {id(value): (kind.__module__, name) for name, value in held.items() if type(value) is kind}
     if not places:
@@ -278,8 +278,8 @@ def _held(module: str, path: str, kind: str) -> Any:
         if type(found).__name__ == kind:
             return found
     raise RunError(
-        f"{module}.{path} is a {kind} in the program, which cannot be pickled, and it is not here: the program has set it after the import. "
-        "Set it within the function that uses it."
+        f"{module}.{path} is a {kind} in the program, which cannot be pickled, and it is not here: the program has set it after the "
+        "import. Set it within the function that uses it."
     )
 
 
@@ -298,8 +298,8 @@ def _makes_a_class(reduced: Any) -> bool:
 
 
 def _with_slots(kind: type, reduced: Any) -> None:
-    """Let a class have its slots where it is made. cloudpickle makes it without, and its instances there have a dict, which instances of the
-    program's own class have not."""
+    """Let a class have its slots where it is made. cloudpickle makes it without, so that its instances there have a dict, and those of the
+    program's own class have none."""
     slots = vars(kind).get("__slots__")
     if slots and not isinstance(kind, enum.EnumMeta):
         made_of, attributes = reduced[1][3], reduced[2][0]
@@ -368,7 +368,7 @@ def _unless_found(reduce: _Rule) -> _Rule:
 
     def rule(obj: Any) -> Any:
         module, path = getattr(obj, "__module__", None), getattr(obj, "__qualname__", obj.__name__)
-        if not is_by_value(module):
+        if module is not None and not is_by_value(module):
             with contextlib.suppress(AttributeError):
                 if _attribute(module, path) is obj:
                     return NotImplemented

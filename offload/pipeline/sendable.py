@@ -47,7 +47,7 @@ def used(value: object, error: BaseException) -> str | None:
     found = _used(value, set())
     if found is None:
         return None
-    return f"{found}, which cannot be pickled ({error}). Make it within the function: each process then has its own."
+    return f"{found}, which cannot be pickled ({error}). Make it within the function, at the first call: each process then has its own."
 
 
 def _used(value: object, seen: set[int]) -> str | None:

@@ -101,7 +101,7 @@ def test_the_function_and_its_global_that_cannot_travel_are_named(name: str, wor
     found = used((3, script[name], None), caught.value)
     assert found is not None
     assert found.startswith(f"{words}, which cannot be pickled (")
-    assert found.endswith("). Make it within the function: each process then has its own.")
+    assert found.endswith("). Make it within the function, at the first call: each process then has its own.")
     script["writer"].file.close()
 
 

@@ -22,7 +22,7 @@ class Data:
     """A data set's class, with the classes of its samples in its body."""
 
     Item = namedtuple("Item", ["a", "b"])
-    Typed = NamedTuple("Typed", [("a", int), ("b", torch.Tensor)])
+    Typed = NamedTuple("Typed", [("a", int), ("b", torch.Tensor)])  # noqa: UP014
 
     class Inner:
         """A class in a class in a class."""

@@ -21,7 +21,6 @@ import re
 import subprocess
 import sys
 import types
-import typing
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, NewType, ParamSpec, Protocol, TypedDict, TypeVar
@@ -72,7 +71,8 @@ alive: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 def lazily(name: str) -> types.ModuleType:
     """A module that loads at its first use, by the standard library's own means."""
     spec = importlib.util.find_spec(name)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     spec.loader = importlib.util.LazyLoader(spec.loader)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -227,7 +227,9 @@ def uses_the_rest() -> bool:
     logger.debug("here")
     with managed() as found:
         assert found == 3
-    assert pattern.match("aa") and not alive and generator.initial_seed() == 3
+    assert pattern.match("aa")
+    assert not alive
+    assert generator.initial_seed() == 3
     return bool(no_grad(torch.ones(1)) == 2)
 
 
@@ -308,7 +310,7 @@ class Metered(metaclass=Meta):
 def local() -> type:
     class Local:
         def whoami(self) -> type:
-            return __class__  # type: ignore[name-defined,no-any-return]  # noqa: F821
+            return __class__  # type: ignore[name-defined,no-any-return]
 
     return Local
 

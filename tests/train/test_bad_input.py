@@ -358,6 +358,21 @@ def test_a_data_set_that_cannot_travel(tmp_path: Path) -> None:
         fit(tmp_path, offload.from_torch(Locked()))
 
 
+def test_a_training_function_that_cannot_travel(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def train(ctx: offload.Context) -> None:
+        with lock:
+            ctx.prepare(torch.nn.Linear(1, 1))
+
+    with pytest.raises(
+        offload.ConfigError,
+        match=r"the training function cannot be sent to the workers: train\(\) uses the variable lock of the function around it "
+        r"\(a lock\), which cannot be pickled \(.*\)\. Make it within the function",
+    ):
+        fit(tmp_path, offload.from_torch([{"x": np.float32(i)} for i in range(16)]), train)
+
+
 def test_a_column_that_there_is_not(tmp_path: Path) -> None:
     def train(ctx: offload.Context) -> None:
         next(ctx.batches("train", "x", "y"))

@@ -253,8 +253,8 @@ class Run:
             pickling.dumps(given)
         except Exception as error:  # the user's classes may raise anything
             reason = used(given, error) or (
-                f"{type(error).__name__}: {error}. train, train_loop_config, on_device and collate_fn must hold no open files, connections and "
-                "locks: make them within the functions."
+                f"{type(error).__name__}: {error}. The functions and train_loop_config must hold no open files, connections and locks: "
+                "make them within the functions."
             )
             raise ConfigError(f"the training function cannot be sent to the workers: {reason}") from None
 
