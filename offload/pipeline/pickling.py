@@ -46,28 +46,41 @@ _Rule = Callable[[Any], Any]
 
 
 def dumps(value: Any, classes: list[type] | None = None) -> bytes:
-    """The pickle of what a program sends; ``classes`` gets the classes that it sends by value. Raises what pickling raises for objects that
-    cannot be sent."""
+    """The pickle of what a program sends, for :func:`loads`. ``classes`` gets the classes that it sends by value. Raises what pickling
+    raises for objects that cannot be sent."""
     try:
-        return _dumps(value, Pickler, classes)
+        pickler, written = _dumped(value, Pickler)
     except Exception as error:  # the user's classes may raise anything
         try:
-            return _dumps(value, _NamingPickler, classes)
+            pickler, written = _dumped(value, _NamingPickler)
         except Exception:
             raise error from None
+    if classes is not None:
+        classes += [each for each in pickler.by_value if isinstance(each, type)]
+    main = vars(sys.modules["__main__"])
+    named = ((each.__qualname__, each) for each in pickler.by_value)
+    script = {name: each for name, each in named if name in main and main[name] is each}
+    pickler.dump(script)  # type: ignore[no-untyped-call]  # a second pickle, which refers to the objects of the first
+    return written.getvalue()
 
 
 def loads(content: Any) -> Any:
-    """What a program sent. Notes the classes that came with it."""
+    """What a program sent, in another process. Notes the classes that came with it.
+
+    This process's ``__main__`` then holds the script's functions and classes, so that these can pickle and load each other's instances by
+    name, as ``torch.save`` does.
+    """
     known = set(trackers._DYNAMIC_CLASS_TRACKER_BY_ID)
-    value = pickle.loads(content)
+    unpickler = pickle.Unpickler(io.BytesIO(content))
+    value = unpickler.load()
     _received.update(set(trackers._DYNAMIC_CLASS_TRACKER_BY_ID) - known)
+    _put_into_main(unpickler.load())
     return value
 
 
 def dumps_back(value: Any) -> bytes:
     """The pickle of what a process sends on, or back. Raises what pickling raises for objects that cannot be sent."""
-    return _dumps(value, PicklerBack)
+    return _dumped(value, PicklerBack)[1].getvalue()
 
 
 def travels(value: object) -> bool:
@@ -79,13 +92,11 @@ def travels(value: object) -> bool:
     return True
 
 
-def _dumps(value: Any, kind: Callable[..., Pickler], classes: list[type] | None = None) -> bytes:
+def _dumped(value: Any, kind: Callable[..., Pickler]) -> tuple[Pickler, io.BytesIO]:
     written = io.BytesIO()
     pickler = kind(written)
     pickler.dump(value)  # type: ignore[no-untyped-call]
-    if classes is not None:
-        classes += pickler.classes
-    return written.getvalue()
+    return pickler, written
 
 
 def is_by_value(name: str) -> bool:
@@ -103,8 +114,8 @@ class Pickler(cloudpickle.Pickler):
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)  # type: ignore[no-untyped-call]
         self._rules: dict[type, _Rule] = {}
-        self.classes: list[type] = []
-        """The classes that it has sent by value."""
+        self.by_value: list[Any] = []
+        """The classes and functions that it has sent by value."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce an object by the rule of its class."""
@@ -118,7 +129,7 @@ class Pickler(cloudpickle.Pickler):
         if issubclass(kind, type):
             return self._class
         if kind is types.FunctionType:
-            return super().reducer_override
+            return self._function
         if kind is not types.ModuleType and issubclass(kind, types.ModuleType):
             return _module
         if kind is np.memmap:
@@ -127,13 +138,19 @@ class Pickler(cloudpickle.Pickler):
             return _scripted
         return _RULES.get(kind) or _constants(kind)
 
+    def _function(self, obj: types.FunctionType) -> Any:
+        reduced = super().reducer_override(obj)  # type: ignore[no-untyped-call]
+        if reduced is not NotImplemented:
+            self.by_value.append(obj)
+        return reduced
+
     def _class(self, obj: type) -> Any:
         reduced = super().reducer_override(obj)  # type: ignore[no-untyped-call]
         if _makes_a_class(reduced) and (place := _place_of(obj)) is not None:
             return _attribute, place
         if _makes_a_class(reduced):
-            self.classes.append(obj)
-            _with_slots(obj, reduced)
+            self.by_value.append(obj)
+            _complete(obj, reduced)
         return reduced
 
 
@@ -175,7 +192,7 @@ class _NamingPickler(Pickler):
 
 def _travels_by_value(value: object) -> bool:
     try:
-        _dumps(value, Pickler)
+        _dumped(value, Pickler)
     except Exception:
         return False
     return True
@@ -232,21 +249,35 @@ def _held_by_modules() -> Iterator[tuple[Any, Place]]:
 
 def _constants(kind: type) -> _Rule:
     """The rule for objects of a class: those without state that the module of the class holds travel by their names."""
-    places: dict[int, Place] = {}
     if kind in cloudpickle.Pickler.dispatch_table:  # it has a reducer of its own
         return _as_usual
     if kind is object:
-        for module, attributes in _importable():
-            places |= {id(value): (module, name) for name, value in attributes.items() if type(value) is object}
-    elif not is_by_value(kind.__module__):
-        held = _attributes(sys.modules[kind.__module__])
-        places = {id(value): (kind.__module__, name) for name, value in held.items() if type(value) is kind}
-    if not places:
-        return _as_usual
+        return _by_name({id(value): place for value, place in _bare_objects()})
+    if kind not in _constant_rules:  # each batch has a pickler of its own
+        places: dict[int, Place] = {}
+        if not is_by_value(kind.__module__):
+            held = _attributes(sys.modules[kind.__module__])
+            places = {id(value): (kind.__module__, name) for name, value in held.items() if type(value) is kind}
+        _constant_rules[kind] = _by_name(places) if places else _as_usual
+    return _constant_rules[kind]
 
+
+_constant_rules: weakref.WeakKeyDictionary[type, _Rule] = weakref.WeakKeyDictionary()
+
+
+def _bare_objects() -> Iterator[tuple[object, Place]]:
+    for module, attributes in _importable():
+        yield from ((value, (module, name)) for name, value in attributes.items() if type(value) is object)
+
+
+def _by_name(places: Mapping[int, Place]) -> _Rule:
     def reduce(obj: Any) -> Any:
         place = places.get(id(obj))
-        return (_attribute, place) if place is not None and _is_without_state(obj) else NotImplemented
+        if place is None or not _is_without_state(obj):
+            return NotImplemented
+        module, name = place
+        # The module may hold another object meanwhile.
+        return (_attribute, place) if _attributes(sys.modules.get(module)).get(name) is obj else NotImplemented
 
     return reduce
 
@@ -285,6 +316,7 @@ def _held(module: str, path: str, kind: str) -> Any:
 
 # --- classes ------------------------------------------------------------------------------------------------------------
 
+_of_the_script: set[str] = set()  # names in this process's __main__
 _received: set[str] = set()  # cloudpickle's ids of the classes that came from a program
 _contents: weakref.WeakKeyDictionary[type, bytes | None] = (
     weakref.WeakKeyDictionary()
@@ -297,12 +329,14 @@ def _makes_a_class(reduced: Any) -> bool:
     return isinstance(reduced, tuple) and len(reduced) == 6
 
 
-def _with_slots(kind: type, reduced: Any) -> None:
-    """Let a class have its slots where it is made. cloudpickle makes it without, so that its instances there have a dict, and those of the
-    program's own class have none."""
-    slots = vars(kind).get("__slots__")
-    if slots and not isinstance(kind, enum.EnumMeta):
-        made_of, attributes = reduced[1][3], reduced[2][0]
+def _complete(kind: type, reduced: Any) -> None:
+    """Let a class have its path and its slots where cloudpickle makes it anew. Without slots, its instances there have a dict, and those of
+    the program's own class have none."""
+    if isinstance(kind, enum.EnumMeta):
+        return
+    made_of, attributes = reduced[1][3], reduced[2][0]
+    made_of["__qualname__"] = kind.__qualname__
+    if slots := vars(kind).get("__slots__"):
         made_of["__slots__"] = slots
         for name in (slots,) if isinstance(slots, str) else slots:
             if name.startswith("__") and not name.endswith("__"):
@@ -350,6 +384,15 @@ def _content_of(kind: type) -> bytes | None:
         except Exception:
             _contents[kind] = None
     return _contents[kind]
+
+
+def _put_into_main(script: Mapping[str, Any]) -> None:
+    """Let this process's ``__main__`` hold what a script's holds. It keeps what it has of its own."""
+    main = sys.modules["__main__"]
+    for name, value in script.items():
+        if name in _of_the_script or not hasattr(main, name):
+            _of_the_script.add(name)
+            setattr(main, name, value)
 
 
 def _own_class(tracker_id: str, name: str, content: bytes | None) -> Any:

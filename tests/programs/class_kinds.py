@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+NOTHING = object()
+
 
 def _named(name: str) -> type:
     return namedtuple(name, ["a", "b"])  # a tuple of this function's module, as of a library that makes classes

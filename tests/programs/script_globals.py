@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import enum
 import functools
 import logging
@@ -46,6 +47,13 @@ class Sample(NamedTuple):
 
     x: torch.Tensor
     level: Level
+
+
+@dataclasses.dataclass
+class Settings:
+    """What it stores beside the model."""
+
+    lr: float
 
 
 class Batch:
@@ -100,6 +108,9 @@ class Stream(torch.utils.data.IterableDataset[Sample]):
 
 def collate(samples: list[Sample]) -> Batch:
     """Make a batch, as a function that sets a switch of torch's."""
+    from . import class_kinds as kinds
+
+    assert kinds.Data is class_kinds.Data
     cudnn.deterministic = True
     logger.debug("collating")
     return Batch(samples)
@@ -125,6 +136,7 @@ def train(ctx: offload.Context) -> None:
             ctx.backward(model(batch.x).mean())
             ctx.step()
         ctx.report(best=best_acc1)
+    torch.save({"settings": Settings(lr=0.01), "best": best_acc1}, ctx.config["path"])
 
 
 def main() -> None:
@@ -147,7 +159,11 @@ def main() -> None:
             failed.append(type(error))
     assert failed == [WrongError, WrongError]
     data = {"train": offload.from_torch(Numbers(), collate_fn=collate)}
-    offload.Trainer(train, datasets=data, batch_size=4, workers=1).fit(run_dir=args.run_dir)
+    path = f"{args.run_dir}.pt"
+    config = {"path": path}
+    offload.Trainer(train, datasets=data, batch_size=4, workers=1, train_loop_config=config).fit(run_dir=args.run_dir)
+    stored = torch.load(path, weights_only=False)
+    assert (type(stored["settings"]), stored["best"]) == (Settings, 4)
 
 
 if __name__ == "__main__":

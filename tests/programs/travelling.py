@@ -64,6 +64,7 @@ backends = torch.backends
 relu_op = torch.ops.aten.relu
 stderr = sys.__stderr__
 missing = dataclasses.MISSING
+nothing = class_kinds.NOTHING
 pattern = re.compile("a+")
 alive: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -193,6 +194,7 @@ def uses_streams() -> bool:
 
 def uses_constants() -> bool:
     fields = {each.name: each for each in dataclasses.fields(Options)}
+    assert nothing is class_kinds.NOTHING
     return missing is dataclasses.MISSING and fields["name"].default is missing and Options("a").tags == []
 
 
@@ -221,6 +223,11 @@ def counts_globally() -> bool:
     global best_acc1
     best_acc1 = max(best_acc1, 3)
     return best_acc1 == 3 and args.lr == 0.1 == parser.parse_args([]).lr and device.type == "cpu"
+
+
+def pickles_its_own() -> bool:
+    found = pickle.loads(pickle.dumps([Options("a"), Item(1, torch.ones(1)), Level.HIGH, Counted.Inner()]))
+    return [type(each) for each in found] == [Options, Item, Level, Counted.Inner]
 
 
 def uses_the_rest() -> bool:
@@ -363,7 +370,7 @@ def changes_its_class() -> list[Any]:
 
 FUNCTIONS: list[Callable[[], bool]] = [
     sets_cudnn, holds_modules, uses_torch_namespaces, loads_lazily, uses_a_handler, uses_streams, uses_constants, derives_a_dataclass,
-    uses_caches, uses_types, counts_globally, uses_the_rest,
+    uses_caches, uses_types, counts_globally, pickles_its_own, uses_the_rest,
 ]  # fmt: skip
 RETURNS: list[Callable[[], list[Any]]] = [misplaced, renamed, own, an_exception, classes_themselves]
 
