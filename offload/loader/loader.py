@@ -16,11 +16,12 @@ from offload.loader import probing
 from offload.loader import session as sessions
 from offload.loader.arguments import arguments_of, check_same, samplers_of
 from offload.loader.device import Finish
+from offload.loader.draws import Aside, generators_of, restore, restore_own, state_of, written
 from offload.loader.iterator import Iteration, Plan
 from offload.loader.job import Job
 from offload.loader.node_choice import PLACEMENTS
 from offload.loader.orders import orders_of
-from offload.loader.progress import Aside, Progress, generators_of, restore, restore_own, state_of
+from offload.loader.progress import Progress
 from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.stats import Clock, LoaderStats
 from offload.loader.trail import Trail
@@ -189,7 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return self._loaded.state()
         state = self._progress.state()
         if state["start"] is None:  # the next epoch draws from what the generators hold then
-            state["between"] = {**generators_of(self._samplers(), self.generator), "drawn": self._drawn}
+            state["between"] = written({**generators_of(self._samplers(), self.generator), "drawn": self._drawn})
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -252,7 +253,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _random(self, aside: Aside) -> dict[str, Any]:
         """The state of everything from which the samplers of a resumed epoch may draw."""
         with aside.used():
-            return state_of(self._samplers(), self.generator)
+            return written(state_of(self._samplers(), self.generator))
 
     def _recipes(self, seed: int) -> list[Any]:
         """The work of each process: what this process's own data set is now, as if it were forked."""
