@@ -308,18 +308,21 @@ def webdataset(
 ) -> Pipeline:
     """WebDataset tar shards: a folder, ``name-*.tar``, ``name-{000..019}.tar``, or a list.
 
-    A sample is the files of one key. Its image becomes ``image``, HWC uint8, and ``.cls`` becomes ``label``, int64. Other files become
-    columns named by their extension: ``.json`` parsed, ``.txt`` as text, and the rest as bytes, such as ``.npy`` and ``.left.png``. A
-    function of a sample can decode them. A sample that lacks a file that others have gets None in its column. Of a ``.jpg`` and a ``.png``
-    with one key, the ``.jpg`` is the image. Shuffling reorders shards, and samples within each.
+    Braces expand as webdataset expands them, and ``::`` joins several patterns. A path that exists is no pattern.
+
+    A sample is the files of one key, the name up to its first dot. Its image becomes ``image``, HWC uint8, and ``.cls`` becomes
+    ``label``, int64. Other files become columns named by their extension: ``.json`` parsed, ``.txt`` as text, and the rest as bytes, such
+    as ``.npy`` and ``.left.png``. A function of a sample can decode them. A sample that lacks a file that others have gets None in its
+    column. Of a ``.jpg`` and a ``.png`` with one key, the ``.jpg`` is the image. Shuffling reorders shards, and samples within each.
 
     Args:
-        shards: the shards, on local paths, ``s3://...``, or any path that pyarrow or fsspec opens.
+        shards: the shards, on local paths, ``s3://...``, or any path that pyarrow or fsspec opens. Metadata (``__NAME__/...``) and hidden
+            files are left out.
         transform, per_sample, collate_fn, on_device, on_error, shuffle, sample_timeout_s, decode, cache, filesystem: as in
             :func:`image_folder`.
 
     Raises:
-        ConfigError: for invalid options; and, when the run starts, if a shard is missing or no tar file.
+        ConfigError: for invalid options; and, when the run starts, if a shard is missing, is no tar file, or holds a file twice.
     """
     sane = "a folder, name-{000..019}.tar, a URI, or a list of these"
     if isinstance(shards, list | tuple):
@@ -362,6 +365,8 @@ def from_ray(
     each sample exactly once.
 
     Ray Data executes Datasets with other steps (sorts, joins, shuffles, GPUs), in their own order; the run says so.
+
+    A missing number is NaN, a missing time NaT, and any other missing value None, whatever kind of block Ray has.
 
     Args:
         dataset: the Dataset. A sample is a row.
