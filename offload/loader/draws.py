@@ -25,7 +25,7 @@ def state_of(samplers: Iterable[Any], generator: torch.Generator | None, dataset
     """The state of everything from which samplers usually draw: the global generators, the loader's, their own, and their epochs. A data
     set may have an epoch, too."""
     return {
-        "random": _global_state(),
+        "random": global_state(),
         "generator": _state_of_generator(generator),
         "samplers": [_state_of_sampler(sampler) for sampler in samplers],
         "data_epoch": _epoch(dataset),
@@ -131,12 +131,12 @@ class Aside:
     @contextmanager
     def used(self) -> Iterator[None]:
         """A context in which these generators are the global ones."""
-        before = _global_state()
+        before = global_state()
         _set_global_state(self._state)
         try:
             yield
         finally:
-            self._state = _global_state()
+            self._state = global_state()
             _set_global_state(before)
 
     def iterate(self, items: Iterator[Any]) -> Iterator[Any]:
@@ -150,7 +150,7 @@ class Aside:
             yield item
 
 
-def _global_state() -> dict[str, Any]:
+def global_state() -> dict[str, Any]:
     return {"python": random.getstate(), "numpy": np.random.get_state(legacy=False), "torch": torch.get_rng_state()}
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,31 +25,31 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from offload.errors import OffloadError, RunError
 from offload.loader.line import IterableLine, MapLine, Place
 from offload.loader.node_choice import NodeChoice
-from offload.loader.recipe import Batches, BatchOrder, Imports, IterableRecipe
+from offload.loader.readers import KEPT_PER_CORE, MOST_BATCHES, TASK_S, IterableReader, Read, Reader, Resting
+from offload.loader.recipe import BatchOrder, Imports
+from offload.loader.stats import Measured
 from offload.pipeline.block_sender import BlockSenders
 from offload.pipeline.engines.base import HELD_SHARE
-from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.meter import Meter
-from offload.pipeline.packing import Packed
 from offload.pipeline.passes import as_user_error
-from offload.pipeline.pool import IN_FLIGHT, Block, Cost, Done, PackedRecipe, Pool, Task
+from offload.pipeline.pool import DEAD, IN_FLIGHT, Block, Done, PackedRecipe, Pool, Task
 from offload.pipeline.streams import Cores
-from offload.pipeline.watch import Nobody, Watch
 from offload.train.cluster.connection import alive_nodes
 
-TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
-MOST_BATCHES = 64  # of a task
 RECENT = 8  # tasks
 TAKE_TIMEOUT_S = 5.0
 LEASE_S = 60.0  # silence after which a process that iterates counts as gone
 IDLE_LEASE_S = 15.0  # the same for one that does not iterate at present: it loses nothing
 STUCK_S = 10.0  # time for the tasks of an ended iteration to end
+FIRST_TASK_S = 0.01  # work of a task for which nothing is ahead: the program waits for it
+LEAST_TASK_S = 0.002  # work of a task that is not worth a division
+NEW_READER_S = 0.25  # time for a new reader to start
 UNUSED_S = 10.0  # time without a process after which the feed ends
 LOOK_S = 5.0
 
 
 class Taken(NamedTuple):
-    """The answer to a loader: batches, the number of batches that it should order ahead, whether there are no more, and remarks."""
+    """The answer to a loader: batches, the number of batches that it should order ahead, whether these are the last, and remarks."""
 
     places: list[Place]
     lead: int
@@ -56,28 +57,15 @@ class Taken(NamedTuple):
     remarks: list[str]
 
 
-class Read(NamedTuple):
-    """What a reader of an iterable data set did: the number of batches that it made, whether they were the last, and their cost."""
-
-    batches: int
-    ended: bool
-    cost: Cost
-
-
-class _Reader(NamedTuple):
-    """The process of one worker of an iterable data set, and its node."""
-
-    actor: Any
-    node: str
-
-
 @dataclass(eq=False, kw_only=True)
 class _Stream:
-    """One iteration of a loader. ``client``: the process that iterates."""
+    """One iteration of a loader. ``client``: the process that iterates. ``batch_s``: the work of the loader's recent batches, also those of
+    earlier iterations."""
 
     client: str
     meter: Meter
-    batch_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recipe: PackedRecipe
+    batch_s: deque[float]
     error: OffloadError | None = None
     remarks: list[str] = field(default_factory=list)
 
@@ -87,26 +75,31 @@ class _Stream:
         if batches:
             self.batch_s.append(max(block.cost.cpu_s, block.cost.wall_s / 2) / batches)
 
-    @property
-    def batches_in_task_s(self) -> int:
-        """The number of batches that a core makes in TASK_S."""
+    def batches_in(self, seconds: float) -> int:
+        """The number of batches that a core makes in this time."""
         if not self.batch_s:
             return 1
-        return max(1, min(int(TASK_S / max(statistics.median(self.batch_s), 1e-6)), MOST_BATCHES))
+        return max(1, min(int(seconds / max(statistics.median(self.batch_s), 1e-6)), MOST_BATCHES))
 
 
 @dataclass(eq=False, kw_only=True)
 class _MapStream(_Stream):
-    recipe: PackedRecipe
     line: MapLine = field(default_factory=MapLine)
     tasks: list[Task] = field(default_factory=list)  # under way
     dropped_at: float = 0.0
+
+    def batches_of_task(self, cores: int) -> int:
+        """The number of batches of the next task, of as many cores. What is ahead lasts until a long task has ended."""
+        soon = max(self.batches_in(FIRST_TASK_S), self.line.ahead // cores)
+        share = max(self.batches_in(LEAST_TASK_S), self.line.wanted // cores)
+        return min(self.batches_in(TASK_S), soon, share)
 
 
 @dataclass(eq=False, kw_only=True)
 class _IterableStream(_Stream):
     line: IterableLine
-    readers: list[_Reader] = field(default_factory=list)
+    fresh: bool
+    readers: dict[int, Reader] = field(default_factory=dict)  # by worker
     reading: set[int] = field(default_factory=set)
     most: int = 1  # batches of a reader's task so far
 
@@ -124,11 +117,13 @@ class LoaderFeed:
         self._makes_pool = pool
         self._pool: Any = None
         self._failure: BaseException | None = None
-        self._readers = 0
+        self._readers = 0  # started so far
+        self._resting = Resting()
+        self._batch_s: dict[tuple[str, str], deque[float]] = {}  # by client and loader
         self._senders = BlockSenders(cores.runtime_env, lambda: self._cores.by_node)
         self._through_ray: set[str] = set()
         self._dropped: list[_MapStream] = []  # with tasks under way
-        self._news: queue.SimpleQueue[tuple[_IterableStream, int, Any, Any]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[_IterableStream, Callable[[], None]]] = queue.SimpleQueue()
         threading.Thread(target=self._hear, daemon=True, name="readers").start()
         threading.Thread(target=self._end_leases, daemon=True, name="leases").start()
 
@@ -136,7 +131,7 @@ class LoaderFeed:
 
     def open(self, stream: str, client: str, recipe: PackedRecipe) -> int:
         """Begin an iteration over a map-style data set. Return the number of batches to order ahead."""
-        opened = _MapStream(client=client, meter=self._meter(), recipe=recipe)
+        opened = _MapStream(**self._of(client, recipe))
         with self._changed:
             self._streams[stream] = opened
             self._seen[client] = time.monotonic()
@@ -148,18 +143,23 @@ class LoaderFeed:
                 self._pool.warm(PackedRecipe.of(Imports()))
             return self._lead(opened)
 
-    def open_iterable(self, stream: str, client: str, recipes: Sequence[PackedRecipe]) -> None:
-        """Begin an iteration over an iterable data set, with one process for each recipe."""
-        opened = _IterableStream(client=client, meter=self._meter(), line=IterableLine(len(recipes)))
+    def open_iterable(self, stream: str, client: str, recipe: PackedRecipe, workers: int, fresh: bool) -> None:
+        """Begin an iteration over an iterable data set, with one process for each worker. ``fresh``: each process serves one iteration."""
+        opened = _IterableStream(**self._of(client, recipe), line=IterableLine(workers), fresh=fresh)
         with self._changed:
             self._streams[stream] = opened
             self._seen[client] = time.monotonic()
             if not self._cores.nodes:
                 self._fail(opened, RunError("no node of the cluster preprocesses: add nodes."))
                 return
-            for worker, recipe in enumerate(recipes):
-                opened.readers.append(self._new_reader(recipe))
-                self._read(opened, worker)
+            # The readers of an iteration that the program has left end their last task first. One that takes longer is replaced.
+            self._changed.wait_for(lambda: not self._resting.awaited(recipe.owner), timeout=NEW_READER_S)
+            if stream not in self._streams:
+                return
+            for worker in range(workers):
+                kept = self._resting.take(recipe.owner, worker, self._cores.nodes)
+                self._begin(opened, kept or self._new_reader(client, recipe.owner, worker))
+            _end(self._resting.drop(lambda each: each.owner == recipe.owner))
 
     def order(self, stream: str, orders: list[BatchOrder]) -> None:
         """Make these batches."""
@@ -183,16 +183,16 @@ class LoaderFeed:
                 )
             line = current.line
             self._changed.wait_for(
-                lambda: current.error or line.take(start, want) or line.over(), timeout=TAKE_TIMEOUT_S
+                lambda: current.error or line.take(start, want) or line.over(start), timeout=TAKE_TIMEOUT_S
             )
             if current.error is not None:
                 raise current.error
             places = line.take(start, want)
             if isinstance(current, _IterableStream):
-                for worker in range(len(current.readers)):
-                    self._read(current, worker)
+                for reader in current.readers.values():
+                    self._read(current, reader)
             remarks, current.remarks = current.remarks, []
-            answer = Taken(places, self._lead(current), not places and line.over(), remarks)
+            answer = Taken(places, self._lead(current), line.over(start + len(places)), remarks)
         self._look()
         return answer
 
@@ -212,10 +212,12 @@ class LoaderFeed:
                 )
         self._look()
 
-    def close(self, stream: str) -> None:
-        """End an iteration, finished or not."""
+    def close(self, stream: str) -> Measured:
+        """End an iteration, finished or not. Return its measurements."""
         with self._changed:
+            measured = self.measured(stream)
             self._drop(stream)
+        return measured
 
     def alive(self, client: str) -> None:
         """Note that this process still exists."""
@@ -226,21 +228,27 @@ class LoaderFeed:
         with self._changed:
             for name in [name for name, stream in self._streams.items() if stream.client == client]:
                 self._drop(name)
+            _end(self._resting.drop(lambda each: each.client == client))
+            self._batch_s = {of: each for of, each in self._batch_s.items() if of[0] != client}
             self._seen.pop(client, None)
+
+    def forget(self, client: str, owner: str) -> None:
+        """End the readers of a loader that is gone."""
+        with self._changed:
+            _end(self._resting.drop(lambda each: each.owner == owner))
+            self._batch_s.pop((client, owner), None)
 
     def open_streams(self) -> int:
         """The number of iterations that are fed."""
         return len(self._streams)
 
-    def rates(self, stream: str) -> dict[str, float]:
-        """``cores``, and the measured rates of an iteration as in :meth:`Meter.summary`."""
+    def measured(self, stream: str) -> Measured:
+        """The measurements of an iteration."""
         current = self._streams.get(stream)
-        return {"cores": float(self._cores.cores), **({} if current is None else current.meter.summary())}
-
-    def costs(self, stream: str) -> list[tuple[float, float]]:
-        """Core-seconds and bytes per sample of an iteration's recent tasks."""
-        current = self._streams.get(stream)
-        return [] if current is None else current.meter.costs()
+        rates = {"cores": float(self._cores.cores)}
+        if current is None:
+            return Measured(rates, [])
+        return Measured({**rates, **current.meter.summary()}, current.meter.costs())
 
     def sender(self, node: str) -> Any:
         """See :meth:`BlockSenders.of`."""
@@ -268,8 +276,7 @@ class LoaderFeed:
             for stream in sorted(waiting, key=lambda each: each.line.ahead):
                 # Over the limit, only a batch that its loader waits for: the memory comes back with the next batches that it takes.
                 if room or stream.line.starving:
-                    share = stream.line.wanted // max(self._cores.cores, 1)
-                    orders = stream.line.begin(max(1, min(stream.batches_in_task_s, share)) if room else 1)
+                    orders = stream.line.begin(stream.batches_of_task(max(self._cores.cores, 1)) if room else 1)
                     task = Task(recipe=stream.recipe, rows=orders, epoch=0)
                     stream.tasks.append(task)
                     return task, _done(self._made, stream, task)
@@ -299,8 +306,10 @@ class LoaderFeed:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _meter(self) -> Meter:
-        return Meter(lambda: self._cores.by_node)
+    def _of(self, client: str, recipe: PackedRecipe) -> dict[str, Any]:
+        """What an iteration begins with."""
+        batch_s = self._batch_s.setdefault((client, recipe.owner), deque(maxlen=RECENT))
+        return {"client": client, "recipe": recipe, "batch_s": batch_s, "meter": Meter(lambda: self._cores.by_node)}
 
     def _remark(self, text: str) -> None:
         with self._changed:
@@ -328,8 +337,12 @@ class LoaderFeed:
         if stream is not None:
             self._fail(stream, RunError("the iteration has ended."))  # whoever still waits for a batch
         if isinstance(stream, _IterableStream):
-            for reader in stream.readers:
-                ray.kill(reader.actor)
+            for worker in list(stream.readers):
+                reader = stream.readers.pop(worker)
+                if stream.fresh:
+                    self._replace(reader)
+                else:
+                    self._rest(stream, reader)
         elif stream is not None and stream.tasks:
             stream.dropped_at = time.monotonic()
             self._dropped.append(stream)
@@ -340,7 +353,7 @@ class LoaderFeed:
 
     def _lead(self, stream: _Stream) -> int:
         """The number of batches that a loader should order ahead: for all cores' tasks, and as many as they take next."""
-        return (IN_FLIGHT + 1) * self._cores.cores * stream.batches_in_task_s + 2
+        return (IN_FLIGHT + 1) * self._cores.cores * stream.batches_in(TASK_S) + 2
 
     def _has_room(self, node: str) -> bool:
         held: Counter[str] = Counter()
@@ -350,7 +363,7 @@ class LoaderFeed:
         of_node = self._cores.stores.get(node, float("inf"))
         return held.total() < HELD_SHARE * self._cores.store_bytes and held[node] < HELD_SHARE * of_node
 
-    def _new_reader(self, recipe: PackedRecipe) -> _Reader:
+    def _new_reader(self, client: str, owner: str, worker: int) -> Reader:
         nodes = sorted(set(self._cores.nodes))
         node = nodes[self._readers % len(nodes)]
         self._readers += 1
@@ -359,41 +372,85 @@ class LoaderFeed:
             runtime_env=dict(self._cores.runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
-        return _Reader(made.remote(recipe), node)
+        return Reader(actor=made.remote(), node=node, client=client, owner=owner, worker=worker)
 
-    def _read(self, stream: _IterableStream, worker: int) -> None:
+    def _begin(self, stream: _IterableStream, reader: Reader) -> None:
+        reader.begun = reader.actor.begin.remote(stream.recipe, reader.worker).future()
+        stream.readers[reader.worker] = reader
+        self._read(stream, reader)
+
+    def _read(self, stream: _IterableStream, reader: Reader) -> None:
         """Let a reader make more batches, unless two of its tasks wait for the loader."""
+        worker = reader.worker
         if worker in stream.reading or stream.line.has_ended(worker) or stream.line.waiting(worker) >= 2 * stream.most:
             return
         stream.reading.add(worker)
-        ref, read = stream.readers[worker].actor.read.options(num_returns=2).remote()
+        ref, read = reader.actor.read.options(num_returns=2).remote()
         # Ray calls back on its own thread, which must not wait for the lock: whoever holds it may wait for Ray (to end a reader).
-        read.future().add_done_callback(lambda made: self._news.put((stream, worker, ref, made)))
+        read.future().add_done_callback(
+            lambda made: self._news.put((stream, lambda: self._has_read(stream, reader, ref, made)))
+        )
 
     def _hear(self) -> None:
         """Act on what readers have done."""
         while True:
-            stream, worker, ref, made = self._news.get()
+            stream, act = self._news.get()
             try:
-                self._has_read(stream, worker, ref, made)
+                act()
             except Exception as error:  # this thread serves other iterations, too
                 self._fail(stream, error)
 
-    def _has_read(self, stream: _IterableStream, worker: int, ref: Any, made: Any) -> None:
+    def _has_read(self, stream: _IterableStream, reader: Reader, ref: Any, made: Future[Read]) -> None:
+        worker = reader.worker
         with self._changed:
+            if stream.readers.get(worker) is not reader:
+                return  # the iteration has ended
             stream.reading.discard(worker)
-            if (error := made.exception()) is not None:
+            error = made.exception()
+            if isinstance(error, DEAD) and reader.was_gone:
+                self._begin(stream, self._new_reader(reader.client, reader.owner, worker))
+            elif error is not None:
                 self._fail(stream, error)
-                return
-            read: Read = made.result()
-            stream.measure(Block(ref=ref, cost=read.cost), read.batches)
-            stream.most = max(stream.most, read.batches)
-            for item in range(read.batches):
-                stream.line.made(worker, Place(ref, item, stream.readers[worker].node))
-            if read.ended:
-                stream.line.end(worker)
-            self._read(stream, worker)
+            else:
+                self._add(stream, reader, ref, made.result())
             self._changed.notify_all()
+
+    def _add(self, stream: _IterableStream, reader: Reader, ref: Any, read: Read) -> None:
+        stream.measure(Block(ref=ref, cost=read.cost), read.batches)
+        stream.most = max(stream.most, read.batches)
+        for item in range(read.batches):
+            stream.line.made(reader.worker, Place(ref, item, reader.node))
+        if read.ended:
+            stream.line.end(reader.worker)
+            if not stream.fresh:  # the next iteration may follow at once
+                self._rest(stream, stream.readers.pop(reader.worker))
+        self._read(stream, reader)
+
+    def _rest(self, stream: _IterableStream, reader: Reader) -> None:
+        """Keep a reader for the next iteration of its loader."""
+        self._resting.rest(reader, time.monotonic())
+        rested: Future[bool] = reader.actor.rest.remote().future()
+        rested.add_done_callback(lambda made: self._news.put((stream, lambda: self._has_rested(reader, made))))
+
+    def _has_rested(self, reader: Reader, rested: Future[bool]) -> None:
+        with self._changed:
+            if rested.exception() is None and rested.result():
+                self._keep(reader)
+            else:
+                _end(self._resting.drop(lambda each: each is reader))
+            self._changed.notify_all()
+
+    def _keep(self, reader: Reader) -> None:
+        reader.kept = True
+        _end(self._resting.ready(reader, KEPT_PER_CORE * self._cores.cores))
+
+    def _replace(self, reader: Reader) -> None:
+        """End a reader, and start one in its place for the next iteration."""
+        _end([reader])
+        if self._cores.nodes:
+            new = self._new_reader(reader.client, reader.owner, reader.worker)
+            self._resting.rest(new, time.monotonic())
+            self._keep(new)
 
     def _follow_nodes(self) -> None:
         """Preprocess on nodes that joined, and no longer on those that left."""
@@ -419,6 +476,7 @@ class LoaderFeed:
         with self._changed:
             late = [stream for stream in self._dropped if stream.tasks and now - stream.dropped_at > STUCK_S]
             self._dropped = [stream for stream in self._dropped if stream.tasks and stream not in late]
+            _end(self._resting.late(now))
         if late:
             self._pool.abandon([task for stream in late for task in stream.tasks])
 
@@ -440,6 +498,11 @@ class LoaderFeed:
                 ray.kill(self.run)
 
 
+def _end(readers: Sequence[Reader]) -> None:
+    for reader in readers:
+        ray.kill(reader.actor)
+
+
 def _done(then: Callable[[_MapStream, Task, Any], None], stream: _MapStream, task: Task) -> Done:
     return lambda made: then(stream, task, made)
 
@@ -447,36 +510,3 @@ def _done(then: Callable[[_MapStream, Task, Any], None], stream: _MapStream, tas
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-class IterableReader:
-    """The process of one worker of an iterable data set."""
-
-    def __init__(self, recipe: PackedRecipe) -> None:
-        keep_freed_memory()
-        self._watch = Watch(Nobody())
-        self._recipe = recipe
-        self._batches: Any = None
-
-    def read(self) -> tuple[Batches, Read]:
-        """The next batches: one or more, for about TASK_S."""
-        if self._batches is None:
-            recipe: IterableRecipe = self._recipe.ready()
-            self._batches = recipe.batches(self._watch)
-        items: list[Packed] = []
-        samples, ended = 0, False
-        cpu, wall = time.process_time(), time.perf_counter()
-        while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < TASK_S):
-            if (made := next(self._batches, None)) is None:
-                ended = True
-                break
-            items.append(made[0])
-            samples += made[1]
-        block = Batches(tuple(items), samples)
-        cost = Cost(
-            rows=samples,
-            size_bytes=block.nbytes,
-            cpu_s=time.process_time() - cpu,
-            wall_s=time.perf_counter() - wall,
-        )
-        return block, Read(len(items), ended, cost)

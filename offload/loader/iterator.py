@@ -7,7 +7,7 @@ fetches finished batches, pins them and moves them to the device while the user'
 from __future__ import annotations
 
 import contextlib
-import logging
+import functools
 import os
 import queue
 import threading
@@ -29,8 +29,9 @@ from offload.loader.feed import Taken
 from offload.loader.line import Place
 from offload.loader.progress import Progress, too_few
 from offload.loader.recipe import Batches, BatchOrder
+from offload.loader.remarks import Remarks, say
 from offload.loader.session import Session
-from offload.loader.stats import Clock
+from offload.loader.stats import Clock, Measured
 from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.packing import unpack
 from offload.pipeline.pool import PackedRecipe
@@ -49,22 +50,28 @@ class Plan:
     """What an iteration needs to know of its loader.
 
     Args:
-        recipes: one for a map-style data set, one for each worker of an iterable one.
+        recipe: the work of a preprocessing process.
+        workers: the number of processes that read an iterable data set.
+        fresh: whether each of them serves this iteration alone.
         orders: the orders of a map-style data set; None for an iterable one.
         skip: the number of batches to leave out at the beginning of an iterable data set (``orders`` leave them out already).
         finish: what happens to a batch before the user gets it.
         timeout_s: how long the user waits for a batch, in seconds; 0: without end.
         owner: the loader's name.
         told_length: the length of an iterable data set, if the program asked for it.
+        remarks: those of the loader.
     """
 
-    recipes: list[Any]
+    recipe: Any
+    workers: int
+    fresh: bool
     orders: Iterator[BatchOrder] | None
     skip: int
     finish: Finish
     timeout_s: float
     owner: str
     told_length: int | None
+    remarks: Remarks
 
 
 class _End:
@@ -85,7 +92,6 @@ class Iteration:
         self._clock = clock
         self._over = False
         self._samples = 0
-        self._costs: list[tuple[float, float]] = []
         self._fetcher = _Fetcher(session, plan)
         self._failed: BaseException | None = None  # of the sampler
         self._pid = os.getpid()
@@ -141,9 +147,8 @@ class Iteration:
             raise self._failed
         self._progress.over = True
         self._clock.pause()
-        self.measure()
-        self.costs()
         self.close()
+        self.measure()
         raise StopIteration
 
     def close(self) -> None:
@@ -153,8 +158,8 @@ class Iteration:
         self._end()
 
     def measure(self) -> None:
-        """Tell the clock the feed's present rates."""
-        self._clock.rates = self._fetcher.rates() or self._clock.rates
+        """Tell the clock where it learns the feed's present rates, or the last ones of an iteration that has ended."""
+        self._clock.ask = self._fetcher.asked()
 
     def with_samples(self) -> Iterator[tuple[Any, int]]:
         """Each batch with the number of its samples."""
@@ -163,8 +168,7 @@ class Iteration:
 
     def costs(self) -> list[tuple[float, float]]:
         """Core-seconds and bytes per sample of recent tasks."""
-        self._costs = self._fetcher.costs() or self._costs
-        return self._costs
+        return self._fetcher.asked()().costs
 
     def _order(self, lead: int) -> None:
         """Order batches until ``lead`` of them are under way, several at a time: a message costs a fraction of a millisecond."""
@@ -197,13 +201,15 @@ class _Fetcher:
         self._items: queue.Queue[Any] = queue.Queue(maxsize=READY)
         self._closed = threading.Event()
         self._pid = os.getpid()
-        self._refs: list[Any] = []
+        self._packed: PackedRecipe | None = None
         self._feed: Any = session.feed
+        self._last: Any = None  # the feed's answer to the end
 
     def open(self) -> int:
         """Begin to feed, and to fetch. Return the number of batches to order ahead."""
-        # This process owns them: they must live as long as the iteration.
-        self._refs = [_packed(recipe, self._plan.owner) for recipe in self._plan.recipes]
+        self._packed = _packed(
+            self._plan.recipe, self._plan.owner
+        )  # this process owns it: it lives as long as the iteration
         self._session.begin(self._name)
         try:
             self._open()
@@ -221,9 +227,10 @@ class _Fetcher:
     def _open(self) -> None:
         self._feed, client = self._session.feed, self._session.client
         if self._plan.orders is not None:
-            self.lead = answer(self._feed.open.remote(self._name, client, self._refs[0]))
+            self.lead = answer(self._feed.open.remote(self._name, client, self._packed))
         else:
-            answer(self._feed.open_iterable.remote(self._name, client, self._refs))
+            workers, fresh = self._plan.workers, self._plan.fresh
+            answer(self._feed.open_iterable.remote(self._name, client, self._packed, workers, fresh))
 
     def order(self, orders: list[BatchOrder]) -> None:
         """Order batches. Raises RunError if the connection to Ray has ended."""
@@ -250,23 +257,13 @@ class _Fetcher:
         """See :meth:`offload.loader.device.Finish.hand_over`."""
         self._plan.finish.hand_over(batch)
 
-    def rates(self) -> dict[str, float]:
-        """See :meth:`offload.loader.feed.LoaderFeed.rates`."""
-        rates: dict[str, float] = self._ask("rates") or {}
-        return rates
-
-    def costs(self) -> list[tuple[float, float]]:
-        """See :meth:`offload.loader.feed.LoaderFeed.costs`."""
-        costs: list[tuple[float, float]] = self._ask("costs") or []
-        return costs
-
-    def _ask(self, method: str) -> Any:
-        """The feed's answer about this iteration; None if there is no feed any more."""
-        if self._closed.is_set() or self._session.ended:
-            return None
-        with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
-            return answer(getattr(self._feed, method).remote(self._name))
-        return None
+    def asked(self) -> Callable[[], Measured]:
+        """A function that waits for the measurements: the present ones, or the last after the end. It keeps no data set."""
+        ref = self._last
+        if ref is None and not self._session.ended:
+            with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
+                ref = self._feed.measured.remote(self._name)
+        return functools.partial(_measured, self._session, ref)
 
     def close(self) -> None:
         """End the iteration. Never waits, since the garbage collector may call it on any thread."""
@@ -276,7 +273,7 @@ class _Fetcher:
         self._session.end(self._name)
         if not self._session.ended and ray.is_initialized():
             with contextlib.suppress(Exception), no_new_ray():
-                self._feed.close.remote(self._name)
+                self._last = self._feed.close.remote(self._name)
 
     def _run(self) -> None:
         try:
@@ -296,10 +293,7 @@ class _Fetcher:
             taken: Taken = answer(self._feed.take.remote(self._name, start, want))
             self.lead = max(taken.lead, 1)
             for remark in taken.remarks:
-                logging.getLogger("offload").warning("%s", remark)
-            if taken.over:
-                self._put(_End() if start >= skip else too_few(skip, "data set", start))
-                return
+                say(remark)
             coming = _Coming(self._session.direct, taken.places)
             for place in taken.places:
                 try:
@@ -310,8 +304,18 @@ class _Fetcher:
                 if start >= skip and not self._put(self._finished(block, place.item), block.samples_per_batch):
                     return
                 start += 1
+            else:
+                if taken.over:
+                    self._put(_End() if start >= skip else too_few(skip, "data set", start))
+                    return
 
     def _finished(self, block: Batches, item: int) -> Any:
+        if block.stored:
+            self._plan.remarks.once(
+                "stored",
+                f"the preprocessing processes change {block.stored}, each in its own copy of the data set: the program's does not change. "
+                "Return with the samples what the program needs; num_workers of 1 or more says that each process may have its own",
+            )
         try:
             found = unpack(block.items[item])
             return found if isinstance(found, ExceptionWrapper) else self._plan.finish(found)
@@ -369,6 +373,14 @@ def _packed(recipe: Any, owner: str) -> PackedRecipe:
         raise ConfigError(
             f"the data set {kind}, collate_fn or worker_init_fn cannot be sent to other processes: {reason}"
         ) from None
+
+
+def _measured(session: Session, ref: Any) -> Measured:
+    if ref is not None and not session.ended:
+        with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
+            measured: Measured = answer(ref)
+            return measured
+    return Measured({}, [])
 
 
 def _lost(error: BaseException) -> RunError:

@@ -98,8 +98,8 @@ class MapLine:
             self._forget(number)
             self._wanted.appendleft(number)
 
-    def over(self) -> bool:
-        """Whether there are no more batches. Only the consumer knows."""
+    def over(self, start: int) -> bool:
+        """Whether there are no batches from number ``start`` on. Only the consumer knows."""
         return False
 
     def _forget(self, number: int) -> None:
@@ -144,9 +144,9 @@ class IterableLine:
             self._delivered.append(place)
         return list(self._delivered)[:want]
 
-    def over(self) -> bool:
-        """Whether all batches were taken."""
-        return all(self._ended) and not any(self._queues) and not self._delivered
+    def over(self, start: int) -> bool:
+        """Whether there are no batches from number ``start`` on."""
+        return all(self._ended) and not any(self._queues) and start >= self._next + len(self._delivered)
 
     def _in_turn(self) -> Place | None:
         """The next batch, if it is ready."""

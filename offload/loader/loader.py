@@ -17,12 +17,14 @@ from offload.loader import session as sessions
 from offload.loader.arguments import arguments_of, check_same, samplers_of
 from offload.loader.device import Finish
 from offload.loader.draws import Aside, generators_of, restore, restore_own, state_of, written
+from offload.loader.in_program import InProgram, seeded
 from offload.loader.iterator import Iteration, Plan
 from offload.loader.job import Job
 from offload.loader.node_choice import PLACEMENTS
 from offload.loader.orders import orders_of
 from offload.loader.progress import Progress
 from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
+from offload.loader.remarks import Remarks
 from offload.loader.stats import Clock, LoaderStats
 from offload.loader.trail import Trail
 from offload.model.checks import check_callable, check_choice, check_count, check_text
@@ -38,7 +40,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     All arguments of torch's DataLoader are accepted and mean the same, with these differences:
 
     * ``num_workers`` does not limit the number of processes: all CPUs work. If it is not 0, data sets see the same
-      ``get_worker_info()`` as with torch, and an iterable data set is read by as many processes.
+      ``get_worker_info()`` as with torch, and an iterable data set is read by as many processes. If it is 0, the program itself reads an
+      iterable data set, as with torch.
     * The random numbers of a sample depend on ``seed``, the epoch, and the sample's place in the order of the sampler: they are the same
       in every run and on every cluster. The generators of Python, NumPy, torch and OpenCV are seeded.
     * ``prefetch_factor`` and ``multiprocessing_context`` have no effect, and batches always come in order.
@@ -115,13 +118,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._progress = Progress(over=True, epoch=-1)
         self._loaded: Progress | None = None
         self._drawn: int | None = None
+        self._remarks = Remarks()
+        self._check_workers()
         self._begin()
 
     def _begin(self) -> None:
         """Set up what belongs to this process alone."""
         self._user = sessions.User()
         self._clock = Clock()
-        self._current: weakref.ref[Iteration] | None = None
+        self._current: weakref.ref[Iteration | InProgram] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_user", "_clock", "_current")}
@@ -130,10 +135,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         vars(self).update(state)
         self._begin()
 
-    def __iter__(self) -> Iteration:  # type: ignore[override]
+    def __iter__(self) -> Iteration | InProgram:  # type: ignore[override]
         return self._get_iterator()
 
-    def _get_iterator(self) -> Iteration:  # type: ignore[override]
+    def _get_iterator(self) -> Iteration | InProgram:  # type: ignore[override]
         """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
         progress = self._loaded or Progress(epoch=self._progress.epoch + 1)
         job = Job.of()
@@ -148,27 +153,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "drawn": self._drawn,
                 "persistent_workers": self.persistent_workers,
             }
-            seed, orders = self._draw(progress, trail, job, None)
+            aside = None
         else:
             if progress.batches:
                 check_same(progress.arguments, arguments)
             self._drawn = progress.start["drawn"]
             aside = restore(progress.start, *drawn_from)
-            seed, orders = self._draw(progress, trail, job, aside)
-        iteration = Iteration(
-            Plan(
-                recipes=self._recipes(seed),
-                orders=orders,
-                skip=progress.batches,
-                finish=Finish(pin=self.pin_memory, on_device=self.on_device),
-                timeout_s=self.timeout,
-                owner=self._user.name,
-                told_length=self._IterableDataset_len_called,
-            ),
-            self._user.session(self.address, self.placement),
-            progress,
-            self._clock,
-        )
+        iteration = self._read(progress, aside) if self._in_program else self._feed(progress, trail, job, aside)
         # Only now: if the cluster cannot be reached, the next attempt begins at the same place.
         progress.arguments, progress.trail = arguments, trail
         self._progress, self._loaded = progress, None
@@ -179,6 +170,54 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return probe.measure(iteration)  # type: ignore[return-value]
         self._current = weakref.ref(iteration)
         return iteration
+
+    def _feed(self, progress: Progress, trail: Trail, job: Job, aside: Aside | None) -> Iteration:
+        """An iteration over batches that the cluster makes."""
+        seed, orders = self._draw(progress, trail, job, aside)
+        return Iteration(
+            Plan(
+                recipe=self._recipe(seed),
+                workers=self.num_workers,
+                fresh=self.worker_init_fn is not None,  # it may do what a process can do only once
+                orders=orders,
+                skip=progress.batches,
+                finish=Finish(pin=self.pin_memory, on_device=self.on_device),
+                timeout_s=self.timeout,
+                owner=self._user.name,
+                told_length=self._IterableDataset_len_called,
+                remarks=self._remarks,
+            ),
+            self._user.session(self.address, self.placement),
+            progress,
+            self._clock,
+        )
+
+    @property
+    def _in_program(self) -> bool:
+        """Whether the program itself reads."""
+        return isinstance(self.dataset, IterableDataset) and not self.num_workers
+
+    def _read(self, progress: Progress, aside: Aside | None) -> InProgram:
+        """An iteration over batches that the program itself makes."""
+        self._check_workers()
+        if self.seed is not None:
+            aside = seeded(mix(self.seed, progress.epoch, Job.of().rank))
+        finish = Finish(pin=False, on_device=self.on_device)  # torch's iterator pins
+        iteration = InProgram(self, aside=aside, finish=finish, progress=progress, clock=self._clock)
+        self._remarks.once(
+            "in program",
+            f"the program itself reads the iterable data set {type(self.dataset).__name__}, as num_workers=0 says; pass num_workers=N to "
+            "read it by N processes of the cluster, ahead of the program",
+        )
+        return iteration
+
+    def _check_workers(self) -> None:
+        if self._in_program and (self.timeout or self.placement == "other_nodes"):
+            found = f"timeout={self.timeout:g}" if self.timeout else 'placement="other_nodes"'
+            raise ConfigError(
+                f"DataLoader: {found} is not possible with num_workers=0 and an iterable data set: the program itself reads it. Pass "
+                "num_workers of 1 or more, to read it by as many processes of the cluster."
+            )
 
     def check_worker_number_rationality(self) -> None:
         """Not as in torch, which warns of more workers than this machine has cores: here, ``num_workers`` starts no processes."""
@@ -255,30 +294,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         with aside.used():
             return written(state_of(self._samplers(), self.generator))
 
-    def _recipes(self, seed: int) -> list[Any]:
-        """The work of each process: what this process's own data set is now, as if it were forked."""
+    def _recipe(self, seed: int) -> MapRecipe | IterableRecipe:
+        """The work of a process: what this process's own data set is now, as if it were forked."""
         if not isinstance(self.dataset, IterableDataset):
-            return [
-                MapRecipe(
-                    dataset=self.dataset,
-                    collate_fn=self.collate_fn,
-                    batches=self._auto_collation,
-                    num_workers=self.num_workers,
-                    worker_init_fn=self.worker_init_fn,
-                )
-            ]
-        variables = Job.of().variables()
-        return [
-            IterableRecipe(
+            return MapRecipe(
                 dataset=self.dataset,
                 collate_fn=self.collate_fn,
-                batch_size=self.batch_size,
-                drop_last=self.drop_last,
+                batches=self._auto_collation,
                 num_workers=self.num_workers,
-                worker=worker,
-                seed=seed,
                 worker_init_fn=self.worker_init_fn,
-                variables=variables,
             )
-            for worker in range(max(self.num_workers, 1))
-        ]
+        return IterableRecipe(
+            dataset=self.dataset,
+            collate_fn=self.collate_fn,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            num_workers=self.num_workers,
+            seed=seed,
+            worker_init_fn=self.worker_init_fn,
+            variables=Job.of().variables(),
+        )

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from offload.loader.in_program import InProgram
 from offload.loader.iterator import Iteration
+from offload.pipeline.tensors import bytes_of
 
 KEPT = 4  # batches to replay
 KEPT_BYTES = 1 << 30
@@ -85,7 +87,7 @@ class LoaderProbe:
             )
         return f"It iterated over {', '.join(sorted(self.seen)) or 'none'}."
 
-    def measure(self, iteration: Iteration) -> Iterator[Any]:
+    def measure(self, iteration: Iteration | InProgram) -> Iterator[Any]:
         """Yield batches of the iteration, and measure. Raises ProbedError at the end. If the program leaves its loop before, with steps
         enough, they are the measurement."""
         began = time.monotonic()
@@ -115,11 +117,11 @@ class LoaderProbe:
                 self.measuring_s = time.monotonic() - began
         raise ProbedError
 
-    def _drain(self, iteration: Iteration) -> list[Any]:
+    def _drain(self, iteration: Iteration | InProgram) -> list[Any]:
         kept: list[Any] = []
         began = time.monotonic()
         for batch, samples in iteration.with_samples():
-            if len(kept) < KEPT and len(kept) * _size(batch) < KEPT_BYTES:
+            if len(kept) < KEPT and len(kept) * bytes_of(batch) < KEPT_BYTES:
                 kept.append(batch)
                 self.samples = max(self.samples, samples)
             self.tell("draining the input", 0.5 * min((time.monotonic() - began) / self.drain_s, 1.0))
@@ -153,12 +155,3 @@ def _synchronise() -> None:
     """Wait for the accelerator: the program's step only queues its work."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-def _size(batch: Any) -> int:
-    """The bytes of the tensors of a batch, roughly."""
-    if isinstance(batch, torch.Tensor):
-        return batch.nbytes
-    if isinstance(batch, dict):
-        return sum(map(_size, batch.values()))
-    return sum(map(_size, batch)) if isinstance(batch, list | tuple) else 0

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torch._utils import ExceptionWrapper
 
+from offload.loader.stored import Stored
 from offload.pipeline.folder import Folder
 from offload.pipeline.gather import Scratch
 from offload.pipeline.packing import Packed, pack
@@ -46,10 +47,12 @@ class BatchOrder(NamedTuple):
 @dataclass(frozen=True)
 class Batches:
     """The finished batches of a task, in order, each packed. An exception of the user's code is an ExceptionWrapper in the place of its
-    batch, to be raised where the batch is wanted. ``num_rows``: the number of their samples."""
+    batch, to be raised where the batch is wanted. ``num_rows``: the number of their samples. ``stored``: the name of an attribute that the
+    methods of the data set have changed, if that is worth a remark."""
 
     items: tuple[Packed, ...]
     num_rows: int
+    stored: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +85,8 @@ class MapRecipe:
 
     ``batches``: whether an order holds the indices of a batch (torch's automatic batching). ``num_workers``: torch's argument. If it
     is not 0, batch ``i`` is made in the role of worker ``i % num_workers``, which is the worker that would make it in torch.
-    ``folder``: the program's, which must be the first field.
+    ``folder``: the program's, which must be the first field. ``stored``: looks for what the data set stores in itself with
+    ``num_workers=0``; a worker of torch has a copy of its own, too.
     """
 
     folder: Folder = field(default_factory=Folder.here)
@@ -92,6 +96,7 @@ class MapRecipe:
     num_workers: int = 0
     worker_init_fn: Callable[[int], None] | None = None
     initialised: set[int] = field(default_factory=set)
+    stored: Stored = field(default_factory=Stored)
 
     def ready(self) -> MapRecipe:
         """Prepare this process."""
@@ -102,12 +107,14 @@ class MapRecipe:
         """Make these batches."""
         self.folder.enter()  # of several loaders, one may have begun in another
         made = []
+        before = [] if self.num_workers else self.stored.look(self.dataset)
         for order in rows:
             watch.doing(_what(order.batch, self.dataset))
             # Several batches wait in memory for the end of the task, and a data set may reuse its own.
             made.append(caught(order.batch, self._batch, order, copied=len(rows) > 1))
         watch.idle()
-        return Batches(tuple(made), sum(len(order.indices) if self.batches else 1 for order in rows))
+        samples = sum(len(order.indices) if self.batches else 1 for order in rows)
+        return Batches(tuple(made), samples, self.stored.since(before))
 
     def _batch(self, order: BatchOrder) -> Any:
         number = order.batch % self.num_workers if self.num_workers else 0
@@ -132,11 +139,10 @@ class MapRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class IterableRecipe:
-    """The recipe for one worker's share of an iterable data set, which only its own process can make, batch after batch.
+    """The recipe for the workers of an iterable data set, each of which reads its share in a process of its own, batch after batch.
 
-    ``batch_size``: None without automatic batching. ``worker``: the worker's number. ``num_workers``: torch's argument. ``variables``: the
-    environment variables of the program's rank, by which a data set may take its share: Ray's processes have those of the rank that started
-    Ray, or none.
+    ``batch_size``: None without automatic batching. ``num_workers``: torch's argument. ``variables``: the environment variables of the
+    program's rank, by which a data set may take its share: Ray's processes have those of the rank that started Ray, or none.
     ``folder``: the program's, which must be the first field.
     """
 
@@ -146,7 +152,6 @@ class IterableRecipe:
     batch_size: int | None
     drop_last: bool
     num_workers: int
-    worker: int
     seed: int
     worker_init_fn: Callable[[int], None] | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -157,11 +162,11 @@ class IterableRecipe:
         hold_to_one_core()
         return self
 
-    def batches(self, watch: Watch) -> Iterator[tuple[Packed, int]]:
-        """Yield the worker's batches, each with the number of its samples."""
+    def batches(self, watch: Watch, worker: int) -> Iterator[tuple[Packed, int]]:
+        """Yield this worker's batches, each with the number of its samples."""
         number = 0
-        state = _Reading()
-        with in_role(self.worker, self.num_workers, self.seed, self.dataset):
+        state = _Reading(worker)
+        with in_role(worker, self.num_workers, self.seed, self.dataset):
             while True:
                 watch.doing(_what(number, self.dataset))
                 found: list[Any] = []
@@ -178,7 +183,7 @@ class IterableRecipe:
         """The next batch; its samples go to ``found``. Raises _EndError after the last. After an exception of the data set, the next call
         goes on with the same iterator, as torch does."""
         if state.samples is None:
-            once(self.worker_init_fn if self.num_workers else None, self.worker, self.seed, state.initialised)
+            once(self.worker_init_fn, state.worker, self.seed, state.initialised)
             state.samples = iter(self.dataset)
         while not state.over and len(found) < (self.batch_size or 1):
             try:
@@ -192,8 +197,9 @@ class IterableRecipe:
 
 @dataclass
 class _Reading:
-    """How far the reading of an iterable data set has come."""
+    """How far a worker's reading of an iterable data set has come."""
 
+    worker: int
     samples: Iterator[Any] | None = None
     over: bool = False
     initialised: set[int] = field(default_factory=set)

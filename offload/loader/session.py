@@ -97,6 +97,12 @@ class Session:
         """Note that an iteration is over. The garbage collector may call this at any time."""
         self._iterations.discard(iteration)
 
+    def forget(self, loader: str) -> None:
+        """Note that a loader is gone. The garbage collector may call this at any time."""
+        if not self._lost and not self.ended:
+            with contextlib.suppress(Exception), no_new_ray():
+                self.feed.forget.remote(self.client, loader)
+
     @property
     def is_idle(self) -> bool:
         """Whether nobody iterates."""
@@ -207,8 +213,11 @@ def _on_a_lasting_thread(make: Callable[[], Session]) -> Session:
 
 def _release(user: str) -> None:
     """Note that this user is gone. A session without users ends after a while. The garbage collector may call this at any time."""
-    for users in list(_users.values()):
-        users.discard(user)
+    for key, users in list(_users.items()):
+        if user in users:
+            users.discard(user)
+            if (session := _sessions.get(key)) is not None:
+                session.forget(user)
     _end_later()
 
 

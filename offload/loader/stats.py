@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from offload.model.checks import rate_shown
 
 STALLED = 0.05  # share of waiting from which on the input holds the program up
+
+
+class Measured(NamedTuple):
+    """The measurements of an iteration where its batches are made: ``cores``, and its rates as in
+    :meth:`offload.pipeline.meter.Meter.summary`; core-seconds and bytes per sample of its recent tasks."""
+
+    rates: Mapping[str, float]
+    costs: list[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +70,11 @@ def _cores(count: int) -> str:
 
 
 class Clock:
-    """The program's side of the measurements. ``rates``: the feed's side, as it was last."""
+    """The program's side of the measurements. ``ask``: how to learn the other side, that of the processes that make batches."""
 
     def __init__(self) -> None:
-        self.rates: Mapping[str, float] = {}
+        self.ask: Callable[[], Measured] | None = None
+        self._rates: Mapping[str, float] = {}
         self._lock = threading.Lock()
         self.reset()
 
@@ -106,8 +116,11 @@ class Clock:
 
     def stats(self) -> LoaderStats:
         """The measurements."""
+        ask, self.ask = self.ask, None
+        if ask is not None:
+            self._rates = ask().rates or self._rates
+        rates = self._rates
         with self._lock:
-            rates = self.rates
             seconds = self._seconds + (self._last - self._began if self._began else 0.0)
             return LoaderStats(
                 batches=self._batches,

@@ -95,6 +95,10 @@ class PackedRecipe:
         """The recipe, unpickled once per process."""
         return recipes.unpack(self.key, lambda: ray.get(self.ref), self.owner)
 
+    def anew(self) -> Any:
+        """The recipe, unpickled anew: what its objects store does not outlive their use."""
+        return recipes.loaded(ray.get(self.ref))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:

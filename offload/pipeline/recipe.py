@@ -127,8 +127,13 @@ def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]], owner: str = ""
         if owner:
             _ready.pop(_newest.get(owner, ""), None)
             _newest[owner] = key
-        _ready[key] = pickling.loads(packed().tobytes()).ready()
+        _ready[key] = loaded(packed())
     return _ready[key]
+
+
+def loaded(packed: np.ndarray[Any, Any]) -> Any:
+    """The recipe, unpickled and prepared in this process."""
+    return pickling.loads(packed.tobytes()).ready()
 
 
 def _name(transform: Any, kind: Kind) -> str:

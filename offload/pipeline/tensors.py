@@ -49,6 +49,15 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any], change_other:
     return change_other(value)
 
 
+def bytes_of(batch: Any) -> int:
+    """The bytes of the tensors of a batch, roughly."""
+    if isinstance(batch, torch.Tensor):
+        return batch.nbytes
+    if isinstance(batch, dict):
+        return sum(map(bytes_of, batch.values()))
+    return sum(map(bytes_of, batch)) if isinstance(batch, list | tuple) else 0
+
+
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch on the device. Objects with a method ``to``, such as batches of graphs, move themselves."""
 

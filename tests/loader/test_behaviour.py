@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import ray.train.torch
@@ -25,6 +26,7 @@ import torch.utils.data as torch_data
 import offload
 from offload.errors import ConfigError, RunError
 from offload.loader import session as sessions
+from offload.loader.readers import TASK_S
 from tests.helpers import end_loaders, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -189,6 +191,124 @@ def test_an_iterable_data_set_goes_on_after_an_exception() -> None:
     with pytest.raises(BadSampleError, match="the second one"):
         next(iterator)
     assert [int(batch) for batch in iterator] == [3, 4]
+
+
+class Caches(Numbers):
+    """It keeps what it has read."""
+
+    def __init__(self, n: int = 6) -> None:
+        super().__init__(n)
+        self.cache: dict[int, int] = {}
+
+    def __getitem__(self, i: int) -> Any:
+        return self.cache.setdefault(i, i)
+
+
+def test_what_a_map_style_data_set_stores_in_itself_is_named_once_without_workers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def remarks(dataset: Any, **named: Any) -> list[str]:
+        caplog.clear()
+        loader: Any = offload.DataLoader(dataset, batch_size=2, **named)
+        assert [values(loader) for _ in range(2)] == [list(range(6))] * 2
+        return [record.message for record in caplog.records if record.name == "offload"]
+
+    (said,) = remarks(torch_data.Subset(Caches(), range(6)))
+    assert said.startswith("the preprocessing processes change Caches.cache, each in its own copy of the data set")
+    assert remarks(Numbers(6)) == []
+    assert remarks(Caches(), num_workers=2) == []
+
+
+# -- the processes of an iterable data set --------------------------------------------------------------------------------
+
+
+class Reader(torch_data.IterableDataset[Any]):
+    """Each sample names its process, the iterations that this copy of the data set has begun, and its number. ``stuck``: after its first
+    batch, which takes longer than the shortest task of a reader, the reading does not go on."""
+
+    def __init__(self, n: int = 6, stuck: bool = False) -> None:
+        self.n, self.stuck = n, stuck
+        self.epochs = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epochs += 1
+        for i in range(self.n):
+            while self.stuck and i == 2:
+                time.sleep(0.05)
+            if self.stuck:
+                time.sleep(TASK_S)
+            yield os.getpid(), self.epochs, i
+
+
+def read(loader: Any) -> tuple[set[int], list[tuple[int, int]]]:
+    """The processes of an epoch, and the rest of its samples."""
+    found = [sample for batch in loader for sample in batch]
+    return {process for process, _, _ in found}, [(epochs, i) for _, epochs, i in found]
+
+
+def reading(dataset: Any, **named: Any) -> Any:
+    return offload.DataLoader(dataset, batch_size=2, collate_fn=list, **{"num_workers": 1, **named})
+
+
+WHOLE = [(1, i) for i in range(6)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_processes_of_an_iterable_data_set_stay_for_the_next_epoch_which_begins_anew(persistent: bool) -> None:
+    dataset = Reader(3)
+    loader = reading(dataset, num_workers=2, persistent_workers=persistent)
+    first, samples = read(loader)
+    assert len(first) == 2
+    dataset.n = 6  # the program changes it
+    again, more = read(loader)
+    assert again == first
+    assert sorted(samples) == sorted(WHOLE[:3] * 2)
+    assert sorted(more) == sorted(WHOLE * 2)
+    del loader
+    gc.collect()
+    eventually(lambda: not any(map(psutil.pid_exists, first)))
+
+
+def test_an_iteration_that_was_left_does_not_touch_the_next_one() -> None:
+    loader = reading(Reader(1000))
+    for _ in range(3):
+        assert next(iter(loader))[0][1:] == (1, 0)
+    processes, samples = read(loader)
+    assert samples == [(1, i) for i in range(1000)]
+    assert len(processes) == 1
+
+
+def test_a_reader_that_is_stuck_is_replaced() -> None:
+    dataset = Reader(stuck=True)
+    loader = reading(dataset)
+    stuck = next(iter(loader))[0][0]
+    dataset.stuck = False
+    processes, samples = read(loader)
+    assert samples == WHOLE
+    assert stuck not in processes
+    eventually(lambda: not psutil.pid_exists(stuck))
+
+
+def test_a_reader_that_died_between_two_epochs_is_replaced() -> None:
+    loader = reading(Reader())
+    died, _ = read(loader)
+    for process in died:
+        os.kill(process, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(process)] if psutil.pid_exists(process) else [], timeout=300)
+    processes, samples = read(loader)
+    assert samples == WHOLE
+    assert processes.isdisjoint(died)
+
+
+def test_what_worker_init_fn_does_once_in_a_process_it_does_once_in_each() -> None:
+    def initialise(worker: int) -> None:
+        assert "INITIALISED_IN_A_TEST" not in os.environ
+        os.environ["INITIALISED_IN_A_TEST"] = "1"
+
+    loader = reading(Reader(), worker_init_fn=initialise)
+    epochs = [read(loader) for _ in range(3)]
+    assert [samples for _, samples in epochs] == [WHOLE] * 3
+    assert len(set.union(*(processes for processes, _ in epochs))) == 3
 
 
 def test_a_sampler_that_fails_does_so_after_the_batches_before() -> None:

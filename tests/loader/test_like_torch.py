@@ -443,6 +443,8 @@ def test_workers_of_an_iterable_data_set_take_turns_in_every_epoch_and_end(persi
             processes.update(ids.tolist())
         del iterator
     assert os.getpid() not in processes
+    del loader  # they would wait for its next epoch
+    gc.collect()
     eventually(lambda: not any(map(psutil.pid_exists, processes)))
 
 

@@ -97,14 +97,16 @@ def test_the_workers_of_an_iterable_data_set_take_turns(shares: list[int], rng: 
     line = IterableLine(len(shares))
     left = list(shares)
     got: list[tuple[int, int]] = []
-    while not line.over():
+    ended: set[int] = set()
+    while not line.over(len(got)):
         for place in line.take(len(got), rng.randint(1, 3)):
             got.append((place.ref, place.item))
         worker = rng.randrange(len(shares))
         if left[worker]:
             line.made(worker, Place(worker, shares[worker] - left[worker], "node"))
             left[worker] -= 1
-        elif not line.has_ended(worker):
+        elif worker not in ended:
+            ended.add(worker)
             line.end(worker)
     turns = max(shares)
     assert got == [(worker, turn) for turn in range(turns) for worker, share in enumerate(shares) if turn < share]

@@ -90,7 +90,7 @@ def main(*place):
             torch.distributed.all_reduce(total)
             seen += batch.tolist()
     import ray
-    shared = [value for batch in offload.DataLoader(Shared(), batch_size=4) for value in batch.tolist()]
+    shared = [value for batch in offload.DataLoader(Shared(), batch_size=4, num_workers=1) for value in batch.tolist()]
     told = {"rank": rank, "seen": seen, "shared": shared, "cluster": ray.get_runtime_context().gcs_address}
     with open(os.path.join(sys.argv[1], f"rank{rank}.json"), "w") as file:
         json.dump(told, file)

@@ -1,0 +1,142 @@
+"""An iteration over an iterable data set with ``num_workers=0``: the program itself reads, by torch's own iterator.
+
+Its methods may store what they want in the data set: the program and the next epoch find it there, as with torch. Random numbers come from
+the program's generators. No Ray is needed.
+
+Where it stops: nothing is read ahead, while the program's step runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch.utils.data
+
+from offload.loader.device import Finish
+from offload.loader.draws import Aside, global_state
+from offload.loader.progress import Progress, too_few
+from offload.loader.stats import Clock, Measured
+from offload.pipeline.meter import Meter
+from offload.pipeline.pool import Block, Cost
+from offload.pipeline.tensors import bytes_of
+from offload.pipeline.worker_role import seed_as_torch
+
+
+def seeded(seed: int) -> Aside:
+    """Generators with this seed, beside the program's."""
+    with Aside(global_state()).used():
+        seed_as_torch(0, seed)
+        return Aside(global_state())
+
+
+_NOTHING = object()
+
+
+class InProgram:
+    """The iterator. ``aside``: the generators from which the data set draws; None: the program's. ``progress``: it begins after as many
+    batches."""
+
+    def __init__(
+        self,
+        loader: torch.utils.data.DataLoader[Any],
+        *,
+        aside: Aside | None,
+        finish: Finish,
+        progress: Progress,
+        clock: Clock,
+    ) -> None:
+        self.loader = loader
+        self._drawing = contextlib.nullcontext if aside is None else aside.used
+        self._finish, self._progress, self._clock = finish, progress, clock
+        self._skip = progress.batches
+        self._samples = self._made = 0
+        self._sample_bytes = 0.0
+        self._meter = Meter(lambda: {"": 1})
+        with self._drawing():
+            batches: Any = torch.utils.data.DataLoader._get_iterator(loader)
+        # torch's iterator does not tell the number of a batch's samples.
+        fetcher = batches._dataset_fetcher
+        fetcher.collate_fn = functools.partial(self._collated, fetcher.collate_fn, loader.batch_size is not None)
+        self._batches: Iterator[Any] = batches
+
+    def __iter__(self) -> InProgram:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __next__(self) -> Any:
+        self._skip_read()
+        with self._clock.waiting():
+            try:
+                batch = self._read()
+            except Exception:
+                self._progress.batches += 1  # the iteration can go on with the next
+                raise
+        if batch is _NOTHING:
+            self._progress.over = True
+            self._clock.pause()
+            self.measure()
+            raise StopIteration
+        self._progress.batches += 1
+        self._clock.count(self._samples)
+        return batch
+
+    def _skip_read(self) -> None:
+        """Leave out the batches that the program had got before. Raises ConfigError if there are fewer."""
+        for number in range(self._skip):
+            batch = None
+            with contextlib.suppress(Exception):  # it has been raised before
+                batch = self._read()
+            if batch is _NOTHING:
+                raise too_few(self._skip, "data set", number)
+        self._skip = 0
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._batches = iter(())
+
+    def measure(self) -> None:
+        """Tell the clock the present rates."""
+        self._clock.ask = functools.partial(_measured, self._meter)
+
+    def with_samples(self) -> Iterator[tuple[Any, int]]:
+        """Each batch with the number of its samples."""
+        for batch in self:
+            yield batch, self._samples
+
+    def costs(self) -> list[tuple[float, float]]:
+        """Core-seconds and bytes per sample of recent batches."""
+        return self._meter.costs()
+
+    def _read(self) -> Any:
+        """The next batch, or _NOTHING after the last."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        with self._drawing():
+            batch = next(self._batches, _NOTHING)
+        if batch is _NOTHING:
+            self.close()
+            return batch
+        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
+        # Sizes hardly change, and a batch may hold many small things: measure the first, second, fourth, … batch.
+        self._made += 1
+        if not self._made & (self._made - 1):
+            self._sample_bytes = bytes_of(batch) / max(self._samples, 1)
+        size_bytes = round(self._sample_bytes * self._samples)
+        cost = Cost(rows=self._samples, size_bytes=size_bytes, cpu_s=cpu_s, wall_s=wall_s)
+        self._meter.add(Block(ref=None, cost=cost))  # type: ignore[arg-type]
+        batch = self._finish(batch)
+        self._finish.hand_over(batch)
+        return batch
+
+    def _collated(self, collate: Any, several: bool, found: Any) -> Any:
+        self._samples = len(found) if several else 1
+        return collate(found)
+
+
+def _measured(meter: Meter) -> Measured:
+    return Measured({"cores": 1.0, **meter.summary()}, meter.costs())

@@ -1,0 +1,176 @@
+"""The processes that read iterable data sets, and which of them wait for their loader's next iteration.
+
+A worker of an iterable data set has a process of its own, which serves one iteration at a time. Afterwards it rests: a new process would
+take longer to start than a small epoch takes. In each iteration it gets the data set anew.
+
+Where it stops: :mod:`offload.loader.feed` starts and ends the processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from offload.loader.recipe import Batches, IterableRecipe
+from offload.pipeline.malloc import keep_freed_memory
+from offload.pipeline.packing import Packed
+from offload.pipeline.pool import Cost, PackedRecipe
+from offload.pipeline.watch import Nobody, Watch
+
+TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
+MOST_BATCHES = 64  # of a task
+KEPT_S = 30.0  # time for the next iteration to come: after as long a break, the start of processes does not matter
+STUCK_S = 10.0  # time for the user's code of an ended iteration to end
+KEPT_PER_CORE = 2  # processes of all loaders that rest
+
+
+class Read(NamedTuple):
+    """What a reader did: the number of batches that it made, whether they were the last, and their cost."""
+
+    batches: int
+    ended: bool
+    cost: Cost
+
+
+class IterableReader:
+    """The process of one worker of an iterable data set."""
+
+    def __init__(self) -> None:
+        keep_freed_memory()
+        gc.freeze()  # what this process has imported: the collections below need not look at it
+        self._watch = Watch(Nobody())
+        self._packed: PackedRecipe | None = None
+        self._worker = 0
+        self._batches: Any = None
+        self._threads = 0
+
+    def begin(self, recipe: PackedRecipe, worker: int) -> None:
+        """Begin an iteration, as this worker."""
+        self._packed, self._worker = recipe, worker
+
+    def read(self) -> tuple[Batches, Read]:
+        """The next batches: one or more, for about TASK_S."""
+        if self._packed is not None:
+            recipe: IterableRecipe = self._packed.anew()
+            self._batches, self._packed = recipe.batches(self._watch, self._worker), None
+        items: list[Packed] = []
+        samples, ended = 0, False
+        cpu, wall = time.process_time(), time.perf_counter()
+        while len(items) < MOST_BATCHES and (not items or time.perf_counter() - wall < TASK_S):
+            if (made := next(self._batches, None)) is None:
+                ended = True
+                break
+            items.append(made[0])
+            samples += made[1]
+        block = Batches(tuple(items), samples)
+        cost = Cost(
+            rows=samples,
+            size_bytes=block.nbytes,
+            cpu_s=time.process_time() - cpu,
+            wall_s=time.perf_counter() - wall,
+        )
+        return block, Read(len(items), ended, cost)
+
+    def rest(self) -> bool:
+        """Forget the iteration. Return whether this process may serve another: not if each iteration leaves threads behind."""
+        self._packed = self._batches = None
+        gc.collect()
+        threads = threading.active_count()
+        before, self._threads = self._threads or threads, threads
+        return threads <= before
+
+
+@dataclass(eq=False, kw_only=True)
+class Reader:
+    """A process, as the feed knows it.
+
+    Args:
+        actor: its handle.
+        node: its node.
+        client: the process that iterates.
+        owner: the loader.
+        worker: the worker's number.
+        begun: the answer to the beginning of its present iteration.
+        kept: whether it has waited for its present iteration.
+    """
+
+    actor: Any
+    node: str
+    client: str
+    owner: str
+    worker: int
+    begun: Future[None] | None = None
+    kept: bool = False
+
+    @property
+    def was_gone(self) -> bool:
+        """Whether a process that rested had ended before its present iteration began. Ask after an error that ends all its calls."""
+        return self.kept and self.begun is not None and self.begun.exception() is not None
+
+
+@dataclass
+class _Rest:
+    """The rest of a reader. ``ready``: the user's code of its last iteration has ended."""
+
+    since: float
+    ready: bool = False
+
+
+class Resting:
+    """The readers that serve no iteration. Pure: it starts and ends none, but returns those that should end.
+
+    A reader serves its own loader again, as the same worker: what the user's code has set in the process, such as its affinity, belongs
+    to this worker.
+    """
+
+    def __init__(self) -> None:
+        self._rests: dict[Reader, _Rest] = {}  # the oldest first
+
+    def rest(self, reader: Reader, now: float) -> None:
+        """Note that a reader's iteration has ended, though its code may still run."""
+        self._rests[reader] = _Rest(now)
+
+    def ready(self, reader: Reader, most: int) -> list[Reader]:
+        """Note that a reader could serve another iteration. Return the surplus: an older one in the same place, or the oldest if there are
+        more than ``most``. The readers of the same loader are no surplus."""
+        if reader not in self._rests:
+            return []
+        rest = self._rests.pop(reader)
+        same = [each for each in self._ready() if (each.owner, each.worker) == (reader.owner, reader.worker)]
+        self._rests[reader] = _Rest(rest.since, ready=True)
+        others = [each for each in self._ready() if each.owner != reader.owner]
+        over = max(len(self._ready()) - len(same) - most, 0)
+        return self._dropped([*same, *others[:over]])
+
+    def awaited(self, owner: str) -> bool:
+        """Whether user's code still runs in a reader of this loader."""
+        return any(each.owner == owner and not rest.ready for each, rest in self._rests.items())
+
+    def take(self, owner: str, worker: int, nodes: Collection[str]) -> Reader | None:
+        """A reader that is ready, for an iteration of this loader; None if there is none on these nodes."""
+        for reader in self._ready():
+            if (reader.owner, reader.worker) == (owner, worker) and reader.node in nodes:
+                del self._rests[reader]
+                return reader
+        return None
+
+    def drop(self, which: Callable[[Reader], bool]) -> list[Reader]:
+        """Forget some readers, and return them."""
+        return self._dropped([reader for reader in self._rests if which(reader)])
+
+    def late(self, now: float) -> list[Reader]:
+        """Forget those that have rested for long, or whose code does not end, and return them."""
+        return self.drop(lambda each: now - self._rests[each].since > (KEPT_S if self._rests[each].ready else STUCK_S))
+
+    def _ready(self) -> list[Reader]:
+        return [reader for reader, rest in self._rests.items() if rest.ready]
+
+    def _dropped(self, readers: list[Reader]) -> list[Reader]:
+        for reader in readers:
+            del self._rests[reader]
+        return readers
