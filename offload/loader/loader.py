@@ -56,7 +56,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: from the constructor, as torch's.
-        ConfigError: from the constructor for offload's own arguments, and from ``iter()`` if the cluster cannot be used.
+        ConfigError: from the constructor for offload's own arguments, and from ``iter()`` if the cluster cannot be used or a loaded state
+            belongs to other batches.
     """
 
     def __init__(
