@@ -108,6 +108,18 @@ def is_by_value(name: str) -> bool:
     return any(".".join(parts[:end]) in by_value for end in range(1, len(parts) + 1))
 
 
+class Carried:
+    """The user's functions, which stay pickled on their way through Ray, whose own pickles hold less. Functions that share globals travel
+    in one, and share them there, too."""
+
+    def __init__(self, value: Any) -> None:
+        self._content = dumps(value)
+
+    def opened(self) -> Any:
+        """A copy of the value."""
+        return loads(self._content)
+
+
 class Pickler(cloudpickle.Pickler):
     """See :func:`dumps`. It chooses a rule for each class of objects once: a data set may hold millions."""
 

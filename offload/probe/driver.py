@@ -19,6 +19,7 @@ from offload.machine import usable_cores
 from offload.measure.findings import Findings, findings_of
 from offload.model.placement import NodeResources, WorkerResources
 from offload.pipeline.index_rows import rows_at
+from offload.pipeline.pickling import Carried
 from offload.probe.bar import bar
 from offload.probe.work import RowWork, Work
 from offload.probe.worker import Budget, run_probe
@@ -122,9 +123,9 @@ class ProbeRun(Run):
         # Measure the pool and the worker one after the other, each with the whole machine.
         return replace(worker, cpus=TOKEN_CPUS)
 
-    def worker_main(self, user_function: Any, setup: Any) -> Any:
+    def worker_main(self, functions: Carried, setup: Any) -> Any:
         budget, setup = self.budget, replace(setup, hang_s=math.inf)  # a probe makes no steps of its own
-        return lambda: run_probe(user_function, setup, budget)
+        return lambda: run_probe(functions, setup, budget)
 
     def _announce(self) -> None: ...
 

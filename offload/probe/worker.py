@@ -20,6 +20,7 @@ import torch
 from offload.errors import RunError
 from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.passes import PassKey, Reach, Slice
+from offload.pipeline.pickling import Carried
 from offload.pipeline.pool import PackedRecipe
 from offload.probe.context import ProbeContext
 from offload.probe.kept import Kept, row_bytes
@@ -33,7 +34,7 @@ from offload.train.worker.feed_client import BlockReader, HubFeed
 from offload.train.worker.loop import StopRun, TrainingLoop, budget_of, first_pass
 from offload.train.worker.process import place_of, run_user_function
 from offload.train.worker.reporter import Forward
-from offload.train.worker.setup import WorkerSetup
+from offload.train.worker.setup import UserFunctions, WorkerSetup
 
 KEPT_BLOCKS = 4  # blocks replayed to measure how fast a worker takes in batches
 KEPT_BYTES = 128 << 20
@@ -61,8 +62,10 @@ class Budget:
         return dataclasses.replace(self, **{name: share * getattr(self, name) for name in parts})
 
 
-def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
-    """Measure, and send the findings as an event ``probed``."""
+def run_probe(carried: Carried, setup: WorkerSetup, budget: Budget) -> None:
+    """Measure, and send the findings as an event ``probed``. ``carried``: :class:`UserFunctions`."""
+    functions: UserFunctions = carried.opened()
+    setup = setup.joined(functions)
     torch.manual_seed(setup.seed)
     np.random.seed(setup.seed & 0xFFFFFFFF)
     loop = TrainingLoop(setup, place_of(setup))
@@ -80,7 +83,7 @@ def run_probe(user_function: Any, setup: WorkerSetup, budget: Budget) -> None:
         if not len(context.cached):
             raise RunError("the training data set delivered no batch to replay. Does it have samples?")
         with contextlib.closing(Forward(loop.reporter, sys.stdout)) as out, contextlib.redirect_stdout(out):
-            _replay(user_function, context)
+            _replay(functions.train, context)
         if not context.measured:
             raise RunError(
                 "the script's function asked for no batch of ctx.batches('train'), so that no step could be measured."

@@ -19,10 +19,10 @@ from offload.errors import ConfigError
 from offload.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import WorkerResources
-from offload.pipeline import pickling
 from offload.pipeline.aside import Aside
 from offload.pipeline.cached import check_names
 from offload.pipeline.folder import Folder
+from offload.pipeline.pickling import Carried
 from offload.pipeline.sendable import obstacle, used
 from offload.pipeline.streams import Cores, Stream
 from offload.prices import built_in
@@ -63,7 +63,7 @@ from offload.train.hub.names import named_hub
 from offload.train.messages import TRAIN
 from offload.train.worker.loop import first_pass
 from offload.train.worker.process import run_worker
-from offload.train.worker.setup import WorkerSetup
+from offload.train.worker.setup import UserFunctions, WorkerSetup
 
 POLL_S = 2.0  # each answer takes CPU time from preprocessing
 POLL_BUSY_S = 0.5  # interval while the number of workers changes
@@ -115,7 +115,7 @@ class Run:
         self._failures, self._asked_at = 0, 0.0
         self._pings: list[Any] = []
         self.streams = self._packed()
-        self._check_functions()
+        self._carried = self._functions()
         self.job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
 
     def go(self, name: str, storage: Storage) -> dict[str, Any]:
@@ -203,9 +203,9 @@ class Run:
         where = None if checkpoint is None else _address_of(checkpoint)
         return self.log.finish("interrupted" if stopped else "finished", where)
 
-    def worker_main(self, user_function: Any, setup: WorkerSetup) -> Callable[[], None]:
-        """The function that each worker runs."""
-        return lambda: run_worker(user_function, setup)
+    def worker_main(self, functions: Carried, setup: WorkerSetup) -> Callable[[], None]:
+        """The function that each worker runs. ``functions``: a :class:`UserFunctions`."""
+        return lambda: run_worker(functions, setup)
 
     @property
     def _gpu_type_asked(self) -> str | None:
@@ -244,13 +244,17 @@ class Run:
                 ) from None
         return ray.put(streams)
 
-    def _check_functions(self) -> None:
-        """Raise ConfigError if what the workers call cannot be pickled."""
+    def _functions(self) -> Carried:
+        """What the workers call, on its way to them. Raises ConfigError if it cannot be pickled."""
         trainer = self.trainer
-        pipelines = trainer.datasets.values()
-        given = (trainer.train, [(each.on_device, each.collate_fn) for each in pipelines], trainer.train_loop_config)
+        given = UserFunctions(
+            train=trainer.train,
+            on_device={name: p.on_device for name, p in trainer.datasets.items()},
+            collate_fn={name: p.collate_fn for name, p in trainer.datasets.items() if p.collate_fn is not None},
+            config=trainer.train_loop_config,
+        )
         try:
-            pickling.dumps(given)
+            return Carried(given)
         except Exception as error:  # the user's classes may raise anything
             reason = used(given, error) or (
                 f"{type(error).__name__}: {error}. The functions and train_loop_config must hold no open files, connections and locks: "
@@ -282,8 +286,6 @@ class Run:
             split=self.split,
             batch_size=trainer.batch_size,
             adaptation=trainer.adaptation,
-            on_device={name: p.on_device for name, p in trainer.datasets.items()},
-            collate_fn={name: p.collate_fn for name, p in trainer.datasets.items() if p.collate_fn is not None},
             drop_last=frozenset(name for name, p in trainer.datasets.items() if p.drop_last),
             sized={name: s.samples for name, s in self.listed.items()},
             yielded=frozenset(name for name, p in trainer.datasets.items() if p.yields),
@@ -297,7 +299,6 @@ class Run:
             seed=trainer.seed,
             hang_s=trainer.hang_s,
             deterministic=trainer.deterministic,
-            config=trainer.train_loop_config,
             folder=Folder.here(),
             marker=marker,
         )
@@ -326,7 +327,7 @@ class Run:
             worker_runtime_env=self._worker_env(),
         )
         return TorchTrainer(
-            _carried(self.worker_main(self.trainer.train, self._setup(hub, marker))),
+            self.worker_main(self._carried, self._setup(hub, marker)),
             hub=hub,
             run=run,
             controller_env=preload.runtime_env(self.job_env, also=preload.CONTROLLER),
@@ -522,12 +523,6 @@ def _address_of(checkpoint: Any) -> str:
     if of_fsspec is None or "file" in of_fsspec.protocol:
         return str(checkpoint.path)
     return str(of_fsspec.unstrip_protocol(checkpoint.path))
-
-
-def _carried(main: Callable[[], None]) -> Callable[[], None]:
-    """A function that stays pickled on its way, until a worker calls it: Ray's own pickles hold less."""
-    content = pickling.dumps(main)
-    return lambda: pickling.loads(content)()
 
 
 def _fit(trainer: TorchTrainer, outcome: list[Any]) -> None:

@@ -18,6 +18,7 @@ from ray import cloudpickle
 
 from offload.errors import RunError
 from offload.model.checks import shown
+from offload.pipeline.pickling import Carried
 from offload.train.worker.batches import NoPeers
 from offload.train.worker.checkpointer import RayCheckpointer
 from offload.train.worker.context import Context
@@ -26,7 +27,7 @@ from offload.train.worker.loop import Place, StopRun, TrainingLoop
 from offload.train.worker.peers import DistPeers
 from offload.train.worker.reporter import Forward
 from offload.train.worker.seeding import seed_at_start
-from offload.train.worker.setup import WorkerSetup
+from offload.train.worker.setup import UserFunctions, WorkerSetup
 
 
 class RestatedError(Exception):
@@ -68,18 +69,20 @@ def _share(tensors: Iterable[torch.Tensor]) -> None:
                 own.copy_(dense)
 
 
-def run_worker(user_function: Any, setup: WorkerSetup) -> None:
-    """Run the user's function with its context on this worker."""
+def run_worker(carried: Carried, setup: WorkerSetup) -> None:
+    """Run the user's function with its context on this worker. ``carried``: :class:`UserFunctions`."""
     if setup.marker is not None:
         setup.marker.check()
     setup.folder.enter()
+    functions: UserFunctions = carried.opened()
+    setup = setup.joined(functions)
     seed_at_start(setup.seed, ray.train.get_context().get_world_rank())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loop = TrainingLoop(setup, place_of(setup))
     context = Context(loop)
     try:
         with contextlib.closing(Forward(loop.reporter, sys.stdout)) as out, contextlib.redirect_stdout(out):
-            run_user_function(user_function, context)
+            run_user_function(functions.train, context)
         loop.commit_rest()
     except torch.OutOfMemoryError as error:
         loop.out_of_memory(error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
@@ -14,6 +15,16 @@ from offload.train.hub.client import HubClient
 
 
 @dataclass(frozen=True, kw_only=True)
+class UserFunctions:
+    """What a worker calls of the user's, and the user's own settings. They travel together, since they may share globals."""
+
+    train: Callable[[Any], None]
+    on_device: dict[str, tuple[OnDevice, ...]]
+    collate_fn: dict[str, CollateFn]
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
     """The driver's settings for a worker."""
 
@@ -21,8 +32,6 @@ class WorkerSetup:
     split: BatchSplit
     batch_size: BatchSize
     adaptation: Adaptation
-    on_device: dict[str, tuple[OnDevice, ...]]
-    collate_fn: dict[str, CollateFn]
     sized: dict[str, int | None]
     classes: dict[str, tuple[str, ...]]
     resumable: dict[str, bool]
@@ -32,7 +41,9 @@ class WorkerSetup:
     seed: int
     hang_s: float
     deterministic: bool
-    config: dict[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
+    on_device: dict[str, tuple[OnDevice, ...]] = field(default_factory=dict)
+    collate_fn: dict[str, CollateFn] = field(default_factory=dict)
     folder: Folder = field(default_factory=lambda: Folder(""))
     """That of the program, from which the function's relative paths begin on a node that has it."""
     marker: Marker | None = None
@@ -43,3 +54,7 @@ class WorkerSetup:
     """The data sets whose passes leave out batches that are not full, unless the loop says otherwise."""
     varied: frozenset[str] = frozenset()
     """The data sets of which each pass has an order and random numbers of its own. Passes over others are alike."""
+
+    def joined(self, functions: UserFunctions) -> WorkerSetup:
+        """The settings with the user's part, which arrives beside them."""
+        return replace(self, on_device=functions.on_device, collate_fn=functions.collate_fn, config=functions.config)
