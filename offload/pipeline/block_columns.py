@@ -8,22 +8,24 @@ whole block has no type there. Ray gives it NaN, and :func:`offload.pipeline.wir
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from ray.data.block import BlockAccessor
 
 from offload.pipeline.wire import Column, Columns
 
 
+_OF_PANDAS = ("NAType", "NaTType")  # the classes of pandas.NA and pandas.NaT
+
+
 def columns_of_block(block: Any) -> Columns:
     """The columns of a block of Arrow's or pandas' rows; none if it has no rows."""
     if isinstance(block, pa.Table):
         block = _with_values(block)
-    accessor = BlockAccessor.for_block(block)
+    accessor: Any = BlockAccessor.for_block(block)
     return (
         marked_objects({name: _values(accessor, name) for name in accessor.column_names()})
         if accessor.num_rows()
@@ -55,26 +57,25 @@ def _with_values(table: pa.Table) -> pa.Table:
     return table
 
 
-def marked(values: Sequence[Any], *, of_numbers: bool = False) -> Column:
+def marked(values: Column, *, of_numbers: bool = False) -> Column:
     """Values that are Python objects, with NaN for what is missing among numbers, and with None among others. Nothing tells if all are
     missing, but for ``of_numbers``."""
-    lacking = list(map(_is_missing, values))
+    lacking = [_is_missing(value) for value in values]
     if not any(lacking):
-        return values if isinstance(values, np.ndarray) else list(values)
-    known = [value for value, lacks in zip(values, lacking, strict=True) if not lacks]
+        return values
+    each = list(zip(values, lacking, strict=True))
+    known = [value for value, lacks in each if not lacks]
     if all(map(_is_number, known)) and (known or of_numbers):
-        if all(isinstance(value, float | np.floating) for value, lacks in zip(values, lacking, strict=True) if lacks):
-            return values if isinstance(values, np.ndarray) else list(values)  # they are NaN, perhaps in half precision
-        return np.array(
-            [math.nan if lacks else value for value, lacks in zip(values, lacking, strict=True)], dtype=np.float64
-        )
-    return [None if lacks else value for value, lacks in zip(values, lacking, strict=True)]
+        if all(isinstance(value, float | np.floating) for value, lacks in each if lacks):
+            return values  # they are NaN, perhaps in half precision
+        return np.array([math.nan if lacks else value for value, lacks in each], dtype=np.float64)
+    return [None if lacks else value for value, lacks in each]
 
 
 def _is_missing(value: Any) -> bool:
     if isinstance(value, float | np.floating):
         return bool(value != value)
-    return value is None or value is pd.NA or value is pd.NaT
+    return value is None or type(value).__name__ in _OF_PANDAS
 
 
 def _is_number(value: Any) -> bool:

@@ -48,7 +48,7 @@ def encode_dataset(
     limits = options.resource_limits
     options.resource_limits = limits.copy(object_store_memory=min(limits.object_store_memory, store_bytes))
     encoded = dataset.map_batches(
-        _encode,
+        _encode,  # type: ignore[arg-type]  # a block is Arrow's or pandas'
         batch_size=None,
         batch_format=None,  # the blocks, as they are
         fn_kwargs={"packed": packed, "id_column": id_column, "done": done, "epoch": epoch},

@@ -5,10 +5,9 @@ Pure text. Where it stops: :mod:`offload.pipeline.sources.webdataset` looks the 
 
 from __future__ import annotations
 
-import itertools
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from offload.errors import ConfigError
 
@@ -32,10 +31,9 @@ def expanded(pattern: str) -> list[str]:
     Raises ConfigError for a brace without a partner, and for more than ``MOST_SHARDS`` names.
     """
     _check_braces(pattern)
-    names = list(itertools.islice(_names(pattern), MOST_SHARDS + 1))
-    if len(names) > MOST_SHARDS:
+    if _count(pattern) > MOST_SHARDS:
         raise ConfigError(f"{pattern!r} names more than {MOST_SHARDS:,} shards. Correct the range.")
-    return names
+    return list(_names(pattern))
 
 
 def _check_braces(pattern: str) -> None:
@@ -55,8 +53,8 @@ def _meaningful(text: str) -> Iterator[tuple[int, str]]:
     return ((found.start(), found[0]) for found in re.finditer(r"\\.|[{},]", text) if found[0][0] != "\\")
 
 
-def _names(text: str) -> Iterator[str]:
-    """The names of a text whose braces match. They come one by one: a range may be far too large."""
+def _outer_braces(text: str) -> tuple[int, int] | None:
+    """The places of the first pair of braces that lies in no other; None if there is none."""
     depth = opening = 0
     for at, character in _meaningful(text):
         if character == "{":
@@ -65,12 +63,28 @@ def _names(text: str) -> Iterator[str]:
         elif character == "}":
             depth -= 1
             if not depth:
-                before = _plain(text[:opening])
-                for middle in _alternatives(text[opening + 1 : at]):
-                    for after in _names(text[at + 1 :]):
-                        yield f"{before}{middle}{after}"
-                return
-    yield _plain(text)
+                return opening, at
+    return None
+
+
+def _count(text: str) -> int:
+    """The number of names, without making them: a range may be far too large."""
+    if (pair := _outer_braces(text)) is None:
+        return 1
+    inside = text[pair[0] + 1 : pair[1]]
+    found = _range(inside)
+    return (sum(map(_count, _parts(inside))) if found is None else len(found[0])) * _count(text[pair[1] + 1 :])
+
+
+def _names(text: str) -> Iterator[str]:
+    """The names of a text whose braces match."""
+    if (pair := _outer_braces(text)) is None:
+        yield _plain(text)
+        return
+    before, rest = _plain(text[: pair[0]]), list(_names(text[pair[1] + 1 :]))
+    for middle in _alternatives(text[pair[0] + 1 : pair[1]]):
+        for after in rest:
+            yield f"{before}{middle}{after}"
 
 
 def _plain(text: str) -> str:
@@ -79,20 +93,26 @@ def _plain(text: str) -> str:
 
 def _alternatives(inside: str) -> Iterator[str]:
     """What a pair of braces stands for, by the text between them. Braces around neither a range nor a list belong to the name."""
+    if (found := _range(inside)) is not None:
+        numbers, name = found
+        yield from map(name, numbers)
+        return
+    parts = _parts(inside)
+    for part in parts:
+        yield from _names(part) if len(parts) > 1 else (f"{{{name}}}" for name in _names(part))
+
+
+def _range(inside: str) -> tuple[range, Callable[[int], str]] | None:
+    """The numbers of a range, and what makes a name of each."""
     if numbers := _NUMBERS.fullmatch(inside):
         first, last, step = numbers.groups()
         padded = any(re.match(r"-?0.", each) for each in (first, last))
         width = max(len(first), len(last)) if padded else 0
-        for number in _steps(int(first), int(last), step):
-            yield f"{number:0{width}d}"
-    elif letters := _LETTERS.fullmatch(inside):
+        return _steps(int(first), int(last), step), lambda number: f"{number:0{width}d}"
+    if letters := _LETTERS.fullmatch(inside):
         first, last, step = letters.groups()
-        for number in _steps(_ALPHABET.index(first), _ALPHABET.index(last), step):
-            yield _ALPHABET[number]
-    else:
-        parts = _parts(inside)
-        for part in parts:
-            yield from _names(part) if len(parts) > 1 else (f"{{{name}}}" for name in _names(part))
+        return _steps(_ALPHABET.index(first), _ALPHABET.index(last), step), _ALPHABET.__getitem__
+    return None
 
 
 def _steps(first: int, last: int, step: str | None) -> range:
