@@ -17,7 +17,6 @@ from ray.data.block import BlockAccessor
 
 from offload.pipeline.wire import Column, Columns
 
-
 _OF_PANDAS = ("NAType", "NaTType")  # the classes of pandas.NA and pandas.NaT
 
 
