@@ -98,4 +98,7 @@ def plain(value: Any) -> Any:
         return (moment.tz_convert(None) if moment.tz else moment).as_unit("us").value
     if isinstance(value, datetime.timedelta | np.timedelta64):
         return pd.Timedelta(value).as_unit("us").value
-    return value.item() if isinstance(value, np.generic) else value
+    value = value.item() if isinstance(value, np.generic) else value
+    return (
+        float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    )  # as where some are missing
