@@ -89,7 +89,8 @@ class _MapStream(_Stream):
     dropped_at: float = 0.0
 
     def batches_of_task(self, cores: int) -> int:
-        """The number of batches of the next task, of as many cores. What is ahead lasts until a long task has ended."""
+        """The number of batches of the next task. The first tasks are short, since the program waits for them, and the last batches are divided
+        among the cores."""
         soon = max(self.batches_in(FIRST_TASK_S), self.line.ahead // cores)
         share = max(self.batches_in(LEAST_TASK_S), self.line.wanted // cores)
         return min(self.batches_in(TASK_S), soon, share)

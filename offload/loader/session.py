@@ -36,7 +36,7 @@ BEAT_S = 5.0
 THREADS = 32
 THREADS_PER_RANK = 4
 NAMESPACE = "offload"
-MODULES = ("offload.loader.recipe",)
+MODULES = ("offload.loader.readers",)
 
 
 class Session:

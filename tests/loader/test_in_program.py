@@ -188,8 +188,7 @@ def test_the_probe_measures_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "active", probe)
     batches: Any = offload.DataLoader(Endless(), batch_size=4)
     with pytest.raises(probing.ProbedError):
-        for batch in batches:
-            assert batch.shape == (4, 5)
+        list(batches)
     assert (probe.samples, probe.step_s > 0) == (4, True)
     assert all(cpu_s >= 0 and size == 20 for cpu_s, size in probe.costs)
     assert any(cpu_s > 0 for cpu_s, _ in probe.costs)
