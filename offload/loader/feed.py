@@ -89,7 +89,7 @@ class _MapStream(_Stream):
     dropped_at: float = 0.0
 
     def batches_of_task(self, cores: int) -> int:
-        """The number of batches of the next task. The first tasks are short, since the program waits for them, and the last batches are divided
+        """The number of batches of the next task. The first tasks are short, since the program waits for them. The last batches are divided
         among the cores."""
         soon = max(self.batches_in(FIRST_TASK_S), self.line.ahead // cores)
         share = max(self.batches_in(LEAST_TASK_S), self.line.wanted // cores)
