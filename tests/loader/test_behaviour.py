@@ -27,7 +27,7 @@ import offload
 from offload.errors import ConfigError, RunError
 from offload.loader import session as sessions
 from offload.loader.readers import TASK_S
-from tests.helpers import end_loaders, eventually
+from tests.helpers import end_loaders, eventually, title_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -250,6 +250,13 @@ def reading(dataset: Any, **named: Any) -> Any:
     return offload.DataLoader(dataset, batch_size=2, collate_fn=list, **{"num_workers": 1, **named})
 
 
+def resting(loader: Any) -> int:
+    """The number of readers that wait for the loader's next epoch."""
+    feed, owner = next(iter(sessions._sessions.values())).feed, loader._user.name
+    waiting = feed.__ray_call__.remote(lambda feed: sum(each.owner == owner for each in feed._resting._ready()))
+    return int(ray.get(waiting))
+
+
 WHOLE = [(1, i) for i in range(6)]
 
 
@@ -293,9 +300,10 @@ def test_a_reader_that_is_stuck_is_replaced() -> None:
 def test_a_reader_that_died_between_two_epochs_is_replaced() -> None:
     loader = reading(Reader())
     died, _ = read(loader)
-    for process in died:
-        os.kill(process, signal.SIGKILL)
-        psutil.wait_procs([psutil.Process(process)] if psutil.pid_exists(process) else [], timeout=300)
+    eventually(lambda: resting(loader) == 1)
+    for process in map(psutil.Process, died):
+        process.kill()
+        eventually(lambda process=process: not title_of(process))
     processes, samples = read(loader)
     assert samples == WHOLE
     assert processes.isdisjoint(died)
