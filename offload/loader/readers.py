@@ -26,7 +26,7 @@ TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or tw
 MOST_BATCHES = 64  # of a task
 KEPT_S = 30.0  # time for the next iteration to come: after as long a break, the start of processes does not matter
 STUCK_S = 10.0  # time for the user's code of an ended iteration to end
-KEPT_PER_CORE = 2  # processes of all loaders that rest
+KEPT_PER_CORE = 4  # processes of all loaders that rest: one each for training, validation and test data, and one more
 
 
 class Read(NamedTuple):
