@@ -245,7 +245,8 @@ class _Given:
 
 @dataclass(eq=False, kw_only=True)
 class _Core:
-    """The actor of one core. ``ready``: it runs and has finished its set-up; ``leaving``: it gets no more tasks."""
+    """The actor of one core. ``ready``: it runs and has finished its set-up; ``leaving``: it gets no more tasks; ``reserves``: whether it
+    reserves CPUs of Ray; ``instead_of``: the actor that leaves once this one is ready."""
 
     node: str
     actor: Any
@@ -255,6 +256,8 @@ class _Core:
     ready: bool = False
     leaving: bool = False
     dead: bool = False
+    reserves: bool = True
+    instead_of: _Core | None = None
     given: set[_Given] = field(default_factory=set)
 
 
@@ -283,6 +286,7 @@ class Pool:
         self._again: deque[_Given] = deque()
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[threading.Event] = []
+        self._sharing: list[threading.Event] = []
         self._looks = False  # whether the thread's next look is still to come
         self._working: set[str] = set()  # nodes that have made a block
         self._asked = self._begun = 0  # reshapes; each counter has one writing thread
@@ -305,6 +309,18 @@ class Pool:
         self._asked += 1
         self._news.put(lambda: self._reshape(Counter(nodes), left))
         return left
+
+    @property
+    def reserves(self) -> bool:
+        """Whether its processes reserve CPUs of Ray."""
+        return bool(self._options["num_cpus"])
+
+    def share(self) -> threading.Event:
+        """Reserve no CPUs of Ray from now on, so that others who wait for some can run on the same cores. Return an event that is set once
+        none is reserved. Each process works until another, which reserves nothing, can take its place."""
+        shared = threading.Event()
+        self._news.put(lambda: self._share(shared))
+        return shared
 
     def abandon(self, tasks: Sequence[Task]) -> None:
         """Replace the processes that still work on these tasks, which nobody wants any more: they may be stuck."""
@@ -340,7 +356,8 @@ class Pool:
 
     def _new_core(self, node: str, replaced: int = 0, planned: int = 0) -> _Core:
         me = lowest_free({core.number for core in self._cores}, max(planned, len(self._cores) + 1))
-        core = _Core(node=node, actor=self._new_actor(node, me), number=me.number, replaced=replaced)
+        actor = self._new_actor(node, me)
+        core = _Core(node=node, actor=actor, number=me.number, replaced=replaced, reserves=self.reserves)
         for recipe in self._recipes:
             self._warm(core, recipe)
         return core
@@ -374,6 +391,15 @@ class Pool:
             # A failing set-up of a transform raises here, and again in the first task, which reports it to the user.
             core.ready = True
             self._place(core)
+            self._replace(core)
+
+    def _replace(self, core: _Core) -> None:
+        """Let the actor go in whose place this one works from now on."""
+        old, core.instead_of = core.instead_of, None
+        if old is not None and not old.dead:
+            old.leaving = True
+            self._place(old)
+            self._let_go(old)
 
     def _found(self) -> tuple[_Core, _Given] | None:
         """A task and the core that should run it; None without a task, or if all cores have enough to do.
@@ -436,8 +462,10 @@ class Pool:
         self._forget(core)
         self._work.lost(core.node, error)
         gone = isinstance(error, NODE_GONE)
-        if not core.leaving and not gone and core.replaced < REPLACEMENTS:
-            self._cores.append(self._new_core(core.node, core.replaced + 1))
+        if not core.leaving and not gone and core.replaced < REPLACEMENTS and not self._follows(core):
+            again = self._new_core(core.node, core.replaced + 1)
+            again.instead_of = core.instead_of
+            self._cores.append(again)
         self._tell_free()
         # The driver replaces a node that is gone, or ends the run if no node remains.
         if not self._cores and not gone:
@@ -452,11 +480,13 @@ class Pool:
                 given.abandoned = True
             self._forget(core)
             self._kill(core)  # its other task fails, and another process runs it again
-            if not core.leaving:
+            if not core.leaving and not self._follows(core):
                 self._cores.append(self._new_core(core.node, core.replaced))
             self._tell_free()
 
     def _reshape(self, wanted: Counter[str], left: threading.Event) -> None:
+        for core in list(self._cores):
+            self._replace(core)
         staying = [core for core in self._cores if not core.leaving]
         for node in {*wanted, *(core.node for core in staying)}:
             here = sorted((c for c in staying if c.node == node), key=lambda core: (core.ready, len(core.given)))
@@ -473,6 +503,19 @@ class Pool:
         self._refusals.look()
         self._tell_free()
 
+    def _share(self, shared: threading.Event) -> None:
+        self._options["num_cpus"] = 0
+        for old in [core for core in self._cores if core.reserves and not core.leaving and not self._follows(core)]:
+            core = self._new_core(old.node, old.replaced)
+            core.instead_of = old
+            self._cores.append(core)
+        self._sharing.append(shared)
+        self._tell_free()
+
+    def _follows(self, core: _Core) -> bool:
+        """Whether another actor starts in the place of this one."""
+        return any(each.instead_of is core for each in self._cores)
+
     def _let_go(self, core: _Core) -> None:
         if core.leaving and not core.given and not core.dead:
             self._forget(core)
@@ -480,6 +523,10 @@ class Pool:
             self._tell_free()
 
     def _tell_free(self) -> None:
+        if not any(core.reserves for core in self._cores):
+            for shared in self._sharing:
+                shared.set()
+            self._sharing.clear()
         if not any(core.leaving for core in self._cores):
             for waiting in self._waiting:
                 waiting.set()

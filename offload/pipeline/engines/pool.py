@@ -29,7 +29,10 @@ class PoolEngine:
         self._feed = feed
         self._passes: dict[PassKey, tuple[Pass, PassTasks]] = {}
         self._redo: deque[Issued] = deque()
-        self._pool: Pool = pool(self._nodes(), feed.cores.task_cpus, self, feed.cores.runtime_env)
+        # Ray Data, which executes other data sets of the run, needs CPUs that Ray sees as free, and actors never give theirs back.
+        shared = not all(stream.pooled for stream in feed.streams.values())
+        cpus = 0.0 if shared else feed.cores.task_cpus
+        self._pool: Pool = pool(feed.cores.nodes, cpus, self, feed.cores.runtime_env)
         for stream in feed.streams.values():
             if stream.pooled:
                 self._pool.warm(stream.recipe)
@@ -80,7 +83,7 @@ class PoolEngine:
 
     def reshape(self) -> threading.Event:
         """See :class:`Engine`."""
-        return self._pool.reshape(self._nodes())
+        return self._pool.reshape(self._feed.cores.nodes)
 
     def starting(self) -> int:
         """See :class:`Engine`."""
@@ -126,11 +129,6 @@ class PoolEngine:
     def works(self, node: str) -> None:
         """The pool reports a node's first block."""
         self._feed.works(node)
-
-    def _nodes(self) -> tuple[str, ...]:
-        # A Ray Data pipeline in the same run needs cores of its own, which actors would never give back.
-        mixed = not all(stream.pooled for stream in self._feed.streams.values())
-        return self._feed.cores.nodes[:: 2 if mixed else 1]
 
     def _room_on_link(self, node: str, current: Pass, tasks: PassTasks) -> Room:
         """The room for a node's next block, so that links have carried all blocks before the workers' own nodes could make the rest of a

@@ -33,6 +33,7 @@ from offload.model.placement import NodeResources, beside
 from offload.preload import ahead
 from offload.preload.local_agent import LOOPBACK
 from offload.train.cluster import ray_processes
+from offload.train.cluster.holdings import left
 from offload.train.cluster.idle import give_back_idle, used_by_a_run
 from offload.train.cluster.left import are_free
 from offload.train.cluster.ray_nodes import addresses_here, free_resources, has_node, is_node_of
@@ -103,9 +104,25 @@ def connected(address: str | None, *, metrics_port: int | None = None) -> Iterat
 
     Raises ConfigError if nothing listens at ``address``, or the listener does not answer.
     """
-    with used_by_a_run(), handled() as interrupts, _opened(address, interrupts, metrics_port) as ours:
+    with handled() as interrupts, used_by_a_run(), _opened(address, interrupts, metrics_port) as ours:
+        _release_left()
         give_back_idle()
-        yield _describe(ours=ours)
+        try:
+            yield _describe(ours=ours)
+        except ControlLostError:
+            raise  # nobody would answer
+        except BaseException:
+            with interrupts.shielded():
+                for each in left():
+                    each.release()
+            raise
+
+
+def _release_left() -> None:
+    """Release what this thread's earlier runs still hold, if something interrupted their ends."""
+    for each in left():
+        each.release()
+        each.drop()
 
 
 @contextmanager

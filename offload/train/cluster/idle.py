@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from offload.interrupts import handled
+
 _holders: list[Callable[[], None]] = []
 _waiting: list[Callable[[], None]] = []
 _lock = threading.Lock()
@@ -38,12 +40,13 @@ def used_by_a_run() -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:
-            _runs -= 1
-            over = not _runs
-        if over:
-            for end in _waiting:
-                end()
+        with handled() as interrupts, interrupts.shielded():
+            with _lock:
+                _runs -= 1
+                over = not _runs
+            if over:
+                for end in _waiting:
+                    end()
 
 
 @contextmanager

@@ -10,30 +10,41 @@ Where it stops: :mod:`offload.train.driver.fleet.room` computes what is missing.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import placement_group_table
 
 from offload.model.bundle import Bundle
+from offload.train.cluster.holdings import Holdings
 
 MOST_WAITING = 1000  # placement groups: Ray goes through all of them whenever something changes
 
 
 class NodeRequests:
-    """The requests of one run; empty at first."""
+    """The requests of one run; empty at first. Several threads may call its methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
         self._groups: dict[Bundle, list[Any]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
 
     def ask(self, missing: Mapping[Bundle, int], *, hold: bool = False) -> None:
         """Ask for this many of each bundle besides the present nodes, and withdraw any earlier request.
 
         A group that finds room, on a new node or where a process ended, holds it, and this call releases it again: so call it often.
-        With ``hold``, granted room is kept until a call without ``hold``, so that early nodes stay until the rest arrive.
+        With ``hold``, granted room is kept until a call without ``hold``, so that early nodes stay until the rest arrive. Does nothing
+        after :meth:`close`: a run that ends at once does not wait for the thread that may be about to ask.
         """
+        with self._lock:
+            if not self._closed:
+                self._ask(missing, hold=hold)
+
+    def _ask(self, missing: Mapping[Bundle, int], *, hold: bool) -> None:
         room = self._room()
         for bundle in self._groups.keys() | missing.keys():
             groups = self._groups.setdefault(bundle, [])
@@ -42,8 +53,8 @@ class NodeRequests:
             count = min(missing.get(bundle, 0), MOST_WAITING)
             kept, left = (came, []) if hold else ([], came)
             for group in [*left, *waiting[count:]]:
-                remove_placement_group(group)
-            more = [placement_group([dict(bundle)]) for _ in range(count - len(waiting))]
+                self._holdings.remove_group(group)
+            more = [self._holdings.new_group(bundle) for _ in range(count - len(waiting))]
             self._groups[bundle] = [*kept, *waiting[:count], *more]
 
     def held(self) -> dict[str, dict[str, float]]:
@@ -64,5 +75,6 @@ class NodeRequests:
 
     def close(self) -> None:
         """Withdraw all requests."""
-        with contextlib.suppress(RuntimeError, ray.exceptions.RayError):  # the cluster may be gone
-            self.ask({})
+        with self._lock, contextlib.suppress(RuntimeError, ray.exceptions.RayError):  # the cluster may be gone
+            self._closed = True
+            self._ask({}, hold=False)

@@ -37,15 +37,16 @@ LOOK_S = 1.0
 
 
 def wait_for_start(
-    terms: Terms, cluster: Cluster, *, status: Callable[[str], None]
+    terms: Terms, cluster: Cluster, requests: NodeRequests, *, status: Callable[[str], None]
 ) -> tuple[Cluster, Fleet, tuple[Action, ...]]:
     """Wait until the run can start: for nodes that the autoscaler adds, or for room that other programs hold.
 
-    Returns the cluster at that time, the run's first state, and its first actions. ``status`` shows what the run waits for.
+    Returns the cluster at that time, the run's first state, and its first actions. ``requests`` are closed then. ``status`` shows what
+    the run waits for.
 
     Raises ConfigError if the cluster does not suffice in time, or never can.
     """
-    requests, shown = NodeRequests(), ""
+    shown = ""
     state: Starting | Fleet = Starting(terms=terms)
     try:
         while True:

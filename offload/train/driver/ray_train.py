@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +49,7 @@ from ray.train.v2.api.exceptions import ControllerError, PreemptionError, Worker
 
 from offload.errors import RunError
 from offload.train.cluster.deaths import how_worker_ended
+from offload.train.cluster.holdings import NAMESPACE, Holdings
 from offload.train.cluster.ray_processes import how_it_ended
 from offload.train.hub.client import HubClient
 from offload.train.worker.device_memory import DeviceMemoryError
@@ -263,8 +266,8 @@ class LastLook(WorkerGroupCallback):
 # To a type checker, ray.train.torch.TorchTrainer is version 1's, which lacks methods of version 2's.
 class TorchTrainer(ray.train.torch.TorchTrainer):
     """Ray Train's trainer with fewer processes. ``beside_ray_data``: whether Ray Data pipelines run beside the workers;
-    ``hub``: the source of the wanted number of workers; ``run``: the run's name on the cluster; ``controller_env``: the
-    controller's runtime environment."""
+    ``hub``: the source of the wanted number of workers; ``run``: the run's name on the cluster; ``holdings``: where the controller is
+    noted; ``controller_env``: the controller's runtime environment."""
 
     def __init__(
         self,
@@ -272,19 +275,21 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
         *,
         hub: HubClient,
         run: str,
+        holdings: Holdings,
         beside_ray_data: bool,
         controller_env: Mapping[str, Any],
         **options: Any,
     ) -> None:
         super().__init__(train, **options)
-        self._hub, self._run, self._controller_env = hub, run, controller_env
+        self._hub, self._run, self._holdings, self._controller_env = hub, run, holdings, controller_env
         self._beside_ray_data = beside_ray_data
-        self._controller: Any = None
+        self._ended = False
+        self._starting = threading.Lock()
 
-    def end(self) -> None:
-        """End the controller, and with it the workers and :meth:`fit`, if they have not ended."""
-        if self._controller is not None:
-            ray.kill(self._controller)
+    def start_none(self) -> None:
+        """Let no controller start from now on."""
+        with self._starting:
+            self._ended = True
 
     def fit(self) -> Any:
         os.environ.setdefault(PREEMPTION_WATCHER, "0")
@@ -305,12 +310,17 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
         arguments["failure_policy"] = GoOn(run_config.failure_config, self._hub)
         # As Ray Train does it, but in the given environment, and without a handler of Ctrl-C: the driver handles that.
         env_vars = {BLOCKING_GET_WARNING: "0", **get_env_vars_to_propagate()}
-        controller: Any = ray.remote(
+        controller_class: Any = ray.remote(
             num_cpus=0,
             label_selector={NODE_ID: ray.get_runtime_context().get_node_id()},
             runtime_env={**self._controller_env, "env_vars": env_vars},
-        )(TrainController).remote(**arguments)
-        self._controller = controller
+        )(TrainController)
+        with self._starting:
+            if self._ended:
+                raise RunError("the run ended before its workers could start.")
+            name = f"{self._run} controller {secrets.token_hex(4)}"
+            self._holdings.note_actor(name)
+            controller = controller_class.options(name=name, namespace=NAMESPACE).remote(**arguments)
         ray.get(controller.run.remote())
         return ray.get(controller.get_result.remote())
 

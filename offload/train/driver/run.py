@@ -40,6 +40,7 @@ from offload.train.cluster.connection import (
     ping,
 )
 from offload.train.cluster.draining import draining_nodes
+from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.left import leave
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.notices import Watchers
@@ -99,7 +100,11 @@ class Run:
                 f"the schedule uses shares of the training, and the number of samples of {TRAIN!r} is unknown: pass epochs, "
                 "such as schedule={0: 2, 30: 4}."
             )
-        self.cluster, self.fleet, self._first_actions = wait_for_start(self._terms(), cluster, status=live.status)
+        self.holdings = Holdings()
+        requests = NodeRequests(self.holdings)
+        self.cluster, self.fleet, self._first_actions = wait_for_start(
+            self._terms(), cluster, requests, status=live.status
+        )
         self._check_prices()
         self._check_caches()
         self.placement = self.fleet.placement
@@ -142,6 +147,28 @@ class Run:
         for each in classes_that_differ(self.listed):
             self.log.tell("classes_differ", **each)
         import_ahead(set(cores.nodes), cores.runtime_env)
+        marker = Marker.of(storage, name)
+        try:
+            if marker is not None:
+                marker.put()
+            # Signals only count from the first actor's start until all have ended: none is left behind.
+            with handled() as interrupts, interrupts.shielded(patient=True):
+                result, stopped, answered = self._train(cores, name, storage, marker, interrupts)
+        finally:
+            if marker is not None:
+                marker.remove()
+        checkpoint = getattr(result, "checkpoint", None)
+        where = None if checkpoint is None else _address_of(checkpoint)
+        summary = self.log.finish("interrupted" if stopped else "finished", where)
+        if interrupts.presses > answered:  # while the run ended
+            raise KeyboardInterrupt
+        return summary
+
+    def _train(
+        self, cores: Cores, name: str, storage: Storage, marker: Marker | None, interrupts: Interrupts
+    ) -> tuple[Any, bool, int]:
+        """Start the run's actors, follow the run to its end, and end the actors. Return Ray Train's result, whether the run was stopped,
+        and how many signals that answered."""
         threads = FEED_THREADS + 6 * min(self.fleet.bounds[1], MOST_RANKS_AT_ONCE)
 
         def start_hub(**named: str) -> Any:
@@ -153,29 +180,26 @@ class Run:
                 **named,
             ).remote(self.streams, cores, len(self.cluster.nodes), self.directory.path)
 
-        run, actor = named_hub(self.directory.path.name, start_hub)
+        control = ControlWatch()
+        run, actor = named_hub(self.directory.path.name, start_hub, self.holdings)
         hub = HubClient(actor)
+        requests = NodeRequests(self.holdings)
         conductor = Conductor(
-            self.fleet, self._first_actions, hub=hub, requests=NodeRequests(), tell=self.log.tell, free=free_resources
+            self.fleet, self._first_actions, hub=hub, requests=requests, tell=self.log.tell, free=free_resources
         )
-        if not self.directory.resuming:
-            request = first_pass(self.split, deterministic=self.trainer.deterministic)
-            hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
-        marker = Marker.of(storage, name)
         torch_trainer = self._torch_trainer(hub, run, name, storage, marker)
         watchers = Watchers(hub, self.log.tell)
         outcome: list[Any] = []
         fitting = threading.Thread(target=_fit, args=(torch_trainer, outcome), daemon=True)
-        control = ControlWatch()
         try:
-            if marker is not None:
-                marker.put()
-            with handled() as interrupts, interrupts.shielded(patient=True):
-                fitting.start()
-                stopped = self._watch(fitting, hub, interrupts, control, conductor, watchers)
-                # Before the shield falls, and the usual time of the last resort begins.
-                if interrupts.presses and not fitting.is_alive():
-                    interrupts.end_within(COMMITTED_END_S)
+            if not self.directory.resuming:
+                request = first_pass(self.split, deterministic=self.trainer.deterministic)
+                hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
+            fitting.start()
+            stopped = self._watch(fitting, hub, interrupts, control, conductor, watchers)
+            answered = interrupts.presses
+            if answered and not fitting.is_alive():
+                interrupts.end_within(COMMITTED_END_S)
             self._read(hub)
             conductor.read(self.log.news)  # a change may have ended since the last look
             result = outcome[0] if outcome else None
@@ -185,23 +209,22 @@ class Run:
             # The hub died (for example, its host ran out of memory). An error of fit(), if any, says more.
             self._failed(outcome[0] if outcome and isinstance(outcome[0], BaseException) else error)
         finally:
-            if marker is not None:
-                marker.remove()
             if control.lost() is None:  # otherwise nobody would answer
                 watchers.close()
-                torch_trainer.end()
-                ray.kill(actor)  # and with it the pool
+                torch_trainer.start_none()
+                conductor.close()
+                self.holdings.release()
                 fleet = conductor.fleet
                 leave({node: cores * fleet.core_cpus for node, cores in fleet.used.items()})
-                conductor.close()
-                fitting.join(timeout=FITTING_END_S)
+                if fitting.is_alive():
+                    fitting.join(timeout=FITTING_END_S)
+            else:
+                self.holdings.drop()
         if isinstance(result, BaseException):
             if (lost := control.lost()) is not None:
                 self._lost(lost)
             self._failed(result)
-        checkpoint = getattr(result, "checkpoint", None)
-        where = None if checkpoint is None else _address_of(checkpoint)
-        return self.log.finish("interrupted" if stopped else "finished", where)
+        return result, stopped, answered
 
     def worker_main(self, functions: Carried, setup: WorkerSetup) -> Callable[[], None]:
         """The function that each worker runs. ``functions``: a :class:`UserFunctions`."""
@@ -330,6 +353,7 @@ class Run:
             self.worker_main(self._carried, self._setup(hub, marker)),
             hub=hub,
             run=run,
+            holdings=self.holdings,
             controller_env=preload.runtime_env(self.job_env, also=preload.CONTROLLER),
             beside_ray_data=not all(each.pooled for each in self.listed.values()),
             scaling_config=scaling,

@@ -7,15 +7,15 @@ from typing import Any
 
 import ray
 
+from offload.train.cluster.holdings import NAMESPACE, Holdings
 from offload.train.hub.client import HubClient
 
-NAMESPACE = "offload"
 HUB = " hub"
 TAKEN = ValueError  # Ray's error for a name that another actor has
 
 
-def named_hub(run: str, start: Callable[..., Any]) -> tuple[str, Any]:
-    """Start a run's hub under a name of its own. Return the run's name on the cluster, and the actor.
+def named_hub(run: str, start: Callable[..., Any], holdings: Holdings) -> tuple[str, Any]:
+    """Start a run's hub under a name of its own, and note it in ``holdings``. Return the run's name on the cluster, and the actor.
 
     The name is ``run``, or if another run has it, ``run-2`` and so on. ``start`` takes the options ``name`` and ``namespace``.
     """
@@ -23,10 +23,11 @@ def named_hub(run: str, start: Callable[..., Any]) -> tuple[str, Any]:
     while True:
         name = run if number == 1 else f"{run}-{number}"
         if name not in runs():
+            holdings.note_actor(name + HUB)
             try:
                 return name, start(name=name + HUB, namespace=NAMESPACE)
             except TAKEN:  # by another driver, in this moment
-                pass
+                holdings.forget_actor(name + HUB)
         number += 1
 
 

@@ -18,6 +18,7 @@ from offload.model.placement import NodeResources, beside
 from offload.report.live import LiveLine
 from offload.report.run_dir import read_lines
 from offload.report.sentences import sentence
+from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.ray_nodes import free_resources
 from tests.conftest import LOGICAL_CPUS
@@ -64,7 +65,7 @@ def test_room_that_comes_first_is_kept_until_the_rest_is_there(ray_cluster: None
 
     other = Other.options(num_cpus=2).remote()  # type: ignore[attr-defined]
     ray.get(other.ready.remote())
-    requests, bundle = NodeRequests(), bundle_of({"CPU": 1.5, "GPU": 0})
+    requests, bundle = NodeRequests(Holdings()), bundle_of({"CPU": 1.5, "GPU": 0})
     try:
         requests.ask({bundle: 2}, hold=True)
         eventually(lambda: held() == 1.5)

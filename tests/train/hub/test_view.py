@@ -17,6 +17,7 @@ from offload.report.page.records import RunReader
 from offload.report.run_tail import RunOverError
 from offload.train.hub import view
 from offload.train.hub.actor import Hub
+from offload.train.cluster.holdings import Holdings
 from offload.train.hub.names import hub_of, named_hub, runs
 from tests.helpers import eventually
 from tests.report.runs import Writer
@@ -35,7 +36,7 @@ def training(path: Path) -> Iterator[str]:
     def start(**named: str) -> Any:
         return ray.remote(Hub).options(num_cpus=0, **named).remote({}, NOTHING, 1, path)
 
-    name, actor = named_hub(path.name, start)
+    name, actor = named_hub(path.name, start, Holdings())
     try:
         yield name
     finally:

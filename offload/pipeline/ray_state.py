@@ -1,0 +1,137 @@
+"""Who holds the CPUs of a Ray cluster, and who waits for some, from Ray's private tables.
+
+Where it stops: the tables name actors and placement groups. Of tasks they know only what all of them hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+from ray._private import state
+from ray._private.worker import global_worker
+from ray.autoscaler.v2 import sdk
+from ray.core.generated import gcs_pb2
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+SLACK = 1e-3  # CPUs: sums of Ray's amounts differ in the last decimals
+CREATED = gcs_pb2.PlacementGroupTableData.CREATED
+REMOVED = gcs_pb2.PlacementGroupTableData.REMOVED
+HOLDING = (gcs_pb2.ActorTableData.ALIVE, gcs_pb2.ActorTableData.RESTARTING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """An actor or a placement group, ``what`` it is in words, and the CPUs that it holds. ``ours``: whether this process made it, or made
+    its maker."""
+
+    what: str
+    cpus: float
+    ours: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The CPUs of the cluster that somebody holds. ``tasks``: those of all tasks together."""
+
+    holders: tuple[Holder, ...] = ()
+    tasks: float = 0.0
+
+    @property
+    def in_words(self) -> str:
+        """Who holds what, the most first: ``2 CPUs: actor Counter``; empty if nobody holds any."""
+        sums: Counter[str] = Counter()
+        for each in (*self.holders, Holder(what="tasks", cpus=self.tasks)):
+            if each.cpus > SLACK:
+                sums[each.what] += each.cpus  # type: ignore[assignment]  # a counter adds up fractions as well
+        return ", ".join(f"{what} {cpus_shown(cpus)}" for what, cpus in sums.most_common())
+
+    @property
+    def ours(self) -> float:
+        """The CPUs of the actors and placement groups of this process."""
+        return sum(each.cpus for each in self.holders if each.ours)
+
+
+def cpus_shown(cpus: float) -> str:
+    """A number of CPUs in words: ``1 CPU``, ``0.5 CPUs``."""
+    return f"{round(cpus, 2):g} CPU{'' if abs(cpus - 1) < SLACK else 's'}"
+
+
+def held() -> Held:
+    """Who holds the CPUs of the cluster to which this process is connected."""
+    total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
+    here = ray.get_runtime_context().get_worker_id()
+    job = ray.get_runtime_context().get_job_id()
+    return holders(_actors(), _groups(), taken=total - free, here=here, job=job)
+
+
+def holders(actors: Sequence[Any], groups: Sequence[Any], *, taken: float, here: str, job: str) -> Held:
+    """Who holds the ``taken`` CPUs, from Ray's tables. ``here``: this process's id as a worker of Ray; ``job``: the id of its job."""
+    living = [each for each in actors if each.state in HOLDING]
+    workers = {here}
+    ours: set[bytes] = set()
+    while new := [a for a in living if a.owner_address.worker_id.hex() in workers and a.actor_id not in ours]:
+        ours.update(each.actor_id for each in new)
+        workers.update(each.address.worker_id.hex() for each in new)
+    found = []
+    for group in groups:
+        if group.state == CREATED:
+            cpus = sum(bundle.unit_resources.get("CPU", 0.0) for bundle in group.bundles)
+            inside = {_name(each) for each in living if each.placement_group_id == group.placement_group_id}
+            what = " and ".join(sorted(inside)) or f"placement group {group.name or group.placement_group_id.hex()[:8]}"
+            by_us = group.creator_actor_id in ours or (
+                not any(group.creator_actor_id) and group.creator_job_id.hex() == job
+            )
+            found.append(Holder(what=what, cpus=cpus, ours=by_us))
+    for actor in living:
+        if not any(actor.placement_group_id):
+            cpus = actor.required_resources.get("CPU", 0.0)
+            found.append(Holder(what=_name(actor), cpus=cpus, ours=actor.actor_id in ours))
+    named = tuple(each for each in found if each.cpus > SLACK)
+    return Held(holders=named, tasks=max(taken - sum(each.cpus for each in named), 0.0))
+
+
+def _name(actor: Any) -> str:
+    """An actor in words: its own representation, or its class."""
+    return str(actor.repr_name or f"actor {actor.name or actor.class_name.rpartition('.')[2]}")
+
+
+def awaited_cpus() -> float:
+    """The CPUs for which tasks and actors wait that would fit on some node; 0 if none waits."""
+    reply = sdk.get_cluster_resource_state(global_worker.gcs_client)
+    most = max((node.total_resources.get("CPU", 0.0) for node in reply.node_states), default=0.0)
+    asked = [(each.request.resources_bundle.get("CPU", 0.0), each.count) for each in reply.pending_resource_requests]
+    return sum(cpus * count for cpus, count in asked if cpus <= most)
+
+
+def remove_groups_of(makers: Collection[str]) -> bool:
+    """Remove the placement groups that these actors, by their ids, have made. Return whether they can make no more: their processes, if on
+    this machine, have ended."""
+    here = ray.get_runtime_context().get_node_id()
+    made_by = [each for each in _actors() if each.actor_id.hex() in makers]
+    over = not any(each.address.node_id.hex() == here and _runs(each.pid) for each in made_by)
+    for group in _groups():
+        if group.state != REMOVED and group.creator_actor_id.hex() in makers:
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+    return over
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _actors() -> list[Any]:
+    tables = state.state._connect_and_get_accessor().get_actor_table(None, None)
+    return [gcs_pb2.ActorTableData.FromString(each) for each in tables]
+
+
+def _groups() -> list[Any]:
+    tables = state.state._connect_and_get_accessor().get_placement_group_table()
+    return [gcs_pb2.PlacementGroupTableData.FromString(each) for each in tables]

@@ -1,0 +1,91 @@
+"""What this process's runs hold on the cluster, under names that are known before anything is created.
+
+An interrupt may come after Ray has made an actor or a placement group and before its handle is stored. Then only the name is left, and
+with it the end of the run, or the next run, releases what it names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from typing import Any
+
+import ray
+from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+
+from offload.model.bundle import Bundle
+from offload.pipeline.ray_state import remove_groups_of
+
+NAMESPACE = "offload"
+END_S = 3.0  # time for the processes of killed actors to end
+LOOK_S = 0.05
+
+_GONE = (ValueError, RuntimeError, ray.exceptions.RayError)  # no such name; no connection; no cluster
+
+
+class Holdings:
+    """What one run holds. It belongs to the thread that makes it."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self._actors: dict[str, None] = {}  # names
+        self._groups: dict[str, Any] = {}  # by name; None until the handle is here
+        self._makers: set[str] = set()  # ids of ended actors
+        _all.append(self)
+
+    def note_actor(self, name: str) -> None:
+        """Note an actor that is about to start, by its name in NAMESPACE."""
+        self._actors[name] = None
+
+    def forget_actor(self, name: str) -> None:
+        """Note that this run has no such actor."""
+        self._actors.pop(name, None)
+
+    def new_group(self, bundle: Bundle) -> Any:
+        """A placement group of one bundle."""
+        name = f"offload-room-{secrets.token_hex(8)}"
+        self._groups[name] = None
+        self._groups[name] = group = placement_group([dict(bundle)], name=name)
+        return group
+
+    def remove_group(self, group: Any) -> None:
+        """Remove a placement group."""
+        remove_placement_group(group)
+        for name in [name for name, each in list(self._groups.items()) if each is group]:
+            self._groups.pop(name, None)
+
+    def release(self) -> None:
+        """End all actors and remove all placement groups, also those that the actors have made. It may be called again after an
+        interrupt."""
+        for name in reversed(list(self._actors)):
+            with contextlib.suppress(*_GONE):
+                actor = ray.get_actor(name, namespace=NAMESPACE)
+                self._makers.add(actor._actor_id.hex())
+                ray.kill(actor)
+            self.forget_actor(name)
+        for name in list(self._groups):
+            with contextlib.suppress(*_GONE):
+                remove_placement_group(get_placement_group(name))
+            self._groups.pop(name, None)
+        # A placement group that an actor was just asking for outlives the actor.
+        until = time.monotonic() + END_S
+        with contextlib.suppress(*_GONE):
+            while self._makers and not remove_groups_of(self._makers) and time.monotonic() < until:
+                time.sleep(LOOK_S)
+            remove_groups_of(self._makers)
+
+    def drop(self) -> None:
+        """Forget everything: it is released, or the cluster is gone."""
+        with contextlib.suppress(ValueError):
+            _all.remove(self)
+
+
+_all: list[Holdings] = []
+
+
+def left() -> list[Holdings]:
+    """What runs that are over have not released. A thread has one run at a time, so its earlier ones are over."""
+    here = threading.current_thread()
+    return [each for each in list(_all) if each.thread is here or not each.thread.is_alive()]
