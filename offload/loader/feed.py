@@ -9,6 +9,7 @@ Where it stops: it never opens a batch, and it draws no indices.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 import statistics
 import threading
@@ -29,6 +30,7 @@ from offload.loader.readers import KEPT_PER_CORE, MOST_BATCHES, TASK_S, Iterable
 from offload.loader.recipe import BatchOrder, Imports
 from offload.loader.stats import Measured
 from offload.pipeline.block_sender import BlockSenders
+from offload.pipeline.core_watch import CoreWatch
 from offload.pipeline.engines.base import HELD_SHARE
 from offload.pipeline.meter import Meter
 from offload.pipeline.passes import as_user_error
@@ -127,6 +129,14 @@ class LoaderFeed:
         self._news: queue.SimpleQueue[tuple[_IterableStream, Callable[[], None]]] = queue.SimpleQueue()
         threading.Thread(target=self._hear, daemon=True, name="readers").start()
         threading.Thread(target=self._end_leases, daemon=True, name="leases").start()
+        if self.run is not None:
+            CoreWatch(
+                starving=self._starving,
+                executed=lambda what: False,
+                reserves=lambda: self._pool is not None and self._pool.reserves and not self._pool.starting(),
+                share=self._share_cores,
+                say=self._waits_for_cpus,
+            ).start()
 
     # -- for loaders ------------------------------------------------------------------------------------------------
 
@@ -305,12 +315,33 @@ class LoaderFeed:
         """Fail all iterations: a preprocessing process ends because its call cannot be interrupted."""
         self.failed(RunError(f"{what} took longer than {seconds:g} s and cannot be interrupted."))
 
+    def share(self, timeout_s: float) -> bool:
+        """Reserve no CPUs from now on: others wait for them. Return whether none is reserved within ``timeout_s``."""
+        with self._changed:
+            self._cores = dataclasses.replace(self._cores, task_cpus=0.0)
+            shared = None if self._pool is None else self._pool.share()
+        return shared is None or shared.wait(timeout_s)
+
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _of(self, client: str, recipe: PackedRecipe) -> dict[str, Any]:
         """What an iteration begins with."""
         batch_s = self._batch_s.setdefault((client, recipe.owner), deque(maxlen=RECENT))
         return {"client": client, "recipe": recipe, "batch_s": batch_s, "meter": Meter(lambda: self._cores.by_node)}
+    def _starving(self) -> str:
+        """What waits for the first preprocessing process; empty if nothing does."""
+        return "the DataLoader" if self._streams and self._pool is not None and not self._pool.runs else ""
+
+    def _share_cores(self) -> None:
+        self.share(0.0)
+        self._remark(
+            "other tasks of this program wait for CPUs that preprocessing reserves: its processes go on, and reserve none from now on"
+        )
+
+    def _waits_for_cpus(self, what: str, seconds: float, held: str) -> None:
+        self._remark(
+            f"{what} has waited {seconds:.0f} s for a CPU. Who holds CPUs: {held or 'nobody'}. End what is not needed, or add nodes"
+        )
 
     def _remark(self, text: str) -> None:
         with self._changed:

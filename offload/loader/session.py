@@ -33,6 +33,7 @@ from offload.train.cluster.ray_processes import no_new_ray
 
 LINGER_S = 10.0  # time for another loader to come: a new Ray takes seconds
 BEAT_S = 5.0
+SHARE_S = 60.0  # time for processes that reserve no CPUs to take the place of those that do
 THREADS = 32
 THREADS_PER_RANK = 4
 NAMESPACE = "offload"
@@ -116,6 +117,18 @@ class Session:
                 leave(self._cpus)
             self._lost = True
 
+    def make_room(self) -> None:
+        """Let others have the cores: give them back, or share them while an iteration needs them."""
+        if self.ended or self._lost or self.is_shared:
+            return
+        if self.is_idle:
+            self.give_back()
+        elif self._cpus:
+            with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
+                ray.get(self.feed.share.remote(SHARE_S), timeout=SHARE_S + BEAT_S)
+                leave(self._cpus)
+            self._cpus = {}
+
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
             if not self._lost:
@@ -171,6 +184,8 @@ class User:
             session = _sessions.get(key)
             if session is None or session.ended:
                 _check_not_forked()
+                for other in list(_sessions.values()):
+                    other.make_room()
                 session = _sessions[key] = _on_a_lasting_thread(lambda: Session(address, placement))
             session.renew()
             _users.setdefault(key, set()).add(self.name)
@@ -255,15 +270,15 @@ def end_unused() -> None:
             session.close()
 
 
-def give_back_idle() -> None:
-    """Give back the cores of sessions that no iteration uses."""
+def make_room() -> None:
+    """Give back the cores of sessions that no iteration uses, and share those of the others."""
     with _lock:
-        idle = [session for session in _sessions.values() if session.is_idle and not session.ended]
-    for session in idle:
-        session.give_back()
+        sessions = list(_sessions.values())
+    for session in sessions:
+        session.make_room()
 
 
-on_need(give_back_idle)
+on_need(make_room)
 on_end(_end_later)
 
 

@@ -201,6 +201,20 @@ class Feed:
         until = time.monotonic() + timeout_s
         return all(each.wait(max(until - time.monotonic(), 0.0)) for each in free)
 
+    def starving(self) -> str:
+        """The data set for whose blocks workers wait while no preprocessing process runs, or while Ray Data makes them; empty if they wait
+        for none."""
+        waited_for = [key.name for key, current in list(self._passes.items()) if current.waited_for()]
+        return next((name for name in waited_for if self.executed(name) or not (self.pool and self.pool.runs())), "")
+
+    def executed(self, name: str) -> bool:
+        """Whether Ray Data executes a data set."""
+        return not self.streams[name].pooled
+
+    def reserves_cores(self) -> bool:
+        """Whether all preprocessing processes run, and reserve CPUs of Ray."""
+        return self.pool is not None and self.pool.reserves()
+
     def rates(self) -> dict[str, dict[str, float]]:
         """The measured rates of each data set's preprocessing."""
         return {name: meter.summary() for name, meter in self.meters.items()}

@@ -280,6 +280,11 @@ class Pass:
         """Whether some rank has nothing to take. All other ranks may be waiting for it."""
         return not all(self._lines)
 
+    def waited_for(self) -> bool:
+        """Whether some rank waits for a block of this pass."""
+        open_to = self._joined - self._left
+        return bool(open_to) and not (self.finished or self.closed or self.error) and self.starving()
+
     def _share(self, shares: list[Share]) -> None:
         for share in shares:
             block, first = self._firsts[share.block]

@@ -315,6 +315,11 @@ class Pool:
         """Whether its processes reserve CPUs of Ray."""
         return bool(self._options["num_cpus"])
 
+    @property
+    def runs(self) -> bool:
+        """Whether any process can take a task."""
+        return any(core.ready for core in tuple(self._cores))
+
     def share(self) -> threading.Event:
         """Reserve no CPUs of Ray from now on, so that others who wait for some can run on the same cores. Return an event that is set once
         none is reserved. Each process works until another, which reserves nothing, can take its place."""

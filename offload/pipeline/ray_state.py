@@ -20,9 +20,10 @@ from ray.core.generated import gcs_pb2
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 SLACK = 1e-3  # CPUs: sums of Ray's amounts differ in the last decimals
-CREATED = gcs_pb2.PlacementGroupTableData.CREATED
-REMOVED = gcs_pb2.PlacementGroupTableData.REMOVED
-HOLDING = (gcs_pb2.ActorTableData.ALIVE, gcs_pb2.ActorTableData.RESTARTING)
+_gcs: Any = gcs_pb2  # generated, without types
+CREATED = _gcs.PlacementGroupTableData.CREATED
+REMOVED = _gcs.PlacementGroupTableData.REMOVED
+HOLDING = (_gcs.ActorTableData.ALIVE, _gcs.ActorTableData.RESTARTING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,9 @@ class Held:
         return ", ".join(f"{what} {cpus_shown(cpus)}" for what, cpus in sums.most_common())
 
     @property
-    def ours(self) -> float:
-        """The CPUs of the actors and placement groups of this process."""
-        return sum(each.cpus for each in self.holders if each.ours)
+    def by_us_alone(self) -> bool:
+        """Whether actors and placement groups of this process hold all of them."""
+        return bool(self.holders) and self.tasks < SLACK and all(each.ours for each in self.holders)
 
 
 def cpus_shown(cpus: float) -> str:
@@ -64,7 +65,8 @@ def cpus_shown(cpus: float) -> str:
 
 def held() -> Held:
     """Who holds the CPUs of the cluster to which this process is connected."""
-    total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
+    known: Any = state
+    total, free = known.cluster_resources().get("CPU", 0.0), known.available_resources().get("CPU", 0.0)
     here = ray.get_runtime_context().get_worker_id()
     job = ray.get_runtime_context().get_job_id()
     return holders(_actors(), _groups(), taken=total - free, here=here, job=job)
@@ -102,11 +104,17 @@ def _name(actor: Any) -> str:
 
 
 def awaited_cpus() -> float:
-    """The CPUs for which tasks and actors wait that would fit on some node; 0 if none waits."""
-    reply = sdk.get_cluster_resource_state(global_worker.gcs_client)
-    most = max((node.total_resources.get("CPU", 0.0) for node in reply.node_states), default=0.0)
-    asked = [(each.request.resources_bundle.get("CPU", 0.0), each.count) for each in reply.pending_resource_requests]
-    return sum(cpus * count for cpus, count in asked if cpus <= most)
+    """The CPUs for which tasks and actors of the cluster wait; 0 if none waits."""
+    worker: Any = global_worker
+    reply = sdk.get_cluster_resource_state(worker.gcs_client)
+    asked = reply.pending_resource_requests
+    return float(sum(each.request.resources_bundle.get("CPU", 0.0) * each.count for each in asked))
+
+
+def programs() -> int:
+    """The number of programs that are connected to the cluster."""
+    known: Any = state
+    return sum(not job["IsDead"] for job in known.jobs())
 
 
 def remove_groups_of(makers: Collection[str]) -> bool:
@@ -129,9 +137,9 @@ def _runs(pid: int) -> bool:
 
 def _actors() -> list[Any]:
     tables = state.state._connect_and_get_accessor().get_actor_table(None, None)
-    return [gcs_pb2.ActorTableData.FromString(each) for each in tables]
+    return [_gcs.ActorTableData.FromString(each) for each in tables]
 
 
 def _groups() -> list[Any]:
     tables = state.state._connect_and_get_accessor().get_placement_group_table()
-    return [gcs_pb2.PlacementGroupTableData.FromString(each) for each in tables]
+    return [_gcs.PlacementGroupTableData.FromString(each) for each in tables]

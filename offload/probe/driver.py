@@ -29,7 +29,7 @@ from offload.train.checkpoints.storage import Storage
 from offload.train.cluster.connection import Cluster, check_address, connected
 from offload.train.driver.event_log import EventLog
 from offload.train.driver.failures import describe_failure
-from offload.train.driver.run import TOKEN_CPUS, Run
+from offload.train.driver.run import Run
 from offload.train.driver.trainer import Trainer
 from offload.train.hub.client import HubClient
 from offload.train.messages import TRAIN
@@ -121,7 +121,7 @@ class ProbeRun(Run):
         worker = super()._worker_resources()
         self.reserved_cpus = worker.cpus
         # Measure the pool and the worker one after the other, each with the whole machine.
-        return replace(worker, cpus=TOKEN_CPUS)
+        return replace(worker, cpus=0.0)
 
     def worker_main(self, functions: Carried, setup: Any) -> Any:
         budget, setup = self.budget, replace(setup, hang_s=math.inf)  # a probe makes no steps of its own

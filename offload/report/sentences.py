@@ -91,6 +91,15 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
         return f"the run wants {event['workers']} workers and has room for {event['before']}: it asks for nodes"
     if kind == "others_hold":
         return f"other programs hold {shares(event['held'])}: this run uses the rest, and will not use resources that they release later"
+    if kind == "cores_shared":
+        return (
+            "other tasks of this program wait for CPUs that preprocessing reserves: its processes go on, and reserve none from now on"
+        )
+    if kind == "waits_for_cpus":
+        return (
+            f"the preprocessing of {event['dataset']!r} has waited {event['seconds']} s for a CPU, and training waits for it. Who holds "
+            f"CPUs: {event['held'] or 'nobody'}. End what is not needed, let workers reserve fewer CPUs, or add nodes"
+        )
     if kind == "passes_differ":
         mine, others = event["passes"]
         return (
@@ -107,9 +116,10 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "not_started":
         needs = " and ".join(f"{amount:g} {name}" for name, amount in event["needs"].items())
         free = " and ".join(f"{amount:g} {name}" for name, amount in event["free"].items())
+        held = f" Who holds CPUs: {event['held']}." if event.get("held") else ""
         return (
             f"no worker has started for {event['after_s']:.0f} s: they need {event['workers']} × ({needs}), and {free} of the cluster are "
-            "free. They may be starting slowly, or other programs hold the resources; training then begins when those end"
+            f"free.{held} They may be starting slowly, or other programs hold the resources; training then begins when those end"
         )
     if kind == "not_granted":
         return (

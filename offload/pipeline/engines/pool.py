@@ -89,6 +89,18 @@ class PoolEngine:
         """See :class:`Engine`."""
         return self._pool.starting()
 
+    def reserves(self) -> bool:
+        """Whether its processes reserve CPUs of Ray, and all of them run."""
+        return self._pool.reserves and not self._pool.starting()
+
+    def runs(self) -> bool:
+        """See :meth:`Pool.runs`."""
+        return self._pool.runs
+
+    def share(self) -> None:
+        """See :meth:`Pool.share`."""
+        self._pool.share()
+
     def next_task(self, node: str) -> Issued | None:
         """A task for a core of this node, from the first opened pass that may go on, or else from one made ahead; None if none may."""
         with self._feed.lock:

@@ -46,7 +46,7 @@ _GROUP_OF = {
         (
             "worker_lost", "worker_hung", "worker_waits", "preprocessing_lost", "preprocessing_slow", "out_of_memory", "node_excluded",
             "short_of_memory", "not_started", "blocks_through_ray", "others_hold", "classes_differ", "passes_differ",
-            "callback_failed",
+            "callback_failed", "cores_shared", "waits_for_cpus",
         ),
         "fault",
     ),
@@ -90,7 +90,7 @@ def told(event: Mapping[str, Any], at_s: float, nodes: Mapping[str, Node]) -> To
 
 _ASIDE = (
     "measured", "resize_cost", "ready_to_resize", "ignored", "others_hold", "classes_differ", "passes_differ", "callback_failed",
-    "worker_waits",
+    "worker_waits", "cores_shared", "waits_for_cpus",
 )  # fmt: skip
 
 

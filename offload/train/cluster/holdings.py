@@ -19,6 +19,7 @@ from offload.model.bundle import Bundle
 from offload.pipeline.ray_state import remove_groups_of
 
 NAMESPACE = "offload"
+HUB = " hub"  # the end of a hub's name
 END_S = 3.0  # time for the processes of killed actors to end
 LOOK_S = 0.05
 
@@ -80,6 +81,11 @@ class Holdings:
         """Forget everything: it is released, or the cluster is gone."""
         with contextlib.suppress(ValueError):
             _all.remove(self)
+
+
+def worker_title(run: str) -> str:
+    """What Ray's tables call a worker of this run."""
+    return f"{run} worker"
 
 
 _all: list[Holdings] = []

@@ -49,6 +49,11 @@ def used_by_a_run() -> Iterator[None]:
                     end()
 
 
+def is_alone() -> bool:
+    """Whether no run of this process but the caller's uses its connection to Ray."""
+    return _runs <= 1
+
+
 @contextmanager
 def unless_used() -> Iterator[bool]:
     """A context in which no run begins to use this process's connection to Ray. Yields whether none uses it: then it may end."""

@@ -11,8 +11,10 @@ from typing import Protocol, assert_never
 from offload.model.bundle import Bundle
 from offload.model.placement import NodeResources
 from offload.pipeline.pending import Pending
+from offload.pipeline.ray_state import Held, held
 from offload.report.sentences import shares
 from offload.train.cluster.connection import Cluster, alive_nodes, held_by_others
+from offload.train.cluster.idle import is_alone
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.driver.fleet.machine import step
 from offload.train.driver.fleet.messages import (
@@ -50,9 +52,7 @@ def wait_for_start(
     state: Starting | Fleet = Starting(terms=terms)
     try:
         while True:
-            seen = ClusterSeen(
-                now_s=time.monotonic(), nodes=cluster.nodes, whole=cluster.whole, held=shares(cluster.held_of_all())
-            )
+            seen = _seen(cluster)
             state, actions = step(state, seen)
             if isinstance(state, Fleet):
                 return cluster, state, actions
@@ -65,6 +65,18 @@ def wait_for_start(
             cluster = _beside(requests, cluster)
     finally:
         requests.close()
+
+
+def _seen(cluster: Cluster) -> ClusterSeen:
+    """The cluster as the state machine sees it before the run starts, with whoever holds its CPUs."""
+    shown, by = shares(cluster.held_of_all()), held() if cluster.held else Held()
+    return ClusterSeen(
+        now_s=time.monotonic(),
+        nodes=cluster.nodes,
+        whole=cluster.whole,
+        held=f"{shown} ({by.in_words})" if by.in_words else shown,
+        by_us=by.by_us_alone and is_alone(),
+    )
 
 
 def _beside(requests: NodeRequests, cluster: Cluster) -> Cluster:
@@ -109,6 +121,7 @@ class Conductor:
         requests: the requests to the cluster for nodes.
         tell: writes an event.
         free: returns the free amount of each resource, by node id.
+        held: returns who holds CPUs, in words.
         now: a clock, in seconds.
     """
 
@@ -121,10 +134,12 @@ class Conductor:
         requests: RequestPort,
         tell: Callable[..., None],
         free: Callable[[], Mapping[str, Mapping[str, float]]],
+        held: Callable[[], str] = str,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fleet = fleet
-        self._hub, self._requests, self._tell, self._free, self._now = hub, requests, tell, free, now
+        self._hub, self._requests, self._tell, self._now = hub, requests, tell, now
+        self._free, self._held = free, held
         self._lock = threading.RLock()
         self._making_room: tuple[int, Pending[bool]] | None = None
         self._do(first)
@@ -190,4 +205,5 @@ class Conductor:
             after_s=action.after_s,
             needs=dict(action.needs),
             free={name: sum(node.get(name, 0.0) for node in free.values()) for name in action.needs},
+            held=self._held(),
         )

@@ -49,7 +49,7 @@ from ray.train.v2.api.exceptions import ControllerError, PreemptionError, Worker
 
 from offload.errors import RunError
 from offload.train.cluster.deaths import how_worker_ended
-from offload.train.cluster.holdings import NAMESPACE, Holdings
+from offload.train.cluster.holdings import NAMESPACE, Holdings, worker_title
 from offload.train.cluster.ray_processes import how_it_ended
 from offload.train.hub.client import HubClient
 from offload.train.worker.device_memory import DeviceMemoryError
@@ -141,7 +141,7 @@ def _group_of(run: str) -> type[WorkerGroup]:
 
     class Worker(RayTrainWorker):
         def __repr__(self) -> str:
-            return f"{run} worker"
+            return worker_title(run)
 
     class Group(WorkerGroup):
         _worker_cls = Worker

@@ -23,6 +23,7 @@ from offload.pipeline.aside import Aside
 from offload.pipeline.cached import check_names
 from offload.pipeline.folder import Folder
 from offload.pipeline.pickling import Carried
+from offload.pipeline.ray_state import held
 from offload.pipeline.sendable import obstacle, used
 from offload.pipeline.streams import Cores, Stream
 from offload.prices import built_in
@@ -75,7 +76,7 @@ PING_S = 30.0  # time for a node to answer, or for Ray to notice that it is gone
 FEED_THREADS = 8
 MOST_WORKERS = 1024
 MOST_RANKS_AT_ONCE = 64  # ranks that the hub answers at the same time
-TOKEN_CPUS = 0.01  # reservation of a worker that needs no CPUs: Ray does not place a group that asks for nothing
+TOKEN_BYTES = 1 << 20  # reservation of a worker that needs no CPUs: Ray does not place a group that asks for nothing
 
 
 class Run:
@@ -142,8 +143,8 @@ class Run:
             runtime_env=preload.runtime_env(self.job_env),
         )
         self._announce()
-        if held := self.cluster.held_of_all():
-            self.log.tell("others_hold", held=held)
+        if others := self.cluster.held_of_all():
+            self.log.tell("others_hold", held=others)
         for each in classes_that_differ(self.listed):
             self.log.tell("classes_differ", **each)
         import_ahead(set(cores.nodes), cores.runtime_env)
@@ -185,7 +186,13 @@ class Run:
         hub = HubClient(actor)
         requests = NodeRequests(self.holdings)
         conductor = Conductor(
-            self.fleet, self._first_actions, hub=hub, requests=requests, tell=self.log.tell, free=free_resources
+            self.fleet,
+            self._first_actions,
+            hub=hub,
+            requests=requests,
+            tell=self.log.tell,
+            free=free_resources,
+            held=lambda: held().in_words,
         )
         torch_trainer = self._torch_trainer(hub, run, name, storage, marker)
         watchers = Watchers(hub, self.log.tell)
@@ -298,8 +305,6 @@ class Run:
         # As in Ray Train: a worker on a GPU leaves most of a core idle while it waits for data, just when preprocessing needs it.
         alone = 0 if gpus else 1
         cpus = float(asked.get("CPU", alone) if overrides.cpus_per_worker is None else overrides.cpus_per_worker)
-        if not (cpus or gpus or any(others.values())):
-            cpus = TOKEN_CPUS
         return WorkerResources(cpus=cpus, gpus=gpus, others=others)
 
     def _setup(self, hub: HubClient, marker: Marker | None) -> WorkerSetup:
@@ -334,6 +339,8 @@ class Run:
         resources: dict[str, float] = {**(per_worker or {}), "CPU": self.worker.cpus, "GPU": self.worker.gpus}
         if not self.worker.gpus:
             del resources["GPU"]
+        if not any(resources.values()):
+            resources = {"memory": TOKEN_BYTES}  # a share of a CPU would leave less than the whole one that a task may need
         scaling = dataclasses.replace(
             given, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
         )

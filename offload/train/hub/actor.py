@@ -12,9 +12,12 @@ from pathlib import Path
 
 import ray
 
+from offload.errors import RunError
+from offload.pipeline.core_watch import CoreWatch
 from offload.pipeline.feed import Feed
 from offload.pipeline.streams import Cores, Stream
 from offload.report.run_tail import Tails, tails_in
+from offload.train.cluster.holdings import HUB, worker_title
 from offload.train.hub.board import Board
 from offload.train.messages import GroupStart
 
@@ -40,6 +43,33 @@ class Hub(Feed, Board):
         self._without_cache: set[str] = set()
         self._through_ray: set[str] = set()
         Feed.__init__(self, streams, cores, handle=ray.get_runtime_context().current_actor)
+        run = (ray.get_runtime_context().get_actor_name() or "").removesuffix(HUB)
+        CoreWatch(
+            starving=self.starving,
+            executed=self.executed,
+            reserves=self.reserves_cores,
+            share=self._share_cores,
+            say=self._waits_for_cpus,
+            never=self._never_gets_cpus,
+            stays=lambda what: what == worker_title(run),
+        ).start()
+
+    def _share_cores(self) -> None:
+        if self.pool is not None:
+            self.pool.share()
+            self.note("cores_shared")
+
+    def _waits_for_cpus(self, dataset: str, seconds: float, held: str) -> None:
+        self.note("waits_for_cpus", dataset=dataset, seconds=round(seconds), held=held)
+
+    def _never_gets_cpus(self, dataset: str, seconds: float, held: str) -> None:
+        self.failed(
+            RunError(
+                f"the preprocessing of {dataset!r} has waited {seconds:.0f} s for CPUs that it cannot get while this run trains ({held}). "
+                "Let workers reserve fewer CPUs (scaling_config=ray.train.ScalingConfig(resources_per_worker={\"CPU\": ...})), let the "
+                "Dataset's steps ask for fewer at once (num_cpus, concurrency), or add nodes."
+            )
+        )
 
     def run_dir(self) -> Path:
         """The run directory, on this host."""

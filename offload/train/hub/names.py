@@ -7,10 +7,9 @@ from typing import Any
 
 import ray
 
-from offload.train.cluster.holdings import NAMESPACE, Holdings
+from offload.train.cluster.holdings import HUB, NAMESPACE, Holdings
 from offload.train.hub.client import HubClient
 
-HUB = " hub"
 TAKEN = ValueError  # Ray's error for a name that another actor has
 
 

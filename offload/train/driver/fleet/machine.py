@@ -59,6 +59,7 @@ from offload.train.messages import TRAIN, News
 ROOM_TIMEOUT_S = 60.0  # time for the tasks on cores that workers take
 GRANT_S = 900.0  # time for nodes to join after the run asked for them
 REFUSED_S = 1800.0  # time without new requests after nodes did not come
+OWN_ROOM_S = 60.0  # time to wait for what the program itself holds, which waits for the run in turn
 OVERDUE_S = 60.0  # time after which the run reports that no worker has started
 
 
@@ -103,6 +104,11 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
         if not event.held:
             raise
         start_on(event.whole, terms, terms.first)  # raises if even the whole cluster would not suffice
+        if event.by_us and event.now_s - since_s > OWN_ROOM_S:
+            raise ConfigError(
+                f"the run has waited {event.now_s - since_s:.0f} s for CPUs that this program itself holds, {event.held}. End these actors "
+                "(ray.kill) and the iterations over DataLoaders before fit(), or give Ray more CPUs."
+            ) from None
         return dataclasses.replace(state, since_s=since_s), (
             Show(text=f"waiting for room: other programs hold {event.held}"),
         )

@@ -24,6 +24,7 @@ class ClusterSeen:
         leaving: ids of nodes that are alive but will soon be gone.
         whole: the same nodes with the resources that other programs hold. Matters while the run starts.
         held: the resources that other programs hold, in words. Matters while the run starts.
+        by_us: whether the run's own program, outside the run, holds all of these. Matters while the run starts.
     """
 
     now_s: float
@@ -31,6 +32,7 @@ class ClusterSeen:
     leaving: frozenset[str] = frozenset()
     whole: Sequence[NodeResources] = ()
     held: str = ""
+    by_us: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
