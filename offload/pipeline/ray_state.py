@@ -74,6 +74,7 @@ def held() -> Held:
 
 def holders(actors: Sequence[Any], groups: Sequence[Any], *, taken: float, here: str, job: str) -> Held:
     """Who holds the ``taken`` CPUs, from Ray's tables. ``here``: this process's id as a worker of Ray; ``job``: the id of its job."""
+    every = {each.actor_id for each in actors}
     living = [each for each in actors if each.state in HOLDING]
     workers = {here}
     ours: set[bytes] = set()
@@ -86,9 +87,8 @@ def holders(actors: Sequence[Any], groups: Sequence[Any], *, taken: float, here:
             cpus = sum(bundle.unit_resources.get("CPU", 0.0) for bundle in group.bundles)
             inside = {_name(each) for each in living if each.placement_group_id == group.placement_group_id}
             what = " and ".join(sorted(inside)) or f"placement group {group.name or group.placement_group_id.hex()[:8]}"
-            by_us = group.creator_actor_id in ours or (
-                not any(group.creator_actor_id) and group.creator_job_id.hex() == job
-            )
+            of_our_driver = group.creator_actor_id not in every and group.creator_job_id.hex() == job
+            by_us = group.creator_actor_id in ours or of_our_driver
             found.append(Holder(what=what, cpus=cpus, ours=by_us))
     for actor in living:
         if not any(actor.placement_group_id):

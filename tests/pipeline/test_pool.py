@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections import Counter
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,3 +123,53 @@ def test_a_process_that_ends_is_replaced_and_its_tasks_run_again(error: Exceptio
     for each in again:
         each.set_result(Cost(rows=1, size_bytes=1, cpu_s=1.0, wall_s=1.0))
     eventually(lambda: work.done == IN_FLIGHT)
+
+
+def test_a_pool_that_shares_its_cores_works_on_until_others_take_over() -> None:
+    under_way = queue.SimpleQueue[Future[Any]]()
+    started: list[tuple[float, Core]] = []
+    killed: list[Any] = []
+    begin = threading.Event()
+
+    class Warming(Later):
+        """A set-up that is done once the test says so."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            threading.Thread(target=self._warm, daemon=True).start()
+
+        def _warm(self) -> None:
+            begin.wait(300)
+            self.value.set_result(None)
+
+    class ByHand(Pool):
+        def _new_actor(self, node: str, me: Any) -> Any:
+            core = Core(under_way)
+            if not self.reserves:
+                core.warm = SimpleNamespace(remote=lambda recipe: Warming())  # type: ignore[assignment]
+            started.append((self._options["num_cpus"], core))
+            return core
+
+        def _kill(self, core: Any) -> None:
+            killed.append(core.actor)
+
+    pool = ByHand(["near", "near"], 1.0, NearAlone(), {})
+    recipe: Any = None
+    pool.warm(recipe)
+    first = [under_way.get(timeout=300) for _ in range(2 * IN_FLIGHT)]
+    assert pool.reserves
+    assert pool.runs
+    shared = pool.share()
+    eventually(lambda: len(started) == 4)
+    assert [cpus for cpus, _ in started] == [1.0, 1.0, 0, 0]
+    assert not killed
+    assert not shared.is_set()
+    begin.set()
+    eventually(lambda: under_way.qsize() == 2 * IN_FLIGHT)  # the new processes have tasks, and the old ones still theirs
+    assert not killed
+    for each in first:
+        each.set_result(Cost(rows=1, size_bytes=1, cpu_s=1.0, wall_s=1.0))
+    assert shared.wait(300)
+    assert {id(each) for each in killed} == {id(core) for _, core in started[:2]}
+    assert pool.share().wait(300), "again: nothing to do"
+    assert len(started) == 4
