@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,10 @@ class NodeChoice:
         """Whether this node preprocesses."""
         return self.choice == "all" or (node_id == self.home) == (self.choice == "this_node")
 
-    def cores(self, nodes: Sequence[NodeResources], runtime_env: Mapping[str, Any]) -> Cores:
-        """The cores of these nodes. Raises ConfigError if there is none."""
+    def cores(
+        self, nodes: Sequence[NodeResources], runtime_env: Mapping[str, Any], held: Callable[[], str] = str
+    ) -> Cores:
+        """The cores of these nodes. Raises ConfigError if there is none. ``held`` returns who holds CPUs, in words."""
         allowed = [node for node in within_memory(nodes) if self.allows(node.node_id)]
         if not allowed:
             raise ConfigError(
@@ -35,8 +37,9 @@ class NodeChoice:
         placed = _placed(allowed)
         if placed is None:
             raise ConfigError(
-                "no CPU is free to preprocess: all are reserved, by other programs or by a DataLoader of this one with another placement. "
-                "Let them reserve fewer (for example ScalingConfig(resources_per_worker=...)), or add nodes."
+                "no CPU is free to preprocess: all are reserved, by other programs or by other parts of this one"
+                f"{f' ({who})' if (who := held()) else ''}. Let them reserve fewer (for example "
+                "ScalingConfig(resources_per_worker=...)), or add nodes."
             )
         return Cores(
             nodes=_repeated(allowed, placed),

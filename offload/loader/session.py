@@ -26,6 +26,7 @@ from offload.loader.job import Job
 from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
 from offload.pipeline.block_receiver import DirectBlocks
+from offload.pipeline.ray_state import held
 from offload.train.cluster.connection import Asked, Cluster, check_address, describe, import_ahead, on_this_node
 from offload.train.cluster.idle import on_end, on_need, unless_used
 from offload.train.cluster.left import leave
@@ -323,7 +324,7 @@ def _feed_of(job: Job, cluster: Cluster, placement: str) -> tuple[Any, Mapping[s
     job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
     choice = NodeChoice(choice=placement, home=ray.get_runtime_context().get_node_id())
     try:
-        cores = choice.cores(cluster.nodes, preload.runtime_env(job_env, also=MODULES))
+        cores = choice.cores(cluster.nodes, preload.runtime_env(job_env, also=MODULES), lambda: held().in_words)
     except ConfigError:
         if name is not None and (made := _made(name)) is not None:  # it has just taken the CPUs
             return made, {}

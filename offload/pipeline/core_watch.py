@@ -67,9 +67,7 @@ class Patience:
         in_vain = seen.awaited > SLACK and seen.held.tasks < SLACK
         self._since = (seen.now_s if self._since is None else self._since) if in_vain else None
         starved = in_vain and bool(seen.starving)
-        self._starved_since = (
-            (seen.now_s if self._starved_since is None else self._starved_since) if starved else None
-        )
+        self._starved_since = (seen.now_s if self._starved_since is None else self._starved_since) if starved else None
         if self._since is not None and seen.reserves and seen.alone and seen.now_s - self._since >= SHARE_S:
             self._since = self._starved_since = None
             return "share"

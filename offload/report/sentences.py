@@ -92,9 +92,7 @@ def sentence(kind: str, event: Mapping[str, Any]) -> str | None:
     if kind == "others_hold":
         return f"other programs hold {shares(event['held'])}: this run uses the rest, and will not use resources that they release later"
     if kind == "cores_shared":
-        return (
-            "other tasks of this program wait for CPUs that preprocessing reserves: its processes go on, and reserve none from now on"
-        )
+        return "other tasks of this program wait for CPUs that preprocessing reserves: its processes go on, and reserve none from now on"
     if kind == "waits_for_cpus":
         return (
             f"the preprocessing of {event['dataset']!r} has waited {event['seconds']} s for a CPU, and training waits for it. Who holds "

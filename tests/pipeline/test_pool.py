@@ -165,7 +165,9 @@ def test_a_pool_that_shares_its_cores_works_on_until_others_take_over() -> None:
     assert not killed
     assert not shared.is_set()
     begin.set()
-    eventually(lambda: under_way.qsize() == 2 * IN_FLIGHT)  # the new processes have tasks, and the old ones still theirs
+    eventually(
+        lambda: under_way.qsize() == 2 * IN_FLIGHT
+    )  # the new processes have tasks, and the old ones still theirs
     assert not killed
     for each in first:
         each.set_result(Cost(rows=1, size_bytes=1, cpu_s=1.0, wall_s=1.0))

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import ray.data
+import ray.train
 import torch
 
 import offload
 from offload.report.run_dir import read_lines
+from tests.conftest import LOGICAL_CPUS
 
 pytestmark = [
     pytest.mark.ray,
@@ -137,6 +139,30 @@ def test_what_ray_data_executes_comes_once_and_the_run_says_so(
     for text in says:
         assert text in said
     assert f"train: {says[0]}" in said
+
+
+@pytest.mark.parametrize("executed", ["val", "train and val"])
+def test_what_ray_data_executes_finds_a_core_where_the_pool_has_the_only_one(tmp_path: Path, executed: str) -> None:
+    """Of four, the worker reserves three."""
+
+    def validates(ctx: offload.Context) -> None:
+        model = torch.nn.Linear(2, 1)
+        model, _ = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        counts = []
+        for _ in ctx.epochs(1):
+            for step, batch in enumerate(ctx.batches("train")):
+                ctx.backward(model(batch["x"]).mean())
+                ctx.step()
+                if step == 1:  # while the training data is under way, too
+                    counts.append(sum(len(each["id"]) for each in ctx.batches("val")))
+            counts.append(sum(len(each["id"]) for each in ctx.batches("val")))
+        ctx.report(within=counts[0], after=counts[1])
+
+    sets = {"train": foreign() if "train" in executed else known(), "val": foreign()}
+    scaling = ray.train.ScalingConfig(resources_per_worker={"CPU": LOGICAL_CPUS - 1})
+    trainer = offload.Trainer(validates, datasets=sets, workers=1, batch_size=16, scaling_config=scaling)
+    result = trainer.fit(run_dir=tmp_path / "run", quiet=True)
+    assert result.metrics == {"within": N, "after": N}
 
 
 def halves(row: dict[str, Any]) -> Any:

@@ -340,7 +340,9 @@ class Run:
         if not self.worker.gpus:
             del resources["GPU"]
         if not any(resources.values()):
-            resources = {"memory": TOKEN_BYTES}  # a share of a CPU would leave less than the whole one that a task may need
+            resources = {
+                "memory": TOKEN_BYTES
+            }  # a share of a CPU would leave less than the whole one that a task may need
         scaling = dataclasses.replace(
             given, num_workers=self.placement.workers, use_gpu=self.worker.gpus > 0, resources_per_worker=resources
         )

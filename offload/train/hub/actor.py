@@ -66,7 +66,7 @@ class Hub(Feed, Board):
         self.failed(
             RunError(
                 f"the preprocessing of {dataset!r} has waited {seconds:.0f} s for CPUs that it cannot get while this run trains ({held}). "
-                "Let workers reserve fewer CPUs (scaling_config=ray.train.ScalingConfig(resources_per_worker={\"CPU\": ...})), let the "
+                'Let workers reserve fewer CPUs (scaling_config=ray.train.ScalingConfig(resources_per_worker={"CPU": ...})), let the '
                 "Dataset's steps ask for fewer at once (num_cpus, concurrency), or add nodes."
             )
         )

@@ -218,7 +218,9 @@ def test_a_run_that_waits_for_room_says_who_holds_it(tmp_path: Path, monkeypatch
     monkeypatch.setattr(conductor_module, "_seen", seen)
     monkeypatch.setattr("offload.train.driver.fleet.machine.OWN_ROOM_S", 0.0)
     try:
-        with pytest.raises(offload.ConfigError, match=r"that this program itself holds, 4 of 4 CPU \(actor Counter 4 CPUs\)\. End"):
+        with pytest.raises(
+            offload.ConfigError, match=r"that this program itself holds, 4 of 4 CPU \(actor Counter 4 CPUs\)\. End"
+        ):
             fit(tmp_path / "run")
     finally:
         ray.kill(counter)

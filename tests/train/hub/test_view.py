@@ -15,9 +15,9 @@ from offload.cli.main import main
 from offload.pipeline.streams import Cores
 from offload.report.page.records import RunReader
 from offload.report.run_tail import RunOverError
+from offload.train.cluster.holdings import Holdings
 from offload.train.hub import view
 from offload.train.hub.actor import Hub
-from offload.train.cluster.holdings import Holdings
 from offload.train.hub.names import hub_of, named_hub, runs
 from tests.helpers import eventually
 from tests.report.runs import Writer

@@ -15,7 +15,7 @@ from offload.model.batch_split import BatchSplit
 from offload.model.bundle import bundle_of
 from offload.model.placement import NodeResources, WorkerResources
 from offload.report.sentences import sentence
-from offload.train.driver.fleet.machine import GRANT_S, OVERDUE_S, REFUSED_S, step
+from offload.train.driver.fleet.machine import GRANT_S, OVERDUE_S, OWN_ROOM_S, REFUSED_S, step
 from offload.train.driver.fleet.messages import (
     Action,
     Ask,
@@ -55,9 +55,11 @@ TRAINS = group(1, nodes=["gpu"])
 # --- the start --------------------------------------------------------------------------------------------------------
 
 
-def started(*nodes: NodeResources, now_s: float = 0.0, whole: Any = (), held: str = "", **terms: Any) -> Any:
+def started(
+    *nodes: NodeResources, now_s: float = 0.0, whole: Any = (), held: str = "", by_us: bool = False, **terms: Any
+) -> Any:
     given = Terms(worker=WORKER, bounds=(1, 2), first=(1, 2), **terms)
-    seen = ClusterSeen(now_s=now_s, nodes=nodes, whole=whole, held=held)
+    seen = ClusterSeen(now_s=now_s, nodes=nodes, whole=whole, held=held, by_us=by_us)
     return step(Starting(terms=given, since_s=0.0), seen)
 
 
@@ -82,6 +84,17 @@ def test_a_run_waits_for_room_that_others_hold_only_where_the_whole_cluster_woul
     for more in ({"whole": (CPU,), "held": "3 of 8 CPU"}, {}):
         with pytest.raises(ConfigError, match="1 worker asks for 1 GPU"):
             started(CPU, **more)
+
+
+def test_a_run_does_not_wait_for_ever_for_what_its_own_program_holds() -> None:
+    held: Any = {"whole": (CPU, GPU), "held": "1 of 1 GPU (actor Counter 1 CPU)"}
+    for seen in ({"by_us": True, "now_s": OWN_ROOM_S}, {"by_us": False, "now_s": 1e6}):
+        state, _ = started(CPU, **held, **seen)
+        assert isinstance(state, Starting)
+    with pytest.raises(
+        ConfigError, match=r"waited 61 s for CPUs that this program itself holds, .*actor Counter 1 CPU\)"
+    ):
+        started(CPU, **held, by_us=True, now_s=OWN_ROOM_S + 1)
 
 
 def test_without_a_range_there_are_as_many_workers_as_fit_and_later_no_more() -> None:
