@@ -328,6 +328,7 @@ class LoaderFeed:
         """What an iteration begins with."""
         batch_s = self._batch_s.setdefault((client, recipe.owner), deque(maxlen=RECENT))
         return {"client": client, "recipe": recipe, "batch_s": batch_s, "meter": Meter(lambda: self._cores.by_node)}
+
     def _starving(self) -> str:
         """What waits for the first preprocessing process; empty if nothing does."""
         return "the DataLoader" if self._streams and self._pool is not None and not self._pool.runs else ""

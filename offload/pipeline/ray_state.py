@@ -15,12 +15,12 @@ import psutil
 import ray
 from ray._private import state
 from ray._private.worker import global_worker
-from ray.autoscaler.v2 import sdk
-from ray.core.generated import gcs_pb2
+from ray.core.generated import autoscaler_pb2, gcs_pb2
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 SLACK = 1e-3  # CPUs: sums of Ray's amounts differ in the last decimals
 _gcs: Any = gcs_pb2  # generated, without types
+_autoscaler: Any = autoscaler_pb2
 CREATED = _gcs.PlacementGroupTableData.CREATED
 REMOVED = _gcs.PlacementGroupTableData.REMOVED
 HOLDING = (_gcs.ActorTableData.ALIVE, _gcs.ActorTableData.RESTARTING)
@@ -106,9 +106,23 @@ def _name(actor: Any) -> str:
 def awaited_cpus() -> float:
     """The CPUs for which tasks and actors of the cluster wait; 0 if none waits."""
     worker: Any = global_worker
-    reply = sdk.get_cluster_resource_state(worker.gcs_client)
-    asked = reply.pending_resource_requests
+    reply = _autoscaler.GetClusterResourceStateReply()
+    reply.ParseFromString(worker.gcs_client.get_cluster_resource_state())
+    asked = reply.cluster_resource_state.pending_resource_requests
     return float(sum(each.request.resources_bundle.get("CPU", 0.0) * each.count for each in asked))
+
+
+def held_in_vain() -> str:
+    """Who holds the CPUs for which somebody waits while no task runs, in words; empty if nobody waits so, or this process has no Ray."""
+    try:
+        found = held() if ray.is_initialized() and awaited_cpus() else Held()
+    except (
+        ray.exceptions.RayError,
+        RuntimeError,
+        AttributeError,
+    ):  # another thread is about to start Ray, or to end it
+        return ""
+    return "" if found.tasks > SLACK else found.in_words
 
 
 def programs() -> int:

@@ -31,6 +31,7 @@ from offload.model.checks import (
 )
 from offload.pipeline.aside import call_aside
 from offload.pipeline.from_loader import described
+from offload.pipeline.ray_state import held_in_vain
 from offload.pipeline.sources.ray_dataset import units_of
 from offload.pipeline.sources.units import UnitIndex
 from offload.pipeline.spec import Pipeline
@@ -59,6 +60,7 @@ from offload.train.worker.context import Context
 
 NO_METRICS = "this Ray serves no metrics, so Prometheus finds none: start it again with ray[default] installed, or let the run start one"
 PATIENCE_S = 3.0  # time after which a listing shows its progress
+CORES_LOOK_S = 10.0
 
 _Config = TypeVar("_Config", Adaptation, Checkpoints, Cluster)
 _Found = TypeVar("_Found")
@@ -346,10 +348,17 @@ def _aside(
     if not pipeline.aside:
         return lister()
     told, began = [""], time.monotonic()
+    held, looked_at = "", began
 
     def show() -> None:
-        if time.monotonic() - began > PATIENCE_S:
-            waiting(f"listing {name}: {pipeline.name}{f', {told[0]} so far' if told[0] else ''}")
+        nonlocal held, looked_at
+        now = time.monotonic()
+        if pipeline.dataset is not None and now - looked_at > CORES_LOOK_S:  # Ray Data may have to execute it
+            held, looked_at = held_in_vain(), now
+        if now - began > PATIENCE_S:
+            beside = f", {told[0]} so far" if told[0] else ""
+            waits = f"; its tasks wait for CPUs, and others hold them: {held}" if held else ""
+            waiting(f"listing {name}: {pipeline.name}{beside}{waits}")
 
     return call_aside(lambda: lister(lambda text: told.__setitem__(0, text)), meanwhile=show)
 

@@ -36,6 +36,7 @@ from offload.pipeline.ranges import Ranges
 from offload.preload import minimal_agent
 from offload.train.cluster import connection as cluster
 from offload.train.cluster import deaths, draining, ray_processes
+from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.reaper import MARK, marked
 from offload.train.driver import ray_train
 from offload.train.driver.ray_train import TorchTrainer
@@ -146,6 +147,7 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
         lambda: None,
         hub=HubClient(None),
         run="vit",
+        holdings=Holdings(),
         beside_ray_data=False,
         controller_env={},
         scaling_config=scaling,
