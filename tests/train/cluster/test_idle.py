@@ -16,12 +16,14 @@ from offload.train.cluster import connection, idle
 class Session:
     """A session that no loader uses any more, and what was done to it."""
 
-    is_shared, is_idle, ended = False, False, False
+    is_shared, ended = False, False
 
     def __init__(self) -> None:
         self.done: list[str] = []
 
     def forget(self, loader: str) -> None: ...
+
+    def make_room(self) -> None: ...
 
     def give_back(self) -> None:
         self.done.append("gave back its cores")
