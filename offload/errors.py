@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
+from offload import uncaught
+
 # Marks around an argument within an error's text: Unicode's invisible operators, which no user's text contains.
 _OPEN, _BETWEEN = "\u2063", "\u2062"
 _ARGUMENT = re.compile(f"{_OPEN}([^{_OPEN}]*){_BETWEEN}([^{_OPEN}]*){_BETWEEN}([^{_OPEN}]*){_OPEN}")
@@ -33,6 +35,11 @@ class OffloadError(Exception):
     """
 
     exit_code = 1
+    offload_tells_all = True  # see offload.uncaught
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        uncaught.install()
 
     def __str__(self) -> str:
         return _ARGUMENT.sub(lambda match: match[3], super().__str__())

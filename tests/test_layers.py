@@ -39,6 +39,7 @@ LAYERS = [
         "offload.paced",
         "offload.preload",
         "offload.transforms",
+        "offload.uncaught",
         "offload.versions",
     },
 ]

@@ -80,7 +80,7 @@ class OffloadGroup(click.Group):
             raise
         except OffloadError as error:
             options = options_of(self.get_command(ctx, ctx.invoked_subcommand or ""))
-            click.echo(f"offload: {error.naming(options)}", err=True)
+            click.echo("\n".join((f"offload: {error.naming(options)}", *getattr(error, "__notes__", ()))), err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo(SAID if ctx.invoked_subcommand in _RESUMED else SAID_OF_OTHERS, err=True)
@@ -129,7 +129,7 @@ def _run_options(command: Any) -> Any:
         click.option(
             "--json", "as_json", is_flag=True, help="Print summary.json on stdout, everything else on stderr."
         ),
-        click.option("--quiet", is_flag=True, help="No live line."),
+        click.option("--quiet", is_flag=True, help="No live line; only what your code prints."),
     ]
     for option in reversed(options):
         command = option(command)

@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import ray
@@ -35,6 +36,7 @@ from offload.pipeline.engines.base import HELD_SHARE
 from offload.pipeline.meter import Meter
 from offload.pipeline.passes import as_user_error
 from offload.pipeline.pool import DEAD, IN_FLIGHT, Block, Done, PackedRecipe, Pool, Task
+from offload.pipeline.printed import Line, Outlet, Printed
 from offload.pipeline.streams import Cores
 from offload.train.cluster.connection import alive_nodes
 
@@ -51,20 +53,25 @@ LOOK_S = 5.0
 
 
 class Taken(NamedTuple):
-    """The answer to a loader: batches, the number of batches that it should order ahead, whether these are the last, and remarks."""
+    """The answer to a loader: batches, the number of batches that it should order ahead, whether these are the last, remarks, what the
+    user's code has printed, whether some of it was only counted, and the error that keeps preprocessing from going on."""
 
     places: list[Place]
     lead: int
     over: bool
     remarks: list[str]
+    printed: Sequence[Line] = ()
+    counted: bool = False
+    error: OffloadError | None = None
 
 
 @dataclass(eq=False, kw_only=True)
 class _Stream:
-    """One iteration of a loader. ``client``: the process that iterates. ``batch_s``: the work of the loader's recent batches, also those of
-    earlier iterations."""
+    """One iteration of a loader. ``client``: the process that iterates. ``outlet``: for what its data set prints. ``batch_s``: the work of
+    the loader's recent batches, also those of earlier iterations."""
 
     client: str
+    outlet: Outlet
     meter: Meter
     recipe: PackedRecipe
     batch_s: deque[float]
@@ -116,6 +123,7 @@ class LoaderFeed:
         self._nodes = {node.node_id for node in alive_nodes()}
         self._streams: dict[str, _MapStream | _IterableStream] = {}
         self._seen: dict[str, float] = {}
+        self._outlets: dict[str, Outlet] = {}  # by client
         self._changed = threading.Condition(threading.RLock())
         self._makes_pool = pool
         self._pool: Any = None
@@ -138,13 +146,15 @@ class LoaderFeed:
                 say=self._waits_for_cpus,
             ).start()
 
+    def __repr__(self) -> str:
+        return "DataLoader feed"
+
     # -- for loaders ------------------------------------------------------------------------------------------------
 
     def open(self, stream: str, client: str, recipe: PackedRecipe) -> int:
         """Begin an iteration over a map-style data set. Return the number of batches to order ahead."""
-        opened = _MapStream(**self._of(client, recipe))
         with self._changed:
-            self._streams[stream] = opened
+            opened = self._streams[stream] = _MapStream(**self._of(client, recipe))
             self._seen[client] = time.monotonic()
             if not self._cores.nodes:
                 self._fail(opened, self._failure or RunError("no node of the cluster preprocesses: add nodes."))
@@ -156,9 +166,10 @@ class LoaderFeed:
 
     def open_iterable(self, stream: str, client: str, recipe: PackedRecipe, workers: int, fresh: bool) -> None:
         """Begin an iteration over an iterable data set, with one process for each worker. ``fresh``: each process serves one iteration."""
-        opened = _IterableStream(**self._of(client, recipe), line=IterableLine(workers), fresh=fresh)
         with self._changed:
-            self._streams[stream] = opened
+            opened = self._streams[stream] = _IterableStream(
+                **self._of(client, recipe), line=IterableLine(workers), fresh=fresh
+            )
             self._seen[client] = time.monotonic()
             if not self._cores.nodes:
                 self._fail(opened, RunError("no node of the cluster preprocesses: add nodes."))
@@ -183,7 +194,7 @@ class LoaderFeed:
     def take(self, stream: str, start: int, want: int) -> Taken:
         """Up to ``want`` batches from number ``start`` on. The loader has all batches before.
 
-        Waits a few seconds for the first. Raises the error that keeps preprocessing from going on.
+        Waits a few seconds for the first.
         """
         with self._changed:
             current = self._streams.get(stream)
@@ -197,13 +208,15 @@ class LoaderFeed:
                 lambda: current.error or line.take(start, want) or line.over(start), timeout=TAKE_TIMEOUT_S
             )
             if current.error is not None:
-                raise current.error
+                return Taken([], 0, True, [], current.outlet.take(last=True), error=current.error)
             places = line.take(start, want)
             if isinstance(current, _IterableStream):
                 for reader in current.readers.values():
                     self._read(current, reader)
             remarks, current.remarks = current.remarks, []
-            answer = Taken(places, self._lead(current), line.over(start + len(places)), remarks)
+            over = line.over(start + len(places))
+            printed = current.outlet.take(last=over)
+            answer = Taken(places, self._lead(current), over, remarks, printed, current.outlet.holds_back)
         self._look()
         return answer
 
@@ -242,6 +255,7 @@ class LoaderFeed:
             _end(self._resting.drop(lambda each: each.client == client))
             self._batch_s = {of: each for of, each in self._batch_s.items() if of[0] != client}
             self._seen.pop(client, None)
+            self._outlets.pop(client, None)
 
     def forget(self, client: str, owner: str) -> None:
         """End the readers of a loader that is gone."""
@@ -260,6 +274,11 @@ class LoaderFeed:
         if current is None:
             return Measured(rates, [])
         return Measured({**rates, **current.meter.summary()}, current.meter.costs())
+
+    def counted(self, stream: str) -> list[Line]:
+        """How many lines were held back that the user's code has printed, in words."""
+        current = self._streams.get(stream)
+        return [] if current is None else current.outlet.take(last=True)
 
     def sender(self, node: str) -> Any:
         """See :meth:`BlockSenders.of`."""
@@ -311,6 +330,14 @@ class LoaderFeed:
         """Tell the loaders that a preprocessing process has worked on one batch for a long time."""
         self._remark(f"{what} has taken {seconds:.0f} s so far")
 
+    def printed(self, key: str, printed: Printed) -> None:
+        """Keep what a process has printed while it worked at a recipe, for one of the processes that iterate with it, or else for any."""
+        with self._changed:
+            iterating = (each.outlet for each in self._streams.values() if key == each.recipe.key)
+            outlet = next(chain(iterating, self._outlets.values()), None)
+        if outlet is not None:
+            outlet.put(printed)
+
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Fail all iterations: a preprocessing process ends because its call cannot be interrupted."""
         self.failed(RunError(f"{what} took longer than {seconds:g} s and cannot be interrupted."))
@@ -326,8 +353,13 @@ class LoaderFeed:
 
     def _of(self, client: str, recipe: PackedRecipe) -> dict[str, Any]:
         """What an iteration begins with."""
-        batch_s = self._batch_s.setdefault((client, recipe.owner), deque(maxlen=RECENT))
-        return {"client": client, "recipe": recipe, "batch_s": batch_s, "meter": Meter(lambda: self._cores.by_node)}
+        return {
+            "client": client,
+            "recipe": recipe,
+            "outlet": self._outlets.setdefault(client, Outlet()),
+            "batch_s": self._batch_s.setdefault((client, recipe.owner), deque(maxlen=RECENT)),
+            "meter": Meter(lambda: self._cores.by_node),
+        }
 
     def _starving(self) -> str:
         """What waits for the first preprocessing process; empty if nothing does."""
@@ -405,7 +437,7 @@ class LoaderFeed:
             runtime_env=dict(self._cores.runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
-        return Reader(actor=made.remote(), node=node, client=client, owner=owner, worker=worker)
+        return Reader(actor=made.remote(self.run), node=node, client=client, owner=owner, worker=worker)
 
     def _begin(self, stream: _IterableStream, reader: Reader) -> None:
         reader.begun = reader.actor.begin.remote(stream.recipe, reader.worker).future()

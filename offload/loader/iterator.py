@@ -35,9 +35,12 @@ from offload.loader.stats import Clock, Measured
 from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.packing import unpack
 from offload.pipeline.pool import PackedRecipe
+from offload.pipeline.printed import Line
 from offload.pipeline.sendable import used
+from offload.report.streams import write_line
 from offload.train.cluster.connection import answer
 from offload.train.cluster.ray_processes import no_new_ray
+from offload.uncaught import tells_all
 
 READY = 2  # batches that are fetched before the user's code asks for them
 LEAST_TAKEN = 4  # batches in one answer of the feed
@@ -125,7 +128,11 @@ class Iteration:
         self._received += 1
         self._progress.batches += 1
         if isinstance(item, ExceptionWrapper):
-            item.reraise()  # type: ignore[no-untyped-call]
+            try:
+                item.reraise()  # type: ignore[no-untyped-call]
+            except BaseException as error:
+                tells_all(error)
+                raise
         if self._told_length is not None and self._received > self._told_length:
             warnings.warn(
                 f"Length of IterableDataset is {self._told_length} according to its __len__, but it has yielded {self._received} batches. "
@@ -147,6 +154,7 @@ class Iteration:
             raise self._failed
         self._progress.over = True
         self._clock.pause()
+        self._fetcher.tell_counts()
         self.close()
         self.measure()
         raise StopIteration
@@ -204,6 +212,7 @@ class _Fetcher:
         self._packed: PackedRecipe | None = None
         self._feed: Any = session.feed
         self._last: Any = None  # the feed's answer to the end
+        self._counted = False
 
     def open(self) -> int:
         """Begin to feed, and to fetch. Return the number of batches to order ahead."""
@@ -249,7 +258,7 @@ class _Fetcher:
                 found: tuple[Any, int] = self._items.get(timeout=wait_s)
                 return found
             if timeout_s and time.monotonic() >= until:
-                raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
+                raise tells_all(RuntimeError(f"DataLoader timed out after {timeout_s} seconds"))
             if self._session.ended or not ray.is_initialized():
                 raise RunError("the connection to Ray has ended during the iteration: iterate again.")
 
@@ -264,6 +273,12 @@ class _Fetcher:
             with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
                 ref = self._feed.measured.remote(self._name)
         return functools.partial(_measured, self._session, ref)
+
+    def tell_counts(self) -> None:
+        """Say how many lines of the user's code were held back, if any were."""
+        if self._counted and not self._session.ended:
+            with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
+                _show(answer(self._feed.counted.remote(self._name)))
 
     def close(self) -> None:
         """End the iteration. Never waits, since the garbage collector may call it on any thread."""
@@ -291,6 +306,10 @@ class _Fetcher:
         while not self._closed.is_set():
             want = max(LEAST_TAKEN, self.lead // 4)
             taken: Taken = answer(self._feed.take.remote(self._name, start, want))
+            _show(taken.printed)
+            self._counted = taken.counted
+            if taken.error is not None:
+                raise taken.error
             self.lead = max(taken.lead, 1)
             for remark in taken.remarks:
                 say(remark)
@@ -359,6 +378,11 @@ class _Coming:
         self._under_way[ref] = self._direct.fetch(ref, node)
         if self._under_way[ref] is None:
             ray.wait([ref], timeout=0, fetch_local=True)
+
+
+def _show(lines: Sequence[Line]) -> None:
+    for line in lines:
+        write_line(line.stream, line.text)
 
 
 def _packed(recipe: Any, owner: str) -> PackedRecipe:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from offload.loader.recipe import Batches, IterableRecipe
 from offload.pipeline.malloc import keep_freed_memory
+from offload.pipeline.output_tail import Teller
 from offload.pipeline.packing import Packed
 from offload.pipeline.pool import Cost, PackedRecipe
 from offload.pipeline.watch import Nobody, Watch
@@ -38,23 +39,32 @@ class Read(NamedTuple):
 
 
 class IterableReader:
-    """The process of one worker of an iterable data set."""
+    """The process of one worker of an iterable data set. ``run``: the feed's handle, to which it reports what it prints."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Any = None) -> None:
         keep_freed_memory()
         gc.freeze()  # what this process has imported: the collections below need not look at it
+        self._teller = Teller(run)
         self._watch = Watch(Nobody())
         self._packed: PackedRecipe | None = None
+        self._key = ""
         self._worker = 0
         self._batches: Any = None
         self._threads = 0
 
+    def __repr__(self) -> str:
+        return "DataLoader reader"
+
     def begin(self, recipe: PackedRecipe, worker: int) -> None:
         """Begin an iteration, as this worker."""
-        self._packed, self._worker = recipe, worker
+        self._packed, self._key, self._worker = recipe, recipe.key, worker
 
     def read(self) -> tuple[Batches, Read]:
         """The next batches: one or more, for about TASK_S."""
+        with self._teller.working(self._key):
+            return self._read()
+
+    def _read(self) -> tuple[Batches, Read]:
         if self._packed is not None:
             recipe: IterableRecipe = self._packed.anew()
             self._batches, self._packed = recipe.batches(self._watch, self._worker), None

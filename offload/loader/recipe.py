@@ -24,6 +24,7 @@ from offload.pipeline.shuffling import mix
 from offload.pipeline.watch import Watch
 from offload.pipeline.wording import FAILURES
 from offload.pipeline.worker_role import in_role, once
+from offload.uncaught import without_own
 
 
 class BatchOrder(NamedTuple):
@@ -215,9 +216,10 @@ def caught(number: int, make: Callable[..., Any], *args: Any, copied: bool = Fal
         return pack(make(*args), copied=copied, home=True)
     except _EndError:
         raise
-    except FAILURES:
+    except FAILURES as error:
         where = f"in a preprocessing process of offload.DataLoader, at batch {number}"
-        wrapped = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        shown = (type(error), error, without_own(error.__traceback__))
+        wrapped = ExceptionWrapper(shown, where=where)  # type: ignore[no-untyped-call]
         try:
             return pack(wrapped, home=True)
         except Exception:

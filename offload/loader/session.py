@@ -30,6 +30,7 @@ from offload.pipeline.ray_state import held
 from offload.train.cluster.connection import Asked, Cluster, check_address, describe, import_ahead, on_this_node
 from offload.train.cluster.idle import on_end, on_need, unless_used
 from offload.train.cluster.left import leave
+from offload.train.cluster.ray_output import keep_to_logs
 from offload.train.cluster.ray_processes import no_new_ray
 
 LINGER_S = 10.0  # time for another loader to come: a new Ray takes seconds
@@ -319,8 +320,10 @@ def _check_not_forked() -> None:
 def _feed_of(job: Job, cluster: Cluster, placement: str) -> tuple[Any, Mapping[str, float]]:
     """The job's feed, made by whichever rank comes first, and its CPUs by node id if this rank made it."""
     name = f"loader-{job.name}-{placement}" if job.world_size > 1 else None
-    if name is not None and (made := _made(name)) is not None:
-        return made, {}
+    if name is not None:
+        keep_to_logs(name)
+        if (made := _made(name)) is not None:
+            return made, {}
     job_env: dict[str, Any] = dict(ray.get_runtime_context().runtime_env)
     choice = NodeChoice(choice=placement, home=ray.get_runtime_context().get_node_id())
     try:

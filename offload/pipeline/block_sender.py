@@ -47,6 +47,9 @@ class NoBlockError(LookupError):
 class BlockSender:
     """The actor of one node."""
 
+    def __repr__(self) -> str:
+        return "block sender"
+
     def ready(self) -> None:
         """Answer: the actor runs."""
 

@@ -33,6 +33,7 @@ from offload.pipeline.free_cores import FreeCores
 from offload.pipeline.gather import Scratch
 from offload.pipeline.malloc import keep_freed_memory
 from offload.pipeline.ordinal import Ordinal, begin, lowest_free
+from offload.pipeline.output_tail import Teller
 from offload.pipeline.refusals import Refusals
 from offload.pipeline.watch import GIVEN_UP, Watch
 
@@ -161,8 +162,8 @@ class _Board:
 
 
 class Preprocessor:
-    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls. ``me``: its number in the pool.
-    ``title``: its name in Ray's dashboard."""
+    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls and what it prints. ``me``: its number in
+    the pool. ``title``: its name in Ray's dashboard."""
 
     def __init__(self, run: Any = None, me: Ordinal | None = None, title: str = "preprocessing") -> None:
         self._title = title
@@ -171,6 +172,7 @@ class Preprocessor:
         self._board = _Board(run)
         self._watch = Watch(self._board)
         self._watch.start()
+        self._teller = Teller(run)
         self._scratch = Scratch()  # safe to reuse: a returned block is in the object store before the next call begins
         self._ended: tuple[float, float] | None = None
         self._done = 0  # tasks
@@ -182,12 +184,17 @@ class Preprocessor:
         """Import and set up the needs of the recipe before there is work."""
         self._watch.doing(lambda: "setting up the preprocessing of a data set")
         try:
-            recipe.ready()
+            with self._teller.working(recipe.key):
+                recipe.ready()
         finally:
             self._watch.idle()
 
     def process(self, rows: Any, recipe: PackedRecipe, epoch: int) -> tuple[Made, Cost]:
         """Make the block of these rows, and return it with its cost."""
+        with self._teller.working(recipe.key):
+            return self._process(rows, recipe, epoch)
+
+    def _process(self, rows: Any, recipe: PackedRecipe, epoch: int) -> tuple[Made, Cost]:
         ready: Recipe = recipe.ready()
         cpu, wall = time.process_time(), time.perf_counter()
         busy = time.thread_time() + machine.core_wait_s()

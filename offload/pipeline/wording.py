@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from offload.pipeline.wire import SAMPLE_ID
+from offload.uncaught import LIBRARIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +54,12 @@ class Words:
 FAILURES = (Exception, SystemExit)
 """Errors of the user's code: a process that exits would lose other samples too."""
 
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
-
 
 def say(error: BaseException) -> str:
     """``ValueError: text (augment, script.py:12)``: the error, and the user's line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not any(part in f.filename for part in ("/offload/pipeline/", "/offload/train/"))]
     # The user's line, not the line inside a library that it called.
-    own = [f for f in own if not any(part in f.filename for part in _LIBRARIES)] or own
+    own = [f for f in own if not any(part in f.filename for part in LIBRARIES)] or own
     place = f" ({own[-1].name}, {own[-1].filename}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"

@@ -131,8 +131,7 @@ class ProbeRun(Run):
 
     def _failed(self, error: BaseException) -> NoReturn:
         remedy = "offload run shows the same error with its whole traceback."
-        text, kind = describe_failure(error, "the probed script failed", remedy)
-        raise kind(text) from None
+        raise describe_failure(error, "the probed script failed", remedy) from None
 
     def _read(self, hub: HubClient) -> None:
         news = hub.read(self.log.news.cursor)
@@ -142,7 +141,7 @@ class ProbeRun(Run):
                 self._progress.update(self._task, description=event["phase"], completed=event["share"])
             elif event["event"] == "probed":
                 self.found = dict(event)
-            elif event["event"] == "print":
+            elif event["event"] in ("print", "printed"):
                 self._progress.console.print(event["text"], soft_wrap=True, markup=False)
 
 

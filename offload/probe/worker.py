@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +31,8 @@ from offload.train.worker.agreement import NoAgreement
 from offload.train.worker.batches import Batches, Cutting, NoPeers
 from offload.train.worker.feed_client import BlockReader, HubFeed
 from offload.train.worker.loop import StopRun, TrainingLoop, budget_of, first_pass
+from offload.train.worker.printing import printing_to_driver
 from offload.train.worker.process import place_of, run_user_function
-from offload.train.worker.reporter import Forward
 from offload.train.worker.setup import UserFunctions, WorkerSetup
 
 KEPT_BLOCKS = 4  # blocks replayed to measure how fast a worker takes in batches
@@ -82,7 +81,7 @@ def run_probe(carried: Carried, setup: WorkerSetup, budget: Budget) -> None:
         context.told = lambda share: tell.phase("replaying batches", 0.6 + 0.4 * share)
         if not len(context.cached):
             raise RunError("the training data set delivered no batch to replay. Does it have samples?")
-        with contextlib.closing(Forward(loop.reporter, sys.stdout)) as out, contextlib.redirect_stdout(out):
+        with printing_to_driver(loop.reporter):
             _replay(functions.train, context)
         if not context.measured:
             raise RunError(

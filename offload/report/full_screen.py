@@ -26,6 +26,7 @@ from offload.report.live import LiveLine
 from offload.report.page.records import RunReader
 from offload.report.page.story import Story
 from offload.report.page.watched import Watched, watched
+from offload.report.streams import write_line
 from offload.report.watch_screen import screen
 
 EVERY_S = 2.0
@@ -60,7 +61,7 @@ class FullScreen(LiveLine):
 
     def __init__(self) -> None:
         self._console = stderr_console()
-        self._held: deque[str] = deque(maxlen=MOST_HELD)
+        self._held: deque[tuple[str, str]] = deque(maxlen=MOST_HELD)  # a stream and a line
         self._status = "starting"
         self._reader: RunReader | None = None
         self._state: Watched | None = None
@@ -81,7 +82,10 @@ class FullScreen(LiveLine):
         self._on_screen = on_screen()
         self._on_screen.__enter__()
         self._screen.start()
-        sys.stdout, sys.stderr = (_Held(stream, self._held.append) for stream in self._streams)
+        sys.stdout, sys.stderr = (
+            _Held(stream, lambda line, name=name: self._held.append((name, line)))  # type: ignore[misc]
+            for name, stream in zip(("stdout", "stderr"), self._streams, strict=True)
+        )
         self._drawing.start()
         return self
 
@@ -95,8 +99,8 @@ class FullScreen(LiveLine):
         with contextlib.suppress(OSError):  # the terminal may be closed
             self._screen.stop()
         self._on_screen.__exit__(None, None, None)
-        for line in self._held:
-            self._say(line)
+        for stream, line in self._held:
+            write_line(stream, line)
 
     def follow(self, run_dir: Path) -> None:
         self._reader = RunReader(run_dir)
@@ -111,12 +115,11 @@ class FullScreen(LiveLine):
     def waiting(self, text: str) -> None:
         self.status(text)
 
-    def printed(self, text: str, *, rank: int) -> None:
-        prefix = f"[rank {rank}] " if rank else ""
-        self._held.extend(prefix + line for line in text.splitlines())
-
     def note(self, text: str) -> None:
-        self._held.append(text)
+        self._held.append(("stderr", text))
+
+    def _show(self, stream: str, line: str) -> None:
+        self._held.append((stream, line))
 
     def _draw(self) -> None:
         """Read the run and draw it, until the view ends."""
@@ -132,7 +135,7 @@ class FullScreen(LiveLine):
 
     def _drawn(self) -> RenderableType:
         status = Text(self._status, style="dim")
-        output = tuple(self._held)[-SHOWN:]
+        output = tuple(line for _, line in tuple(self._held)[-SHOWN:])
         if self._state is None:
             return Group(status, *map(Text, output))
         shown = screen(self._state, output)

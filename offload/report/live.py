@@ -14,6 +14,7 @@ from rich.text import Text
 
 from offload.model.checks import rate_shown
 from offload.report.console import stderr_console
+from offload.report.streams import is_terminal, write_line
 
 PLAIN_INTERVAL_S = 10.0
 WAITING_INTERVAL_S = 30.0
@@ -46,12 +47,21 @@ def format_line(values: dict[str, Any]) -> str:
 
 
 class LiveLine:
-    """A context manager that shows lines and notes on standard error."""
+    """A context manager that shows lines and notes on standard error, and what the user's code prints on the stream of its own.
+
+    ``quiet``: whether it shows no lines and notes of its own.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = stderr_console(quiet=quiet)
         self._live = (
-            Live(Text("starting"), console=self._console, refresh_per_second=4, transient=True)
+            Live(
+                Text("starting"),
+                console=self._console,
+                refresh_per_second=4,
+                transient=True,
+                redirect_stdout=is_terminal("stdout"),  # otherwise what the program prints would go to standard error
+            )
             if self._console.is_terminal and not quiet
             else None
         )
@@ -95,11 +105,11 @@ class LiveLine:
             self._waited_at = time.monotonic()
             self._say(text)
 
-    def printed(self, text: str, *, rank: int) -> None:
-        """Show output of the user's function on a worker."""
+    def printed(self, text: str, *, stream: str = "stdout", rank: int | None = None) -> None:
+        """Show output of the user's code: of the training function on the worker of this rank, or of a data set."""
         prefix = f"[rank {rank}] " if rank else ""
-        for line in text.splitlines():
-            self._say(prefix + line)
+        for line in text.split("\n"):
+            self._show(stream, prefix + line)
 
     def note(self, text: str) -> None:
         """Show a separate line, which stays."""
@@ -107,6 +117,14 @@ class LiveLine:
         if sys.stderr is not None:  # it is None in a program that was started without one
             with contextlib.suppress(OSError):
                 sys.stderr.flush()
+
+    def _show(self, stream: str, line: str) -> None:
+        """Write a line of the user's. On a terminal, it goes above the live line."""
+        if self._live is None or not is_terminal(stream):
+            write_line(stream, line)
+            return
+        with contextlib.suppress(OSError):
+            self._console.print(Text.from_ansi(line), soft_wrap=True)
 
     def _say(self, line: str) -> None:
         """Write a line. Where standard error is gone, such as that of a closed terminal, say nothing more: the run has to go on, and to

@@ -22,10 +22,11 @@ SUMMARY = "summary.json"
 EVENTS = "events.jsonl"
 METRICS = "metrics.jsonl"
 SKIPPED = "skipped.jsonl"
+PRINTED = "printed.jsonl"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"  # of its callback
-_OWN = (SUMMARY, EVENTS, METRICS, SKIPPED, REPORT, CHECKPOINTS, "error.txt")
+_OWN = (SUMMARY, EVENTS, METRICS, SKIPPED, PRINTED, REPORT, CHECKPOINTS, "error.txt")
 
 
 def to_json(document: Any, *, indent: int | None = None) -> str:
@@ -82,7 +83,7 @@ class RunDirectory:
             probe = self.path / ".write-test"
             probe.write_bytes(b"\0" * 65536)
             probe.unlink()
-            for name in (EVENTS, METRICS, SKIPPED):
+            for name in (EVENTS, METRICS, SKIPPED, PRINTED):
                 if (self.path / name).exists():
                     (self.path / name).open("ab").close()
         except OSError as error:
@@ -97,7 +98,7 @@ class RunDirectory:
         try:
             if self._overwrite:
                 self._clear()
-            for name in (EVENTS, METRICS, SKIPPED):
+            for name in (EVENTS, METRICS, SKIPPED, PRINTED):
                 self._end_last_line(name)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -130,6 +131,10 @@ class RunDirectory:
     def skipped(self, values: dict[str, Any]) -> None:
         """Append to ``skipped.jsonl``, the list of skipped samples."""
         self._append(SKIPPED, values)
+
+    def printed(self, values: dict[str, Any]) -> None:
+        """Append to ``printed.jsonl``, what data sets and transforms print."""
+        self._append(PRINTED, values)
 
     def summary(self, document: dict[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""

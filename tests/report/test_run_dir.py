@@ -22,7 +22,16 @@ from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, SUMMARY, RunDir
 from offload.report.sentences import sentence
 from offload.report.summary import format_summary, summary_rows, verdict
 
-OWN = {"summary.json", "events.jsonl", "metrics.jsonl", "skipped.jsonl", "report.html", "checkpoints", "error.txt"}
+OWN = {
+    "summary.json",
+    "events.jsonl",
+    "metrics.jsonl",
+    "skipped.jsonl",
+    "printed.jsonl",
+    "report.html",
+    "checkpoints",
+    "error.txt",
+}
 
 
 def summary(**changes: Any) -> dict[str, Any]:
@@ -94,6 +103,7 @@ def finished(path: Path, **changes: Any) -> RunDirectory:
     directory.event("run_started", samples=10)
     directory.metrics(interval(1))
     directory.skipped({"sample_id": 3, "reason": "corrupt"})
+    directory.printed({"at": 1.0, "stream": "stderr", "text": "a warning"})
     directory.event("run_finished", status="finished")
     directory.summary(summary(**changes))
     directory.write("report.html", "<html>")
@@ -468,18 +478,16 @@ def test_on_no_terminal_lines_come_now_and_then(
             live.update(interval(step))
             at[0] += 1.0
         live.note("resize [4 → 2]")
-        live.printed("loss\nfalls", rank=0)
-        live.printed("x", rank=1)
+        live.printed("loss\n[falls]", rank=0)
+        live.printed("x", stream="stderr", rank=1)
     out, lines = capsys.readouterr()
-    assert out == ""  # stdout belongs to the result
+    assert out == "loss\n[falls]\n"  # what the program prints, and its result
     assert [line.split(" | ")[0] for line in lines.splitlines()] == [
         "starting [workers]",
         "epoch 3  step 0  loss 2.315",
         "epoch 3  step 10  loss 2.315",
         "epoch 3  step 20  loss 2.315",
         "resize [4 → 2]",
-        "loss",
-        "falls",
         "[rank 1] x",
     ]
 

@@ -22,7 +22,7 @@ from offload.launch.sagemaker.progress import ProgressLines
 from offload.launch.sagemaker.ray_node import RayNode
 from offload.launch.sagemaker.rendezvous import MEETING_PORT, Rendezvous
 from offload.launch.sagemaker.settings import PLAN, Settings, arguments, deadline_s
-from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, REPORT, SKIPPED, SUMMARY
+from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, PRINTED, REPORT, SKIPPED, SUMMARY
 
 MARGIN_S = 15.0
 MOST_LATE_S = 120.0  # time for the hosts of a job to hear of a failure: all of them cost money meanwhile
@@ -30,7 +30,7 @@ STOPPED = "the job was stopped; a checkpoint was committed."
 STOPPED_WITHOUT = "the job was stopped before it reported a checkpoint."
 JOB_FILE, PLAN_FILE, ERROR_FILE = "job.txt", "plan.json", "error.txt"
 TRACEBACK_LINES = 30
-KEPT = (SUMMARY, REPORT, EVENTS, METRICS, SKIPPED, PLAN_FILE)
+KEPT = (SUMMARY, REPORT, EVENTS, METRICS, SKIPPED, PRINTED, PLAN_FILE)
 
 
 class Head:

@@ -24,7 +24,7 @@ import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from offload import machine, preload
+from offload import machine, preload, uncaught
 from offload.errors import ConfigError, RunError, argument
 from offload.interrupts import Interrupts, handled
 from offload.model.bundle import GPU_TYPE
@@ -37,6 +37,7 @@ from offload.train.cluster.holdings import left
 from offload.train.cluster.idle import give_back_idle, used_by_a_run
 from offload.train.cluster.left import are_free
 from offload.train.cluster.ray_nodes import addresses_here, free_resources, has_node, is_node_of
+from offload.train.cluster.ray_output import keep_to_logs
 from offload.train.cluster.reaper import MARK, end_marked
 from offload.versions import ray_version_warning
 
@@ -145,8 +146,10 @@ def _opened(address: str | None, interrupts: Interrupts, metrics_port: int | Non
     if (warning := ray_version_warning(ray.__version__)) is not None:
         logging.getLogger("offload").warning(warning)
     _pickle_main_by_value()
+    uncaught.install()
     address = address or os.environ.get("RAY_ADDRESS") or None
     if ray.is_initialized():
+        keep_to_logs()
         with interrupts.finally_killing(ray_processes.kill_own):
             yield False
     elif address is None or address == "local":

@@ -90,7 +90,11 @@ class EventLog:
         if kind == "first_batch" and self._first_batch_s is None:
             self._first_batch_s = event["seconds"]
         if kind == "print":
-            self.live.printed(event["text"], rank=event["rank"])
+            self.live.printed(event["text"], stream=event["stream"], rank=event["rank"])
+            return
+        if kind == "printed":
+            self.live.printed(event["text"], stream=event["stream"])
+            self.directory.printed({name: event[name] for name in ("at", "stream", "text")})
             return
         if kind == "skipped":
             sample = (event["dataset"], event["sample_id"])

@@ -12,12 +12,12 @@ from offload.train.worker.process import RestatedError
 _LONG = 500  # characters
 
 
-def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str, type[OffloadError]]:
-    """The message and type of an error from Ray: an offload error that caused it, or else ``what`` with the innermost cause and the
-    remedy."""
+def describe_failure(error: BaseException, what: str, remedy: str) -> OffloadError:
+    """The error for users of an error from Ray: an offload error that caused it, or else ``what`` with the innermost cause and the
+    remedy, and with the user's frames as a note."""
     found = find_offload_error(error)
     if found is not None:
-        return str(found), type(found)
+        return type(found)(str(found))
     bases = [getattr(e, "_base_exc", e) for e in causes(error)]
     # A broken connection to a worker explains nothing if another error gives the reason.
     telling = [e for e in bases if not is_broken_connection(e)]
@@ -26,7 +26,10 @@ def describe_failure(error: BaseException, what: str, remedy: str) -> tuple[str,
     name, said = type(base).__name__, str(base)
     if isinstance(base, RestatedError):
         name, said = base.name, base.text
-    return f"{what}: {name}: {_shortened(said)}. {remedy}", RunError
+    failure = RunError(f"{what}: {name}: {_shortened(said)}. {remedy}")
+    for note in getattr(base, "__notes__", ()):
+        failure.add_note(note)
+    return failure
 
 
 def _shortened(said: str) -> str:

@@ -58,6 +58,7 @@ from offload.train.worker.reporter import HUNG
 NODE_ID = "ray.io/node-id"  # a label that every node has
 BLOCKING_GET_WARNING = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"
 UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback", "WorkingDirectorySetupCallback")
+PRINT_PATCH = "RAY_TRAIN_ENABLE_PRINT_PATCH"  # by which each printed line would be logged as well
 PREEMPTION_WATCHER = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
 # Ray Train polls its workers every 2 s. They wait for that poll at the end of a run, and between consecutive commits. It polls a young
 # worker group more often: a run of a few seconds would otherwise spend half of its time waiting.
@@ -309,7 +310,7 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
         arguments["scaling_policy"] = DecidedWorkers(config, self._hub, announced=self._beside_ray_data, run=self._run)
         arguments["failure_policy"] = GoOn(run_config.failure_config, self._hub)
         # As Ray Train does it, but in the given environment, and without a handler of Ctrl-C: the driver handles that.
-        env_vars = {BLOCKING_GET_WARNING: "0", **get_env_vars_to_propagate()}
+        env_vars = {BLOCKING_GET_WARNING: "0", PRINT_PATCH: "0", **get_env_vars_to_propagate()}
         controller_class: Any = ray.remote(
             num_cpus=0,
             label_selector={NODE_ID: ray.get_runtime_context().get_node_id()},

@@ -46,6 +46,7 @@ from offload.train.cluster.left import leave
 from offload.train.cluster.node_requests import NodeRequests
 from offload.train.cluster.notices import Watchers
 from offload.train.cluster.ray_nodes import free_resources
+from offload.train.cluster.ray_output import keep_to_logs
 from offload.train.cluster.ray_processes import ControlWatch
 from offload.train.driver.arguments import Arguments
 from offload.train.driver.caches import check_caches
@@ -183,6 +184,7 @@ class Run:
 
         control = ControlWatch()
         run, actor = named_hub(self.directory.path.name, start_hub, self.holdings)
+        keep_to_logs(run)
         hub = HubClient(actor)
         requests = NodeRequests(self.holdings)
         conductor = Conductor(
@@ -207,6 +209,7 @@ class Run:
             answered = interrupts.presses
             if answered and not fitting.is_alive():
                 interrupts.end_within(COMMITTED_END_S)
+            hub.end_printing()
             self._read(hub)
             conductor.read(self.log.news)  # a change may have ended since the last look
             result = outcome[0] if outcome else None
@@ -542,9 +545,9 @@ class Run:
     def _failed(self, error: BaseException) -> None:
         self.directory.write("error.txt", whole_story(error))
         where = f"The whole traceback is in {self.directory.path / 'error.txt'}."
-        text, kind = describe_failure(error, "training failed", where)
-        self.log.finish("failed", None, error=text)
-        raise kind(text) from None
+        failure = describe_failure(error, "training failed", where)
+        self.log.finish("failed", None, error=str(failure))
+        raise failure from None
 
 
 def _address_of(checkpoint: Any) -> str:

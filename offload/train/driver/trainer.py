@@ -232,7 +232,7 @@ class Trainer:
                 is already connected to a Ray uses that one. The run refuses a wrong address, or one of another Ray, before it lists or
                 starts anything.
             storage_path: the folder of checkpoints, instead of the Trainer's.
-            quiet: whether to hide the live line.
+            quiet: whether to hide the live line and notes. What the user's code prints appears all the same.
             watch: whether to show a full-screen view instead of the live line, if standard error is a terminal. The view holds
                 back what this process prints until it ends.
 

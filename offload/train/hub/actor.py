@@ -7,6 +7,7 @@ This module imports neither torch nor Ray Train: on a host with few cores, the h
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import ray
 from offload.errors import RunError
 from offload.pipeline.core_watch import CoreWatch
 from offload.pipeline.feed import Feed
+from offload.pipeline.printed import Outlet, Printed
 from offload.pipeline.streams import Cores, Stream
 from offload.report.run_tail import Tails, tails_in
 from offload.train.cluster.holdings import HUB, worker_title
@@ -42,6 +44,8 @@ class Hub(Feed, Board):
         Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=nodes)
         self._without_cache: set[str] = set()
         self._through_ray: set[str] = set()
+        self._outlet, self._passing_on = Outlet(), threading.Lock()
+        self._title = ray.get_runtime_context().get_actor_name() or "hub"
         Feed.__init__(self, streams, cores, handle=ray.get_runtime_context().current_actor)
         run = (ray.get_runtime_context().get_actor_name() or "").removesuffix(HUB)
         CoreWatch(
@@ -70,6 +74,9 @@ class Hub(Feed, Board):
                 "Dataset's steps ask for fewer at once (num_cpus, concurrency), or add nodes."
             )
         )
+
+    def __repr__(self) -> str:
+        return self._title
 
     def run_dir(self) -> Path:
         """The run directory, on this host."""
@@ -104,6 +111,21 @@ class Hub(Feed, Board):
         if node not in self._through_ray:
             self._through_ray.add(node)
             self.note("blocks_through_ray", node=_address(node), reason=reason)
+
+    def printed(self, key: str, printed: Printed) -> None:
+        """Report what a preprocessing process has printed."""
+        with self._passing_on:
+            self._outlet.put(printed)
+            self._pass_on()
+
+    def end_printing(self) -> None:
+        """Report how many lines the limit has held back."""
+        with self._passing_on:
+            self._pass_on(last=True)
+
+    def _pass_on(self, *, last: bool = False) -> None:
+        for line in self._outlet.take(last=last):
+            self.note("printed", stream=line.stream, text=line.text)
 
     def given_up(self, node: str, what: str, seconds: float) -> None:
         """Report that a preprocessing process ends because nothing can interrupt its call."""

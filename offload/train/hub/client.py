@@ -57,6 +57,10 @@ class HubClient:
         """See :meth:`Board.note`. Does not wait."""
         self._start(Board.note, kind, **values)
 
+    def end_printing(self) -> None:
+        """See :meth:`Hub.end_printing`."""
+        self._ask(Hub.end_printing)
+
     # -- a view ----------------------------------------------------------------------------------------------------
 
     def run_dir(self) -> Path:

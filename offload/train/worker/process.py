@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 import torch.distributed as dist
 from ray import cloudpickle
 
-from offload.errors import RunError
+from offload.errors import RunError, find_offload_error
 from offload.model.checks import shown
 from offload.pipeline.pickling import Carried
 from offload.train.worker.batches import NoPeers
@@ -25,9 +23,10 @@ from offload.train.worker.context import Context
 from offload.train.worker.joining import Distributed
 from offload.train.worker.loop import Place, StopRun, TrainingLoop
 from offload.train.worker.peers import DistPeers
-from offload.train.worker.reporter import Forward
+from offload.train.worker.printing import printing_to_driver
 from offload.train.worker.seeding import seed_at_start
 from offload.train.worker.setup import UserFunctions, WorkerSetup
+from offload.uncaught import LIBRARIES, of_program
 
 
 class RestatedError(Exception):
@@ -81,7 +80,7 @@ def run_worker(carried: Carried, setup: WorkerSetup) -> None:
     loop = TrainingLoop(setup, place_of(setup))
     context = Context(loop)
     try:
-        with contextlib.closing(Forward(loop.reporter, sys.stdout)) as out, contextlib.redirect_stdout(out):
+        with printing_to_driver(loop.reporter):
             run_user_function(functions.train, context)
         loop.commit_rest()
     except torch.OutOfMemoryError as error:
@@ -94,16 +93,26 @@ def run_worker(carried: Carried, setup: WorkerSetup) -> None:
 
 
 def run_user_function(user_function: Any, context: Context) -> None:
-    """Call the user's training function. Raises RunError if it exits, which would end this process silently, and RestatedError instead
-    of an exception that cannot travel."""
+    """Call the user's training function. An exception gets a note with the user's frames. Raises RunError if the function exits, which
+    would end this process silently, and RestatedError instead of an exception that cannot travel."""
     try:
         user_function(context)
     except (SystemExit, KeyboardInterrupt) as error:
         raise RunError(_exit_of(user_function, error, context.rank)) from error
     except Exception as error:
-        if _travels(error):
+        told = error if _travels(error) else RestatedError(type(error).__name__, str(error))
+        if find_offload_error(error) is None:
+            told.add_note(_where(error, context.rank))
+        if told is error:
             raise
-        raise RestatedError(type(error).__name__, str(error)) from error
+        raise told from error
+
+
+def _where(error: Exception, rank: int) -> str:
+    """The user's frames from which an exception came."""
+    frames = traceback.extract_tb(of_program(error.__traceback__))
+    own = [each for each in frames if not any(part in each.filename for part in LIBRARIES)]
+    return f"On rank {rank}:\n" + "".join(traceback.format_list(own or frames)).rstrip()
 
 
 def _travels(error: Exception) -> bool:

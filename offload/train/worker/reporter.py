@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -29,6 +29,8 @@ class Reporter:
         rank: the rank of this worker.
         start: the start of its group.
         node: the id of this worker's node.
+
+    ``before_push``: a function that may report more events before each push.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}
         self._events: list[dict[str, Any]] = []
+        self.before_push: Callable[[], None] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="reporter")
         self._thread.start()
@@ -79,6 +82,8 @@ class Reporter:
 
     def flush(self) -> None:
         """Push now, and learn the newest orders."""
+        if self.before_push is not None:
+            self.before_push()
         with self._lock:
             events, self._events = tuple(self._events), []
             push = Push(
@@ -121,42 +126,3 @@ class Reporter:
         self.event("worker_hung", deadline_s=self._watchdog.deadline_s, where=where)
         self.flush()
         os._exit(HUNG)  # only this ends a thread that hangs
-
-
-class Forward(io.TextIOBase):
-    """A text stream that forwards whole lines to the driver, and to the worker's own log. Of a line that a progress bar writes again and
-    again, it forwards the newest state. :meth:`close` forwards a last line without an end. All else that a program may ask of its output,
-    such as ``encoding``, ``buffer`` or ``reconfigure``, is that of the log."""
-
-    # In io.TextIOBase, both are None.
-    encoding: Any = property(lambda self: self._log.encoding)
-    errors: Any = property(lambda self: self._log.errors)
-
-    def __init__(self, reporter: Reporter, log: Any) -> None:
-        self._reporter, self._log = reporter, log
-        self._rest = ""
-
-    def write(self, text: str) -> int:
-        self._log.write(text)
-        *lines, rest = (self._rest + text).split("\n")
-        self._rest = _newest(rest)
-        if told := "\n".join(_newest(line).rstrip("\r") for line in lines):
-            self._reporter.event("print", text=told)
-        return len(text)
-
-    def flush(self) -> None:
-        self._log.flush()
-
-    def close(self) -> None:
-        rest, self._rest = self._rest.rstrip("\r"), ""
-        if rest:
-            self._reporter.event("print", text=rest)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
-
-
-def _newest(line: str) -> str:
-    """What a carriage return has not yet replaced of a line. One at the end stays: what follows it begins the line anew, or ends it."""
-    text = line.rstrip("\r")
-    return text[text.rfind("\r") + 1 :] + line[len(text) :][:1]

@@ -12,7 +12,7 @@ from offload.measure.steps import Totals
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import NodeResources, Placement
 from offload.report.live import LiveLine
-from offload.report.run_dir import METRICS, REPORT, SKIPPED, RunDirectory, read_lines
+from offload.report.run_dir import METRICS, PRINTED, REPORT, SKIPPED, RunDirectory, read_lines
 from offload.train.driver import event_log
 from offload.train.driver.event_log import EventLog
 from offload.train.messages import News
@@ -105,3 +105,21 @@ def test_a_sample_that_several_sessions_skip_is_listed_and_counted_once(tmp_path
     assert session(3, 5, 3) == 2
     assert session(5, 8) == 3
     assert [each["sample_id"] for each in read_lines(tmp_path / SKIPPED)] == [3, 5, 8]
+
+
+def test_what_data_sets_print_is_shown_and_written_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = log_in(tmp_path)
+    log.start()
+    printed = [
+        {"event": "printed", "at": 1.0, "rank": None, "stream": "stdout", "text": "hello"},
+        {"event": "printed", "at": 2.0, "rank": None, "stream": "stderr", "text": "a warning"},
+        {"event": "print", "at": 3.0, "rank": 1, "stream": "stdout", "text": "the function\nprints"},
+    ]
+    log.take(dataclasses.replace(news(1), events=tuple(printed)))
+    out, err = capsys.readouterr()
+    assert out == "hello\n[rank 1] the function\n[rank 1] prints\n"
+    assert "a warning" in err.splitlines()
+    assert [(each["stream"], each["text"]) for each in read_lines(tmp_path / PRINTED)] == [
+        ("stdout", "hello"),
+        ("stderr", "a warning"),
+    ]

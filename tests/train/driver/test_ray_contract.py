@@ -23,6 +23,7 @@ import ray.data
 import ray.train
 import ray.train.torch
 import torch
+from ray._private import ray_constants
 from ray.train.v2._internal import constants
 from ray.train.v2._internal.execution import controller as ray_controller
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
@@ -30,12 +31,12 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
 import offload
 from offload.errors import ConfigError, RunError, find_offload_error
-from offload.pipeline import ray_data
+from offload.pipeline import output_tail, ray_data
 from offload.pipeline.owned_memory import writable
 from offload.pipeline.ranges import Ranges
 from offload.preload import minimal_agent
 from offload.train.cluster import connection as cluster
-from offload.train.cluster import deaths, draining, ray_processes
+from offload.train.cluster import deaths, draining, ray_output, ray_processes
 from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.reaper import MARK, marked
 from offload.train.driver import ray_train
@@ -561,4 +562,25 @@ def test_the_agent_of_a_ray_of_this_machine_alone_serves_no_dashboard() -> None:
     listens = [each for each in agent.net_connections("inet") if each.status == psutil.CONN_LISTEN]
     assert not listens, relies(
         "preload/minimal_agent.py", "the agent looks for the packages of ray[default] by importing them"
+    )
+
+
+# --- Forwarded logs ---------------------------------------------------------------------------------------------------
+
+
+def test_ray_forwards_logs_and_messages_by_what_can_be_replaced() -> None:
+    file = "train/cluster/ray_output.py"
+    worker: Any = ray._private.worker
+    assert "global_worker_stdstream_dispatcher.emit(data)" in inspect.getsource(worker.Worker.print_logs), relies(
+        file, "forwarded lines go through the dispatcher"
+    )
+    assert worker.global_worker_stdstream_dispatcher is ray_output.dispatcher, relies(file, "the dispatcher's place")
+    assert "print_to_stdstream(" in inspect.getsource(worker.listen_error_messages), relies(
+        file, "messages about dead processes are printed by print_to_stdstream"
+    )
+    assert set(output_tail.RAYS) == {
+        ray_constants.LOG_PREFIX_JOB_ID, ray_constants.LOG_PREFIX_ACTOR_NAME, ray_constants.LOG_PREFIX_TASK_NAME,
+    }, relies("pipeline/output_tail.py", "the lines by which Ray tells its log monitor whose output follows")  # fmt: skip
+    assert ray_train.PRINT_PATCH in constants.ENV_VARS_TO_PROPAGATE, relies(
+        "train/driver/ray_train.py", "its switch of print"
     )

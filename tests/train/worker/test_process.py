@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -51,7 +52,10 @@ def test_every_exception_of_the_users_function_reaches_the_driver(error: Excepti
     with pytest.raises((RestatedError, KeyError)) as raised:
         run_user_function(train, context)
     arrived = cloudpickle.loads(cloudpickle.dumps(raised.value))
-    assert describe_failure(arrived, "training failed", "Help.") == (f"training failed: {told}. Help.", RunError)
+    failure = describe_failure(arrived, "training failed", "Help.")
+    assert (type(failure), str(failure)) == (RunError, f"training failed: {told}. Help.")
+    (note,) = failure.__notes__
+    assert re.fullmatch(rf'On rank 0:\n  File "{__file__}", line \d+, in train\n    raise error', note)
 
 
 def test_an_exception_that_travels_stays_what_it_is() -> None:
