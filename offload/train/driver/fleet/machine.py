@@ -109,9 +109,8 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
                 f"the run has waited {event.now_s - since_s:.0f} s for CPUs that this program itself holds, {event.held}. End these actors "
                 "(ray.kill) and the iterations over DataLoaders before fit(), or give Ray more CPUs."
             ) from None
-        return dataclasses.replace(state, since_s=since_s), (
-            Show(text=f"waiting for room: other programs hold {event.held}"),
-        )
+        who = "this program itself holds" if event.by_us else "other programs hold"
+        return dataclasses.replace(state, since_s=since_s), (Show(text=f"waiting for room: {who} {event.held}"),)
     nodes, told = Nodes.at_start(event.nodes, terms.selection, event.now_s)
     # Without a range, the run keeps the workers that fit at the start, and has fewer only after it lost nodes.
     bounds = terms.bounds if terms.chosen else (1, placement.workers)
