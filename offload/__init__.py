@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from offload.process_state import restored
+
 if TYPE_CHECKING:
     from offload import collate, notebook, transforms
     from offload.errors import ConfigError, OffloadError, RunError
@@ -83,10 +85,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("collate", "notebook", "transforms"):
-        return importlib.import_module(f"offload.{name}")
+    with restored():
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        if name in ("collate", "notebook", "transforms"):
+            return importlib.import_module(f"offload.{name}")
     raise AttributeError(f"module 'offload' has no attribute {name!r}")
 
 

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
+from offload import uncaught
+
 INTERRUPTED = 130  # exit code after an interruption, by any of the signals
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HELD = (signal.SIGTERM,)
@@ -49,7 +51,7 @@ class Interrupts:
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal came while a shield was up."""
         if self.presses:
-            raise KeyboardInterrupt
+            raise _interruption()
 
     @contextmanager
     def shielded(self, *, patient: bool = False, nothing_to_lose: bool = False) -> Iterator[None]:
@@ -105,7 +107,13 @@ class Interrupts:
                 with contextlib.suppress(OSError, ValueError, RuntimeError):
                     stream.flush()
             self.last_resort.end()
-        raise KeyboardInterrupt
+        raise _interruption()
+
+
+def _interruption() -> KeyboardInterrupt:
+    """The error of a signal. If nobody catches it, Python shows the program's own frames."""
+    uncaught.install()
+    return KeyboardInterrupt()
 
 
 @contextmanager
@@ -122,14 +130,16 @@ def handled() -> Iterator[Interrupts]:
         yield interrupts
     finally:
         interrupts.installed = interrupts is installed
-        for number, handler in before.items():
-            # None stands for a handler of C, as where Python is embedded in another program. Python cannot give it back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        _restore(before)
 
 
 def _installed() -> Interrupts | None:
     """The process's own handler of Ctrl-C, if it has one."""
-    found = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return _owner(signal.getsignal(signal.SIGINT))
+
+
+def _owner(handler: Any) -> Interrupts | None:
+    found = getattr(handler, "__self__", None)
     return found if isinstance(found, Interrupts) else None
 
 
@@ -158,7 +168,31 @@ def install(interrupts: Interrupts) -> dict[signal.Signals, Any]:
     """Install the handlers; return the previous ones. SIGHUP stays ignored if it is already, as under nohup."""
     interrupts.installed = True
     wanted = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-    return {number: signal.signal(number, interrupts.heard) for number in wanted}
+    before = {number: signal.signal(number, interrupts.heard) for number in wanted}
+    _others.update({number: handler for number, handler in before.items() if _owner(handler) is None})
+    return before
+
+
+_others: dict[signal.Signals, Any] = {}
+"""The handlers of others that ours have replaced last."""
+
+
+def _restore(before: dict[signal.Signals, Any]) -> None:
+    for number, handler in before.items():
+        # None stands for a handler of C, as where Python is embedded in another program. Python cannot give it back.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _after_fork() -> None:
+    """Give a fork the handlers of others: a signal to the fork is none to this process, whose last resort would end it."""
+    ours = [number for number in SIGNALS if _owner(signal.getsignal(number)) is not None]
+    if ours and (interrupts := _installed()) is not None and interrupts.last_resort is not None:
+        signal.set_wakeup_fd(-1)
+        interrupts.last_resort = None
+    _restore({number: _others[number] for number in ours})
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class LastResort(threading.Thread):

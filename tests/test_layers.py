@@ -34,10 +34,13 @@ LAYERS = [
     {
         "offload.errors",
         "offload.files",
+        "offload.forks",
         "offload.interrupts",
         "offload.machine",
         "offload.paced",
         "offload.preload",
+        "offload.process_state",
+        "offload.ray_forks",
         "offload.transforms",
         "offload.uncaught",
         "offload.versions",

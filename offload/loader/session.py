@@ -27,11 +27,12 @@ from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
 from offload.pipeline.block_receiver import DirectBlocks
 from offload.pipeline.ray_state import held
-from offload.train.cluster.connection import Asked, Cluster, check_address, describe, import_ahead, on_this_node
+from offload.ray_forks import check_not_forked
+from offload.train.cluster.connection import Asked, Cluster, check_address, describe, here, import_ahead, on_this_node
 from offload.train.cluster.idle import on_end, on_need, unless_used
 from offload.train.cluster.left import leave
 from offload.train.cluster.ray_output import keep_to_logs
-from offload.train.cluster.ray_processes import no_new_ray
+from offload.train.cluster.ray_processes import no_new_ray, on_first_use
 
 LINGER_S = 10.0  # time for another loader to come: a new Ray takes seconds
 BEAT_S = 5.0
@@ -53,25 +54,34 @@ class Session:
         self._lost = False
         self._renewing = threading.Lock()
         self._iterations: set[str] = set()
+        self.is_programs = False
+        """Whether the program's own code uses its Ray, too: then it stays until the program ends it."""
         self._job, self._placement = Job.of(), placement
         try:
             cluster = self._stack.enter_context(shared(self._job, address))
-            self._cluster_address = ray.get_runtime_context().gcs_address
+            self._cluster_address = here()
             self._connect(cluster)
         except BaseException:
             self._stack.close()
             raise
+        on_first_use(_let_program)
         threading.Thread(target=self._beat, daemon=True, name="offload-loader-alive").start()
 
     @property
     def ended(self) -> bool:
-        """Whether it is over, or its Ray has ended."""
-        return self._ended.is_set() or not ray.is_initialized()
+        """Whether it is over, or the connection to its Ray."""
+        return self._ended.is_set() or here() != self._cluster_address
 
     @property
     def is_shared(self) -> bool:
         """Whether other ranks use the same feed."""
         return self._job.world_size > 1
+
+    def let_program(self) -> None:
+        """Leave the Ray, and the cores that no iteration uses, to the program's own code."""
+        self.is_programs = True
+        if self.is_idle:
+            self.give_back()
 
     def lose_feed(self, feed: Any) -> None:
         """Note that this feed is gone. The next iteration makes another."""
@@ -143,11 +153,11 @@ class Session:
             return
         self._ended.set()
         self.direct.close()
-        if ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster_address:
+        if here() == self._cluster_address:
             with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
                 ray.get(self.feed.leave.remote(self.client), timeout=BEAT_S)
             self.give_back()  # a shared feed ends by itself, once no rank uses it
-            self._stack.close()
+        self._stack.close()
 
 
 class _Senders:
@@ -185,7 +195,7 @@ class User:
             key = _key(address, placement)
             session = _sessions.get(key)
             if session is None or session.ended:
-                _check_not_forked()
+                check_not_forked()
                 for other in list(_sessions.values()):
                     other.make_room()
                 session = _sessions[key] = _on_a_lasting_thread(lambda: Session(address, placement))
@@ -257,11 +267,12 @@ def _end_unless_later(look: object) -> None:
 
 
 def end_unused() -> None:
-    """End the sessions that no loader uses. While another session or a run of this process is in use, only give back their cores: one of
-    them may have started the Ray of all. Ranks of a job keep theirs until their end, since others may need it. A loader that begins
-    meanwhile waits: the Ray that it would find is about to end."""
+    """End the sessions that no loader uses. While another session, a run or the program's own code uses this process's Ray, only give back
+    their cores: one of them may have started the Ray of all. Ranks of a job keep theirs until their end, since others may need it. A
+    loader that begins meanwhile waits: the Ray that it would find is about to end."""
     with unless_used() as free, _lock:
         unused = [key for key in _sessions if not _users.get(key) and not _sessions[key].is_shared]
+        free = free and not any(session.is_programs and not session.ended for session in _sessions.values())
         if free and len(unused) == len(_sessions):
             closing = [_sessions.pop(key) for key in unused]
         else:
@@ -280,6 +291,12 @@ def make_room() -> None:
         session.make_room()
 
 
+def _let_program() -> None:
+    """Leave this process's Ray to the program's own code, too."""
+    for session in list(_sessions.values()):
+        session.let_program()
+
+
 on_need(make_room)
 on_end(_end_later)
 
@@ -295,26 +312,14 @@ def _end_all() -> None:
         session.close()
 
 
-_forked = False
-
-
 def _after_fork() -> None:
-    global _forked, _lock
-    _forked = bool(_sessions)
+    global _lock
     _lock = threading.Lock()
     _sessions.clear()
     _users.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _check_not_forked() -> None:
-    if _forked:
-        raise RunError(
-            "this process was forked from one that already iterates over an offload.DataLoader, and Ray does not survive a fork. Start "
-            'processes with multiprocessing.get_context("spawn"), or fork before the first iteration.'
-        )
 
 
 def _feed_of(job: Job, cluster: Cluster, placement: str) -> tuple[Any, Mapping[str, float]]:

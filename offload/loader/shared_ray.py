@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import ray
 
+from offload import forks
 from offload.loader.job import Job
 from offload.preload.launch import own_folder
 from offload.train.cluster.connection import Cluster, kept
+from offload.train.cluster.ray_settings import token_in_use
 
 OTHERS_S = 600.0  # time for the other ranks to be done with a Ray that this process started
 LOOK_S = 0.5
@@ -43,16 +46,16 @@ class _Meeting:
         folder = Path(own_folder())
         self._path = folder / f"ranks-{job.name}.json"
         self._users = folder / f"ranks-{job.name}.users"
-        self._lock: int | None = None
-        self._mine: int | None = None
+        self._lock: IO[bytes] | None = None
+        self._mine: IO[bytes] | None = None
         self._token_before: str | None = None
         self.address: str | None = None
 
     def __enter__(self) -> _Meeting:
         # Only one rank looks and starts at a time; the others wait for the lock.
-        self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = _opened(self._path.with_suffix(".lock"))
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._mine = os.open(self._users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._mine = _opened(self._users)
         # Every rank holds a shared lock on the users' file: the owner of Ray can tell whether any other is left.
         fcntl.flock(self._mine, fcntl.LOCK_SH)
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -75,7 +78,7 @@ class _Meeting:
             known = {
                 "pid": os.getpid(),
                 "address": ray.get_runtime_context().gcs_address,
-                "token": os.environ.get(TOKEN, ""),
+                "token": token_in_use(),
             }
             written = self._path.with_suffix(f".{os.getpid()}")
             with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
@@ -97,19 +100,24 @@ class _Meeting:
 
     def __exit__(self, *_: object) -> None:
         self._release()
-        if self._token_before is not None:  # the user's next programs must not inherit it
-            os.environ.pop(TOKEN, None)
-            if self._token_before:
-                os.environ[TOKEN] = self._token_before
         if self.owner:  # the lock's file stays: others may wait for it
             self._path.unlink(missing_ok=True)
             self._users.unlink(missing_ok=True)
         if self._mine is not None:
             fcntl.flock(self._mine, fcntl.LOCK_UN)
-            os.close(self._mine)
+            self._mine.close()
 
     def _release(self) -> None:
+        if self._token_before is not None:  # the user's next programs must not inherit it
+            os.environ.pop(TOKEN, None)
+            if self._token_before:
+                os.environ[TOKEN] = self._token_before
+            self._token_before = None
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a process that was forked meanwhile may hold the file open
-            os.close(self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.close()
             self._lock = None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return forks.locked_file(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import ray
 
+from offload import forks
 from offload.pipeline import block_stream
 from offload.pipeline.block_sender import SECRET_BYTES, STALLED_S, Address, NoBlockError, Rows, Ticket
 from offload.pipeline.pending import Pending
@@ -71,7 +72,7 @@ class BlockReceiver:
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self._listener = forks.closes(socket.create_server((host, 0), family=family, backlog=128))
         self.address: Address = self._listener.getsockname()[:2]
         self.reached = False  # by any sender
         self._closed = False
@@ -108,6 +109,7 @@ class BlockReceiver:
             connection: socket.socket | None = None
             try:
                 connection, _ = self._listener.accept()
+                forks.closes(connection)
                 threading.Thread(target=self._receive, args=(connection,), daemon=True, name="receive-block").start()
             except (OSError, RuntimeError):  # a limit on files or threads, or the connection has ended
                 self._strangers.release()

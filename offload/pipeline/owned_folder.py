@@ -14,6 +14,9 @@ import socket
 import tempfile
 import weakref
 from pathlib import Path
+from typing import IO
+
+from offload import forks
 
 _PREFIX = f"offload-index-{socket.gethostname()}-"
 _LOCK = "lock"
@@ -26,16 +29,16 @@ class OwnedFolder:
         """Make a folder in ``parent``. Raises OSError."""
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = forks.locked_file(os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600))
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX)  # it tells others that the owner lives
             except OSError:  # the disk knows no locks
-                os.close(self._lock)
+                self._lock.close()
                 shutil.rmtree(self.path, ignore_errors=True)
                 raise
-            if os.fstat(self._lock).st_nlink:
+            if os.fstat(self._lock.fileno()).st_nlink:
                 break
-            os.close(self._lock)  # another process took the folder for one that was left behind
+            self._lock.close()  # another process took the folder for one that was left behind
         self._end = weakref.finalize(self, _end, self.path, self._lock, os.getpid())
 
     def remove(self) -> None:
@@ -46,15 +49,15 @@ class OwnedFolder:
         """Rename the folder, which nobody owns any more. Raises OSError."""
         os.rename(self.path, path)
         self._end.detach()
-        os.close(self._lock)
+        self._lock.close()
         (path / _LOCK).unlink()
 
 
-def _end(path: Path, lock: int, pid: int) -> None:
+def _end(path: Path, lock: IO[bytes], pid: int) -> None:
     if os.getpid() != pid:  # a fork, whose parent still needs the folder
         return
     shutil.rmtree(path, ignore_errors=True)
-    os.close(lock)
+    lock.close()
 
 
 def remove_left(parent: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from offload import forks
+
 
 class _OwnedMemory:
     """The memory of an array, as NumPy's array interface describes it, but writable. It keeps the array."""
@@ -17,6 +19,7 @@ class _OwnedMemory:
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._owner = array
         address = array.__array_interface__["data"][0]
+        forks.keeps(self)  # Ray must not hear of the end of a fork's copy
         self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import offload.ray_forks  # noqa: F401  # a transform may fork
 from offload import machine
 from offload.pipeline import recipe as recipes
 from offload.pipeline.cache import accounts

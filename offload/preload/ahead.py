@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from offload import forks
 from offload.preload.launch import driver_path
 
 STDIN = "-"  # an owner for :mod:`offload.preload.server`, which imports Ray: this module must not
@@ -135,6 +136,7 @@ def _started(modules: Sequence[str], then: Sequence[str], mark_name: str, mark: 
     key = uuid.uuid4().hex
     path = driver_path(key)
     ours, its = socket.socketpair()
+    forks.closes(ours)  # the server ends with this process
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

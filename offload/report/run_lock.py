@@ -1,6 +1,7 @@
 """The lock of a run directory: a second run there would mix its files with those of the first, or remove its checkpoints.
 
-The operating system frees the lock with the process that holds it, however that ends. File systems without locks get none.
+The operating system frees the lock with the process that holds it, however that ends, and whatever its forks still do. File systems
+without locks get none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
+from offload import forks
 from offload.errors import ConfigError, argument
 
 _LOCK = ".offload.lock"
@@ -22,17 +25,17 @@ _LOCK = ".offload.lock"
 def locked(folder: Path) -> Iterator[None]:
     """A context that holds the lock of a run directory. Raises ConfigError if another run holds it."""
     path = folder / _LOCK
-    fd = _open_locked(path)
+    file = _open_locked(path)
     try:
         yield
     finally:
-        if fd is not None:
+        if file is not None and not file.closed:  # a fork has closed it
             with contextlib.suppress(OSError):  # before the lock is free: later it may be another's
                 path.unlink()
-            os.close(fd)
+            file.close()
 
 
-def _open_locked(path: Path) -> int | None:
+def _open_locked(path: Path) -> IO[bytes] | None:
     """The lock's file, or None where it cannot be locked."""
     while True:
         try:
@@ -55,4 +58,4 @@ def _open_locked(path: Path) -> int | None:
         except OSError:
             os.close(fd)
             return None
-        return fd
+        return forks.locked_file(fd)

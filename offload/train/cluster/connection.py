@@ -24,7 +24,7 @@ import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from offload import machine, preload, uncaught
+from offload import machine, preload
 from offload.errors import ConfigError, RunError, argument
 from offload.interrupts import Interrupts, handled
 from offload.model.bundle import GPU_TYPE
@@ -32,12 +32,15 @@ from offload.model.checks import check_text
 from offload.model.placement import NodeResources, beside
 from offload.preload import ahead
 from offload.preload.local_agent import LOOPBACK
+from offload.process_state import restored
+from offload.ray_forks import check_not_forked
 from offload.train.cluster import ray_processes
 from offload.train.cluster.holdings import left
 from offload.train.cluster.idle import give_back_idle, used_by_a_run
 from offload.train.cluster.left import are_free
-from offload.train.cluster.ray_nodes import addresses_here, free_resources, has_node, is_node_of
+from offload.train.cluster.ray_nodes import addresses_here, free_resources, has_node, is_node_of, use_known_token
 from offload.train.cluster.ray_output import keep_to_logs
+from offload.train.cluster.ray_settings import settled
 from offload.train.cluster.reaper import MARK, end_marked
 from offload.versions import ray_version_warning
 
@@ -145,8 +148,8 @@ def _opened(address: str | None, interrupts: Interrupts, metrics_port: int | Non
     """A connection, and whether it is to a Ray that it started."""
     if (warning := ray_version_warning(ray.__version__)) is not None:
         logging.getLogger("offload").warning(warning)
+    check_not_forked()
     _pickle_main_by_value()
-    uncaught.install()
     address = address or os.environ.get("RAY_ADDRESS") or None
     if ray.is_initialized():
         keep_to_logs()
@@ -203,16 +206,16 @@ def _serving_ahead() -> AbstractContextManager[str]:
 def _started(interrupts: Interrupts, metrics_port: int | None) -> Iterator[None]:
     """Start a Ray of this process's own. A run that ends at once leaves no process. After other runs, processes that the user's
     function left running stay, such as an upload."""
-    token = os.environ.get("RAY_AUTH_TOKEN")
     with (
         _serving_ahead() as mark,
         ray_processes.reaped(mark),
         interrupts.finally_killing(lambda: ray_processes.kill_marked(mark)),
     ):
-        at_once = False
+        at_once, address = False, None
         try:
-            with interrupts.shielded(nothing_to_lose=True):
+            with interrupts.shielded(nothing_to_lose=True), settled():
                 _start_local(mark, metrics_port)
+                address = here()
             interrupts.check()
             yield
         except (KeyboardInterrupt, ControlLostError):
@@ -220,21 +223,33 @@ def _started(interrupts: Interrupts, metrics_port: int | None) -> Iterator[None]
             raise
         finally:
             with interrupts.shielded():
-                ray.shutdown()
+                _shut_down(address)
                 ahead.end()
                 if at_once:
                     end_marked(mark)
-            if token is None:  # the user's next programs must not inherit it
-                os.environ.pop("RAY_AUTH_TOKEN", None)
 
 
 @contextmanager
 def _joined(address: str, interrupts: Interrupts) -> Iterator[None]:
+    joined: str | None = None
     try:
         _join(address, interrupts)
+        joined = here()
         yield
     finally:
         with interrupts.shielded():
+            _shut_down(joined)
+
+
+def here() -> str | None:
+    """The address of the cluster to which this process is connected; None without a connection."""
+    return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
+
+
+def _shut_down(address: str | None) -> None:
+    """End the connection to the cluster at ``address``, but not another one that the user's code has made since."""
+    if address in (None, here()) or not ray.is_initialized():
+        with restored():
             ray.shutdown()
 
 
@@ -292,18 +307,20 @@ def metrics_address(*, ours: bool) -> str | None:
 
 @functools.cache
 def _own_token() -> str:
-    """The token of every cluster that this process starts. It is always the same, since Ray keeps the first token that it reads."""
+    """The token of every cluster that this process starts."""
     return secrets.token_hex(32)
 
 
 def _join(address: str, interrupts: Interrupts) -> None:
     if address != "auto":
         check_reachable(address)
-    _quiet()
     try:
         if address != "auto":
             _check_is_node(address)
-        with interrupts.shielded(nothing_to_lose=True):
+        with interrupts.shielded(nothing_to_lose=True), settled():
+            _quiet()
+            if address != "auto":
+                use_known_token()
             ray_processes.join(address, **_RAY_INIT)
         interrupts.check()
     except _REFUSALS as error:
@@ -311,7 +328,7 @@ def _join(address: str, interrupts: Interrupts) -> None:
     try:
         ray.get(_answer.remote(), timeout=ANSWER_TIMEOUT_S)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
-        ray.shutdown()
+        _shut_down(None)
         raise ConfigError(
             f"the Ray cluster at {address!r} did not run a first task within {ANSWER_TIMEOUT_S:.0f} s ({type(error).__name__}). "
             f"Its authentication mode may differ (here RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE', 'unset')}), or all its "
@@ -345,8 +362,10 @@ def check_address(address: str | None) -> str | None:
     """Return the address for :func:`connected`, with ``"auto"`` resolved; RAY_ADDRESS stands in for None.
 
     It starts and writes nothing, and finds a wrong address in seconds. Raises ConfigError if the address is invalid, nothing answers
-    as Ray does, this machine is not a node of the cluster, or this process is connected to another one.
+    as Ray does, this machine is not a node of the cluster, or this process is connected to another one; RunError in a fork of a process
+    with a connection.
     """
+    check_not_forked()
     if ray.is_initialized():
         _check_is_ours(address)
         return address or None

@@ -16,6 +16,8 @@ from ray._private.authentication import authentication_token_setup
 from ray._private.state import available_resources_per_node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
+from offload.train.cluster.ray_settings import settled, uses_token
+
 LOOK_S = 0.2
 
 
@@ -24,16 +26,17 @@ def is_node_of(address: str, within_s: float) -> bool:
 
     Raises Ray's error if the cluster refuses to answer, for example without its token.
     """
-    _use_known_token()
     until = time.monotonic() + within_s
-    while True:
-        here = {str(node) for node in services.find_node_ids()}  # type: ignore[no-untyped-call]
-        # The processes of this machine include those of nodes in its containers, which cannot be used from outside.
-        if here and any(os.path.exists(path) for node, path in _sockets_at(address, within_s) if node in here):
-            return True
-        if time.monotonic() > until:
-            return False
-        time.sleep(LOOK_S)
+    with settled():
+        use_known_token()
+        while True:
+            here = {str(node) for node in services.find_node_ids()}  # type: ignore[no-untyped-call]
+            # The processes of this machine include those of nodes in its containers, which cannot be used from outside.
+            if here and any(os.path.exists(path) for node, path in _sockets_at(address, within_s) if node in here):
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(LOOK_S)
 
 
 def has_node(address: str, node_id: str, within_s: float) -> bool:
@@ -41,13 +44,16 @@ def has_node(address: str, node_id: str, within_s: float) -> bool:
 
     Raises Ray's error if the cluster refuses to answer, for example without its token.
     """
-    _use_known_token()
-    return any(node == node_id for node, _ in _sockets_at(address, within_s))
+    with settled():
+        use_known_token()
+        return any(node == node_id for node, _ in _sockets_at(address, within_s))
 
 
-def _use_known_token() -> None:
+def use_known_token() -> None:
     """Use token authentication if the mode is unset and a token is known, from the environment or its file. ``ray.init`` does so too, but
     only later."""
+    if uses_token():
+        return
     level = authentication_token_setup.logger.level
     authentication_token_setup.logger.setLevel(logging.ERROR)  # its warning says that this is the default
     try:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -31,6 +32,7 @@ import ray._private.services
 import ray._private.utils
 import ray._private.worker
 
+from offload import forks
 from offload.errors import RunError
 from offload.interrupts import HELD
 from offload.preload import NONE_AHEAD, ahead, local_agent, minimal_agent, setup_worker
@@ -172,9 +174,7 @@ _no_new_ray = threading.local()
 @contextmanager
 def no_new_ray() -> Iterator[None]:
     """A context in which this thread's calls to Ray raise RunError if there is no connection. Ray itself would start a new Ray."""
-    hook: Any = ray._private.auto_init_hook
-    if not isinstance(hook.auto_init_ray, functools.partial):
-        hook.auto_init_ray = functools.partial(_connected_or, hook.auto_init_ray)
+    _hook_in()
     before = getattr(_no_new_ray, "on", False)
     _no_new_ray.on = True
     try:
@@ -183,10 +183,41 @@ def no_new_ray() -> Iterator[None]:
         _no_new_ray.on = before
 
 
+_first_uses: list[Callable[[], None]] = []
+
+
+def on_first_use(tell: Callable[[], None]) -> None:
+    """Call ``tell`` when the program's own code first uses the present connection."""
+    _hook_in()
+    _first_uses[:] = [tell]
+
+
+def _hook_in() -> None:
+    """Hear of every call of Ray's functions, before which Ray looks whether it must start a new Ray."""
+    hook: Any = ray._private.auto_init_hook
+    if not isinstance(hook.auto_init_ray, functools.partial):
+        hook.auto_init_ray = functools.partial(_connected_or, hook.auto_init_ray)
+
+
 def _connected_or(start: Callable[[], None]) -> None:
-    if getattr(_no_new_ray, "on", False) and not ray.is_initialized():
-        raise RunError("the connection to Ray has ended.")
+    if getattr(_no_new_ray, "on", False):
+        if not ray.is_initialized():
+            raise RunError("the connection to Ray has ended.")
+    elif _first_uses and ray.is_initialized() and not _is_called_here():
+        for tell in (_first_uses.pop() for _ in range(len(_first_uses))):
+            tell()
     start()
+
+
+def _is_called_here() -> bool:
+    """Whether this package calls Ray, and not the program's own code, or a thread of Ray's that works for it."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        caller = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if caller != "ray":
+            return caller == "offload"
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -195,6 +226,7 @@ def reaped(mark: str) -> Iterator[None]:
     command = [sys.executable, "-S", str(Path(__file__).with_name("reaper.py")), mark]
     with subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True) as process:
         assert process.stdin is not None
+        forks.closes(process.stdin)
         try:
             yield
         finally:

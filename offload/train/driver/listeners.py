@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offload import forks
 from offload.report.sentences import sentence
 from offload.train.callback import Callback, Checkpoint, Decision, Ended, Interval, Metrics, Started
 
@@ -107,7 +108,8 @@ class _Listener:
         while (told := self._todo.get()) is not None:
             method, document = told
             try:
-                getattr(self._callback, method)(document)
+                with forks.ending_here():
+                    getattr(self._callback, method)(document)
             except BaseException as error:  # SystemExit, too: it must not silence the calls that follow
                 self._fail(method, _brief(error), traceback.format_exc())
             self._handled += 1

@@ -15,7 +15,6 @@ Ray Train would also move each worker to a folder of its own. A run moves them t
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 import time
@@ -292,10 +291,6 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
         with self._starting:
             self._ended = True
 
-    def fit(self) -> Any:
-        os.environ.setdefault(PREEMPTION_WATCHER, "0")
-        return super().fit()
-
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
         return [
@@ -310,7 +305,7 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
         arguments["scaling_policy"] = DecidedWorkers(config, self._hub, announced=self._beside_ray_data, run=self._run)
         arguments["failure_policy"] = GoOn(run_config.failure_config, self._hub)
         # As Ray Train does it, but in the given environment, and without a handler of Ctrl-C: the driver handles that.
-        env_vars = {BLOCKING_GET_WARNING: "0", PRINT_PATCH: "0", **get_env_vars_to_propagate()}
+        env_vars = {BLOCKING_GET_WARNING: "0", PREEMPTION_WATCHER: "0", PRINT_PATCH: "0", **get_env_vars_to_propagate()}
         controller_class: Any = ray.remote(
             num_cpus=0,
             label_selector={NODE_ID: ray.get_runtime_context().get_node_id()},

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from ray import cloudpickle
 
+from offload import forks
 from offload.errors import RunError, find_offload_error
 from offload.model.checks import shown
 from offload.pipeline.pickling import Carried
@@ -96,7 +97,8 @@ def run_user_function(user_function: Any, context: Context) -> None:
     """Call the user's training function. An exception gets a note with the user's frames. Raises RunError if the function exits, which
     would end this process silently, and RestatedError instead of an exception that cannot travel."""
     try:
-        user_function(context)
+        with forks.ending_here():
+            user_function(context)
     except (SystemExit, KeyboardInterrupt) as error:
         raise RunError(_exit_of(user_function, error, context.rank)) from error
     except Exception as error:

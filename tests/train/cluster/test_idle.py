@@ -16,7 +16,7 @@ from offload.train.cluster import connection, idle
 class Session:
     """A session that no loader uses any more, and what was done to it."""
 
-    is_shared, ended = False, False
+    is_shared, is_idle, is_programs, ended = False, False, False, False
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -88,6 +88,18 @@ def test_a_loader_that_begins_while_the_last_session_ends_does_not_join_its_ray(
     user.session(None, "all")
     thread.join()
     assert happened == ["one has ended", "another begins"]
+
+
+def test_a_ray_that_the_program_uses_stays_until_the_program_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    monkeypatch.setattr(session, "is_programs", True)
+    monkeypatch.setattr(sessions, "_sessions", {(None, "all"): session})
+    monkeypatch.setattr(sessions, "_users", {})
+    sessions.end_unused()
+    assert session.done == ["gave back its cores"]
+    monkeypatch.setattr(session, "ended", True)
+    sessions.end_unused()
+    assert session.done == ["gave back its cores", "ended Ray"]
 
 
 def test_a_session_lingers_after_the_last_of_several_loaders(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import inspect
 import logging
 import os
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,14 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
 import offload
+from offload import ray_forks
 from offload.errors import ConfigError, RunError, find_offload_error
 from offload.pipeline import output_tail, ray_data
 from offload.pipeline.owned_memory import writable
 from offload.pipeline.ranges import Ranges
 from offload.preload import minimal_agent
 from offload.train.cluster import connection as cluster
-from offload.train.cluster import deaths, draining, ray_output, ray_processes
+from offload.train.cluster import deaths, draining, ray_output, ray_processes, ray_settings
 from offload.train.cluster.holdings import Holdings
 from offload.train.cluster.reaper import MARK, marked
 from offload.train.driver import ray_train
@@ -158,6 +161,10 @@ def test_a_torch_trainer_takes_what_it_is_given(tmp_path: Path) -> None:
         file, "RunConfig keeps what it is given"
     )
     assert run.failure_config.max_failures == 3, relies(file, "dataclasses.replace keeps the rest of a RunConfig")
+
+    file = "preload/__init__.py"
+    made = inspect.getsource(ray.train.torch.TorchTrainer._create_default_callbacks)  # type: ignore[attr-defined]
+    assert "env_bool(RAY_TRAIN_ENABLE_STATE_TRACKING, False)" in made, relies(file, "no state actor by default")
 
     file = "train/driver/ray_train.py"
     theirs: Any = ray.train.torch.TorchTrainer(lambda: None, scaling_config=scaling, run_config=run)
@@ -537,6 +544,46 @@ def test_ray_leaves_signals_alone_and_says_nothing_of_its_own() -> None:
     source = "".join(map(inspect.getsource, parts))
     for used in ("ray._private.utils.set_sigterm_handler(", "target=listen_error_messages", "= ConsolePopen("):
         assert used in source, relies("train/cluster/ray_processes.py", used)
+
+
+def test_a_fork_knows_what_a_connection_consists_of() -> None:
+    file = "ray_forks.py"
+    module: Any = ray._private.worker  # type: ignore[attr-defined]
+    worker, node = module.global_worker, module._global_node
+    for name in ("core_worker", "gcs_client", "gcs_error_subscriber", "gcs_log_subscriber", "node"):
+        assert name in vars(worker), relies(file, f"global_worker.{name}")
+    assert "_global_state_accessor" in vars(ray._private.state.state), relies(file, "state._global_state_accessor")  # type: ignore[attr-defined]
+    assert ray.experimental.internal_kv.global_gcs_client is worker.gcs_client, relies(
+        file, "internal_kv.global_gcs_client"
+    )
+    peers = {peer_of(int(name)) for name in os.listdir("/proc/self/fd")}
+    for path in (node.raylet_socket_name, node.plasma_store_socket_name):
+        assert path in peers, relies(
+            file, f"this process is connected to a socket of its Node: {path} is not in {peers}"
+        )
+    assert "atexit.register(shutdown" in inspect.getsource(module), relies(
+        file, "Ray's exit handler is worker.shutdown"
+    )
+
+
+def peer_of(number: int) -> object:
+    with contextlib.suppress(OSError):
+        return ray_forks._peer(number)
+    return None
+
+
+def test_ray_can_read_its_mode_and_its_token_anew() -> None:
+    file = "train/cluster/ray_settings.py"
+    library: Any = ray._raylet  # type: ignore[attr-defined]
+    assert hasattr(library.Config, "initialize"), relies(file, "Config.initialize")
+    assert hasattr(library.AuthenticationTokenLoader.instance(), "reset_cache"), relies(file, "reset_cache")
+    assert ray_settings.uses_token() == (os.environ.get("RAY_AUTH_MODE") != "disabled"), relies(file, "the mode")
+    assert ray_settings.token_in_use() == (os.environ["RAY_AUTH_TOKEN"] if ray_settings.uses_token() else "")
+    node: Any = ray._private.worker._global_node  # type: ignore[attr-defined]
+    assert weakref.ref(node)() is node
+    # ray.shutdown() drops the last reference.
+    holders = [each for each in gc.get_referrers(node) if each is not sys._getframe()]
+    assert len(holders) == 2, relies(file, f"only ray._private.worker and its global_worker know the Node: {holders}")
 
 
 def test_a_dead_actor_is_found_by_its_id(actors: Any) -> None:
