@@ -499,6 +499,35 @@ def test_an_affinity_that_worker_init_fn_sets_stays() -> None:
     assert plain(offload.DataLoader(Allowed(), num_workers=2, worker_init_fn=settle)) == [[last], [last]]
 
 
+class Noise(torch_data.IterableDataset[Any]):
+    """Random numbers, and a state of its own, for which nobody asks."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (torch.rand(1).item() for _ in range(5))
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    load_state_dict: Any = state_dict
+
+
+@pytest.mark.parametrize("working", WORKERS, ids=str)
+def test_a_resumed_loader_of_an_iterable_data_set_yields_the_rest(working: dict[str, Any]) -> None:
+    def make() -> Any:
+        return offload.DataLoader(Noise(), batch_size=2, generator=torch.Generator().manual_seed(3), **working)
+
+    whole = make()
+    epochs = [plain(whole), plain(whole)]
+    assert epochs[0] != epochs[1] or working.get("persistent_workers", False)
+    for cut in (0, 2, len(epochs[0])):
+        before, after = make(), make()
+        iterator = iter(before)
+        got = [next(iterator) for _ in range(cut)]
+        after.load_state_dict(before.state_dict())
+        assert plain([*got, *after]) == epochs[0]
+        assert plain(after) == epochs[1]
+
+
 # -- seeds and workers ----------------------------------------------------------------------------------------------------
 
 
