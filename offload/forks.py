@@ -8,7 +8,6 @@ Where it stops: :mod:`offload.ray_forks` knows what belongs to Ray.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import os
@@ -69,7 +68,8 @@ def ending_here() -> Iterator[None]:
 
 
 def _end(error: BaseException | None) -> NoReturn:
-    """End this fork as Python ends a program that has raised ``error``."""
+    """End this fork with the exit status of a program that has raised ``error``, and, as processes of :mod:`multiprocessing` do, without its
+    parent's exit handlers: one of them would end its parent's other processes."""
     status = 1
     try:
         if error is None:
@@ -80,7 +80,6 @@ def _end(error: BaseException | None) -> NoReturn:
             status = error.code or 0
         else:
             sys.stderr.write(f"{error.code}\n")
-        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
