@@ -68,8 +68,8 @@ def ending_here() -> Iterator[None]:
 
 
 def _end(error: BaseException | None) -> NoReturn:
-    """End this fork with the exit status of a program that has raised ``error``, and, as processes of :mod:`multiprocessing` do, without its
-    parent's exit handlers: one of them would end its parent's other processes."""
+    """End this fork with the exit status of a program that has raised ``error``. Like processes of :mod:`multiprocessing`, it skips its
+    parent's exit handlers: one of them would end other processes of the parent."""
     status = 1
     try:
         if error is None:
