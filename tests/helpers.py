@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -150,6 +151,14 @@ def end_loaders() -> None:
         return ray.available_resources(), ray.cluster_resources(), sessions._users, loaders, holders
 
     eventually(ended, state=state)
+
+
+def open_to_others(folder: Path) -> None:
+    """Let other users read a test's folder and those around it, up to that of temporary files."""
+    around = Path(tempfile.gettempdir()).resolve()
+    for each in (folder, *folder.resolve().parents):
+        if around in each.parents:
+            each.chmod(0o755)
 
 
 def command_of(process: psutil.Process) -> list[str]:

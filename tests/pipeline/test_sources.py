@@ -45,6 +45,7 @@ from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.webdataset import list_webdataset
 from offload.pipeline.spec import as_pipeline, from_torch, webdataset
 from offload.pipeline.wire import ERROR
+from tests.helpers import open_to_others
 from tests.pipeline.index_pass import a_pass, stream_of
 
 RED, GREY = (250, 10, 20), 120
@@ -320,9 +321,7 @@ def as_nobody(path: Path) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights, which only root can")
 def test_paths_without_permission(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "data", {"a/1.jpg": encoded(), "b/2.jpg": encoded(), "t.parquet": b""})
-    for folder in [root, *root.parents]:
-        if folder.is_relative_to(tmp_path.parents[2]):
-            folder.chmod(0o755)
+    open_to_others(root)
     assert as_nobody(root) == "{}"
     (root / "a/1.jpg").chmod(0)
     assert as_nobody(root) == "{0: 'cannot be read: Permission denied'}"

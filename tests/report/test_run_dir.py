@@ -21,6 +21,7 @@ from offload.report.live import LiveLine, format_line
 from offload.report.run_dir import CHECKPOINTS, EVENTS, METRICS, SUMMARY, RunDirectory, read_lines, to_json
 from offload.report.sentences import sentence
 from offload.report.summary import format_summary, summary_rows, verdict
+from tests.helpers import open_to_others
 
 OWN = {
     "summary.json",
@@ -258,8 +259,7 @@ def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
         assert done.stderr == ""
         return done.stdout.strip()
 
-    for folder in (tmp_path, *tmp_path.parents[:3]):  # with tests side by side one folder deeper
-        folder.chmod(0o755)
+    open_to_others(tmp_path)
     (tmp_path / "free").mkdir()
     (tmp_path / "free").chmod(0o777)
     assert as_nobody(tmp_path / "free" / "run") == "written"
