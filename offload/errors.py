@@ -7,6 +7,7 @@ exception.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Collection, Iterator
 
 from offload import uncaught
@@ -39,7 +40,8 @@ class OffloadError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
-        uncaught.install()
+        if threading.current_thread() is threading.main_thread():  # other threads may make errors that nobody sees
+            uncaught.install()
 
     def __str__(self) -> str:
         return _ARGUMENT.sub(lambda match: match[3], super().__str__())

@@ -64,6 +64,7 @@ WORDS = {
     "torch": "import torch",
     "h5py": "import h5py",
     "ray": "import ray.data",
+    "DataLoader": "from torch.utils.data import DataLoader",
     "DistributedSampler": "from torch.utils.data import DistributedSampler",
     "collate": "from offload import collate",
     "ctx": "ctx: offload.Context",

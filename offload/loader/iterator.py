@@ -122,7 +122,7 @@ class Iteration:
             item, samples = self._fetcher.get(self._timeout_s)
         if isinstance(item, BaseException):
             self.close()
-            raise item
+            raise tells_all(item) if isinstance(item, OffloadError) else item
         if isinstance(item, _End):
             self._end_epoch()
         self._received += 1

@@ -123,15 +123,15 @@ class InThisProcess:
         return batch
 
     def _of_map(self, plan: Any) -> Iterator[list[Any]]:
-        (recipe,) = plan.recipes
+        recipe = plan.recipe
         for order in plan.orders:
             indices = order.indices if recipe.batches else [order.indices]
             yield [(int(recipe.dataset[i]), order.seed, order.first + place) for place, i in enumerate(indices)]
 
     def _of_iterable(self, plan: Any) -> Iterator[list[Any]]:
-        shares = []
-        for recipe in plan.recipes:
-            with in_role(recipe.worker, recipe.num_workers, recipe.seed, recipe.dataset):
+        shares, recipe = [], plan.recipe
+        for worker in range(plan.workers):
+            with in_role(worker, recipe.num_workers, recipe.seed, recipe.dataset):
                 samples = list(recipe.dataset)
             size = recipe.batch_size or 1
             share = [samples[i : i + size] for i in range(0, len(samples), size)]
@@ -203,9 +203,13 @@ def order_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def listed(samples: Any) -> list[Any]:
+    return samples if isinstance(samples, list) else [samples]
+
+
 def loader_of(arguments: Mapping[str, Any]) -> Any:
     n, workers, data = arguments["n"], arguments["num_workers"], arguments["data"](arguments["n"])
-    named: dict[str, Any] = {"seed": arguments["seed"], "num_workers": workers}
+    named: dict[str, Any] = {"seed": arguments["seed"], "num_workers": workers, "collate_fn": listed}
     named["persistent_workers"] = arguments["persistent_workers"] and workers > 0
     if arguments["generator"]:
         named["generator"] = torch.Generator().manual_seed(5)
@@ -369,8 +373,8 @@ def test_an_iterable_data_set_that_has_shrunk_does_not_end_silently() -> None:
 def test_a_data_set_whose_order_is_that_of_its_epoch_gets_the_epoch_of_the_state() -> None:
     data = Epochs(6)
     data.set_epoch(2)
-    got, state = read(offload.DataLoader(data, batch_size=2), 0, 1)
-    loader: Any = offload.DataLoader(Epochs(6), batch_size=2)
+    got, state = read(offload.DataLoader(data, batch_size=2, num_workers=1), 0, 1)
+    loader: Any = offload.DataLoader(Epochs(6), batch_size=2, num_workers=1)
     loader.load_state_dict(state)
     assert got[0] + list(loader) == [[2, 3], [4, 5], [0, 1]]
 

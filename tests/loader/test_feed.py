@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from offload.loader.feed import FIRST_TASK_S, LEAST_TASK_S, _MapStream
 from offload.loader.readers import MOST_BATCHES, TASK_S
 from offload.loader.recipe import BatchOrder
+from offload.pipeline.printed import Outlet
 
 UNUSED: Any = None
 
 
 def stream(batch_s: list[float], wanted: int) -> _MapStream:
-    made = _MapStream(client="", meter=UNUSED, recipe=UNUSED, batch_s=deque(batch_s))
+    made = _MapStream(client="", outlet=Outlet(), meter=UNUSED, recipe=UNUSED, batch_s=deque(batch_s))
     made.line.order([BatchOrder(number=i, batch=i, indices=[i], first=i, seed=0) for i in range(wanted)])
     return made
 

@@ -516,16 +516,19 @@ def test_a_resumed_loader_of_an_iterable_data_set_yields_the_rest(working: dict[
     def make() -> Any:
         return offload.DataLoader(Noise(), batch_size=2, generator=torch.Generator().manual_seed(3), **working)
 
+    torch.manual_seed(0)
     whole = make()
     epochs = [plain(whole), plain(whole)]
     assert epochs[0] != epochs[1] or working.get("persistent_workers", False)
     for cut in (0, 2, len(epochs[0])):
+        torch.manual_seed(0)
         before, after = make(), make()
         iterator = iter(before)
         got = [next(iterator) for _ in range(cut)]
         after.load_state_dict(before.state_dict())
         assert plain([*got, *after]) == epochs[0]
-        assert plain(after) == epochs[1]
+        if working:  # otherwise the program's own generator decides
+            assert plain(after) == epochs[1]
 
 
 # -- seeds and workers ----------------------------------------------------------------------------------------------------

@@ -113,6 +113,8 @@ class Counts(torch_data.IterableDataset[Any]):
 class Sent:
     """Stands for a recipe in Ray's object store, of which each iteration unpickles a copy."""
 
+    key = "sent"
+
     def __init__(self, leaves: threading.Event | None = None) -> None:
         self._leaves = leaves
 

@@ -138,6 +138,10 @@ def _looked_at(fs: pafs.FileSystem, paths: Sequence[str], patterns: Mapping[str,
         return shard, index
 
     each_in_order(look, paths, threads=requests_at_once(fs), done=found.append)
+    # Threads would find any of several missing shards first.
+    for path, (shard, _) in zip(paths, found, strict=True):
+        if shard.type == pafs.FileType.NotFound:
+            raise _unreadable(path, FileNotFoundError(), patterns)
     return found
 
 

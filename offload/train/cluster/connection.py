@@ -100,16 +100,18 @@ class Cluster:
 
 
 @contextmanager
-def connected(address: str | None, *, metrics_port: int | None = None) -> Iterator[Cluster]:
+def connected(address: str | None, *, metrics_port: int | None = None, runs: bool = True) -> Iterator[Cluster]:
     """A connection for the duration of a run, to which this process gives the CPUs that it holds and does not use. A cluster that this call
     started ends with it.
 
-    ``metrics_port``: the port at which a cluster that it starts serves Ray's metrics, 0 for a free one; None: it serves none.
+    ``metrics_port``: the port at which a cluster that it starts serves Ray's metrics, 0 for a free one; None: it serves none. ``runs``:
+    whether it is for a run, before and after which nothing of this thread's runs may be left on the cluster.
 
     Raises ConfigError if nothing listens at ``address``, or the listener does not answer.
     """
     with handled() as interrupts, used_by_a_run(), _opened(address, interrupts, metrics_port) as ours:
-        _release_left()
+        if runs:
+            _release_left()
         give_back_idle()
         try:
             yield _describe(ours=ours)
@@ -117,7 +119,7 @@ def connected(address: str | None, *, metrics_port: int | None = None) -> Iterat
             raise  # nobody would answer
         except BaseException:
             with interrupts.shielded():
-                for each in left():
+                for each in left() if runs else ():
                     each.release()
             raise
 

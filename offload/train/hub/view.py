@@ -27,7 +27,7 @@ def reader_on(address: str, name: str | None) -> Iterator[RunReader]:
     found = check_address(address)
     if found == "local":  # would start a new cluster
         raise _none(address)
-    with connected(found):
+    with connected(found, runs=False):
         yield _reader(_chosen(runs(), name, address))
 
 

@@ -61,12 +61,11 @@ def test_deaths_of_our_processes_are_not_told_twice(shown: list[str]) -> None:
     ours, theirs = ray.remote(BlockSender).remote(), ray.remote(Theirs).remote()
     ray.get([ours.ready.remote(), theirs.pid.remote()])
     known: Any = ray_output.actors()
-    pids = {each["ActorClassName"]: each["Pid"] for each in known.values() if each["State"] == "ALIVE"}
+    mine = {actor._actor_id.hex() for actor in (ours, theirs)}  # other tests' actors may live on
+    pids = {each["ActorClassName"]: each["Pid"] for name, each in known.items() if name in mine}
     for actor in (ours, theirs):
         ray.kill(actor)
-    eventually(
-        lambda: all(each["State"] == "DEAD" for each in ray_output.actors().values() if each["Pid"] in pids.values())
-    )  # type: ignore[attr-defined]
+    eventually(lambda: all(ray_output.actors()[name]["State"] == "DEAD" for name in mine))
     for name in ("BlockSender", "Theirs"):
         ray._private.worker.print_to_stdstream(
             {"lines": [DIED.format(pids[name])], "pid": "raylet", "is_err": False}, False

@@ -16,7 +16,9 @@ from offload.train.worker.context import Context, DatasetInfo
 
 def context() -> Context:
     loop: Any = SimpleNamespace(
-        setup=SimpleNamespace(sized={"train": 103, "val": None}, classes={"train": ("cat", "dog")})
+        setup=SimpleNamespace(
+            sized={"train": 103, "val": None}, classes={"train": ("cat", "dog")}, drop_last=frozenset()
+        )
     )
     return Context(loop)
 
