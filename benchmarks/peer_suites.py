@@ -39,6 +39,7 @@ from benchmarks.suites.finding import NotFound
 from benchmarks.suites.rewriting import rewritten
 from benchmarks.suites.running import Settings, SuiteFailed, run
 from benchmarks.suites.verdicts import CALLED, Outcome, Verdict, counts, expectations, verdicts
+from offload.interrupts import handled
 
 EXPECTED = Path(__file__).parent / "suites" / "expected.toml"
 _LOADER = "offload.DataLoader"
@@ -120,26 +121,30 @@ def _table(found: Mapping[str, Sequence[Verdict]]) -> Table:
     return table
 
 
-def _document(
-    found: Mapping[str, Sequence[Verdict]], modules: Mapping[str, Sequence[Path]], command: Sequence[str]
-) -> dict[str, Any]:
+def _known(output: Path | None) -> dict[str, Any]:
+    """Return the suites that an earlier run has written to this file. Raises click.UsageError for another file."""
+    if output is None or not output.exists():
+        return {}
+    try:
+        known: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))["suites"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise click.UsageError(f"{output} is no result of this benchmark. Pass the path of another file.") from None
+    return known
+
+
+def _record(output: Path, suites: Mapping[str, Any]) -> None:
+    output.write_text(json.dumps({"benchmark": "peer_suites", "suites": suites}, indent=1) + "\n", encoding="utf-8")
+
+
+def _entry(found: Sequence[Verdict], modules: Sequence[Path], command: Sequence[str]) -> dict[str, Any]:
     return {
-        "suites": {
-            suite: {
-                "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in modules[suite]},
-                "tests": len(each),
-                "counts": {called: number for called in CALLED if (number := counts(each)[called])},
-                "not_same": {
-                    verdict.outcome.test: {
-                        "called": verdict.called,
-                        "outcome": verdict.outcome.outcome,
-                        "why": verdict.why,
-                    }
-                    for verdict in each
-                    if verdict.called != "same"
-                },
-            }
-            for suite, each in found.items()
+        "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in modules},
+        "tests": len(found),
+        "counts": {called: number for called in CALLED if (number := counts(found)[called])},
+        "not_same": {
+            verdict.outcome.test: {"called": verdict.called, "outcome": verdict.outcome.outcome, "why": verdict.why}
+            for verdict in found
+            if verdict.called != "same"
         },
         "command": shlex.join(command),
         "machine": side_by_side.hardware(),
@@ -194,7 +199,12 @@ def _packages(chosen: Sequence[Suite], downloads: bool, folder: Path) -> Path | 
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds a test."
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write each suite's result there as JSON. Suites that do not run keep theirs.",
+)
 def main(
     torchdata: Path | None, torch: Path | None, webdataset: Path | None, download: bool, only: tuple[str, ...], cores: int,
     timeout_s: float, output: Path | None,
@@ -206,8 +216,9 @@ def main(
             "No tests are given. Pass --torchdata, --torch or --webdataset with a checkout, or --download."
         )
     expected = expectations(EXPECTED.read_text(encoding="utf-8"))
+    recorded = _known(output)
     found: dict[str, list[Verdict]] = {}
-    with tempfile.TemporaryDirectory(prefix="suites-", dir="/tmp") as name:
+    with handled(), tempfile.TemporaryDirectory(prefix="suites-", dir="/tmp") as name:
         folder = Path(name)
         try:
             modules = _given(paths, download, folder, console)
@@ -233,9 +244,9 @@ def main(
                     f"{suite.name}: no test ran. The end of what pytest said:\n{failed}"
                 ) from None
             found[suite.name] = verdicts(outcomes, expected.get(suite.name, []))
-        document = _document(found, modules, _command(sys.argv[1:]))
-    if output is not None:
-        output.write_text(json.dumps(document, indent=1) + "\n")
+            if output is not None:
+                recorded[suite.name] = _entry(found[suite.name], modules[suite.name], _command(sys.argv[1:]))
+                _record(output, recorded)
     console.print(_table(found))
     unexpected = [verdict for each in found.values() for verdict in each if verdict.called == "unexpected"]
     for verdict in unexpected:

@@ -75,6 +75,7 @@ def refusals(tmp_path: Path) -> dict[str, list[str]]:
         "other.py is not the suite's test_dataloader.py": ["--torch", str(tmp_path / "other.py")],
         "neither a folder, a Python file nor a readable source archive": ["--torch", str(tmp_path / "text.txt")],
         "Invalid value for '--cores'": ["--torch", str(tmp_path / "two"), "--cores", "0"],
+        "text.txt is no result of this benchmark": ["--torch", str(tmp_path / "two"), "-o", str(tmp_path / "text.txt")],
         "Invalid value for '--timeout'": ["--torch", str(tmp_path / "two"), "--timeout", "0"],
     }  # fmt: skip
 
@@ -273,6 +274,7 @@ def test_a_suite_runs_as_a_whole_behind_a_test_that_ends_its_process(tmp_path: P
         (stand_ins / package / "__init__.py").touch()
     path = os.pathsep.join([str(stand_ins), *filter(None, [os.environ.get("PYTHONPATH")])])
     output = tmp_path / "result.json"
+    output.write_text(json.dumps({"suites": {"webdataset": {"tests": 3}}}))  # another run's
     command = [sys.executable, "benchmarks/peer_suites.py", "--torchdata", str(tmp_path / "test"), "-o", str(output)]
     command += ["--timeout", "400"]  # no test fails because the machine is slow
     done = subprocess.run(
@@ -288,6 +290,7 @@ def test_a_suite_runs_as_a_whole_behind_a_test_that_ends_its_process(tmp_path: P
     assert output.exists(), done.stderr
     text = output.read_text()
     assert str(tmp_path) not in text
+    assert json.loads(text)["suites"]["webdataset"] == {"tests": 3}
     result = json.loads(text)["suites"]["torchdata"]
     assert result["tests"] == 5
     assert result["counts"] == {"same": 1, "skipped": 1, "unexpected": 3}
