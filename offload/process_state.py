@@ -25,7 +25,7 @@ def restored() -> Iterator[None]:
         yield
     finally:
         for name in _variables().keys() - variables.keys():
-            del os.environ[name]
+            os.environ.pop(name, None)
         os.environ.update(variables)
         random.setstate(numbers)
         if faulthandler.is_enabled() and not handled:

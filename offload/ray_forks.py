@@ -1,4 +1,4 @@
-"""Keep forks of a process away from its connection to Ray, which they share by accident and which does not survive their use of it.
+"""Keep forks of a process away from its connection to Ray, which they inherit and which does not survive their use of it.
 
 A fork has copies of Ray's sockets, and of all objects that tell Ray of their end. Without this, a fork that drops a batch, or ends as
 Python programs do, writes into the middle of the messages of its parent, and the node process (raylet) of the machine fails. It may also

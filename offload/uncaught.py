@@ -6,6 +6,7 @@ stops: defects of this package, and errors of other code, keep their whole trace
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ _installed = False
 
 def tells_all(error: _Error) -> _Error:
     """Mark an error of another type as one whose text tells all."""
-    setattr(error, TELLS_ALL, True)
+    with contextlib.suppress(Exception):  # some classes of errors are frozen
+        setattr(error, TELLS_ALL, True)
     install()
     return error
 
@@ -39,7 +41,8 @@ def _shown_by(show: Callable[..., Any]) -> Callable[..., None]:
     def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, KeyboardInterrupt) or getattr(error, TELLS_ALL, False):
             trace = of_program(trace)
-            error.__traceback__ = trace  # Python prints this one
+            with contextlib.suppress(Exception):
+                error.__traceback__ = trace  # Python prints this one
         show(kind, error, trace)
 
     return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import traceback
 from types import TracebackType
@@ -34,6 +35,11 @@ def refused() -> None:
     check_count("batch_size", 0, least=1, sane="such as 64")
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An error that takes no attributes."""
+
+
 def test_an_error_for_users_has_the_frames_of_their_program_alone() -> None:
     error = raised(refused)
     assert isinstance(error, ConfigError)
@@ -55,6 +61,7 @@ def test_other_errors_keep_theirs_unless_their_text_tells_all(monkeypatch: pytes
     uncaught.tells_all(error)
     assert shown(error) == ["raised", "through"]
     assert sys.excepthook is not hook
+    assert type(uncaught.tells_all(Frozen())) is Frozen
     assert sys.excepthook.__closure__ is not None
 
 

@@ -100,9 +100,9 @@ def _checked(state: dict[str, Any]) -> dict[str, Any]:
             pass
     for each in (state, *state["samplers"]):
         if not isinstance(each.get("generator"), torch.Tensor | None):
-            raise TypeError("the state of a generator is no tensor")
+            raise TypeError("the state of a generator is not a tensor")
     if not isinstance(state["drawn"], int | None):
-        raise TypeError("the seed is no number")
+        raise TypeError("the seed is not a number")
     return state
 
 
@@ -132,7 +132,11 @@ class Aside:
     def used(self) -> Iterator[None]:
         """A context in which these generators are the global ones."""
         before = global_state()
-        _set_global_state(self._state)
+        try:
+            _set_global_state(self._state)
+        except BaseException:  # a damaged state
+            _set_global_state(before)
+            raise
         try:
             yield
         finally:

@@ -258,8 +258,13 @@ class LoaderFeed:
             self._outlets.pop(client, None)
 
     def forget(self, client: str, owner: str) -> None:
-        """End the readers of a loader that is gone."""
+        """End the iterations and the readers of a loader that is gone."""
         with self._changed:
+            of_loader = [
+                name for name, each in self._streams.items() if (each.client, each.recipe.owner) == (client, owner)
+            ]
+            for name in of_loader:  # messages may overtake each other
+                self._drop(name)
             _end(self._resting.drop(lambda each: each.owner == owner))
             self._batch_s.pop((client, owner), None)
 
@@ -373,7 +378,7 @@ class LoaderFeed:
 
     def _waits_for_cpus(self, what: str, seconds: float, held: str) -> None:
         self._remark(
-            f"{what} has waited {seconds:.0f} s for a CPU. Who holds CPUs: {held or 'nobody'}. End what is not needed, or add nodes"
+            f"{what} has waited {seconds:.0f} s for a CPU. CPUs are held by: {held or 'nobody'}. End what you do not need, or add nodes"
         )
 
     def _remark(self, text: str) -> None:

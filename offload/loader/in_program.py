@@ -53,14 +53,16 @@ class InProgram:
         self._drawing = contextlib.nullcontext if aside is None else aside.used
         self._finish, self._progress, self._clock = finish, progress, clock
         self._skip = progress.batches
-        self._samples = self._made = 0
+        self._told = [0]  # the number of the newest batch's samples
+        self._made = 0
         self._sample_bytes = 0.0
         self._meter = Meter(lambda: {"": 1})
         with self._drawing():
             batches: Any = torch.utils.data.DataLoader._get_iterator(loader)
         # torch's iterator does not tell the number of a batch's samples.
         fetcher = batches._dataset_fetcher
-        fetcher.collate_fn = functools.partial(self._collated, fetcher.collate_fn, loader.batch_size is not None)
+        # It must not refer to this iterator: the data set's own ends with the last reference.
+        fetcher.collate_fn = functools.partial(_collated, fetcher.collate_fn, loader.batch_size is not None, self._told)
         self._batches: Iterator[Any] = batches
 
     def __iter__(self) -> InProgram:
@@ -83,7 +85,7 @@ class InProgram:
             self.measure()
             raise StopIteration
         self._progress.batches += 1
-        self._clock.count(self._samples)
+        self._clock.count(self._told[0])
         return batch
 
     def _skip_read(self) -> None:
@@ -107,7 +109,7 @@ class InProgram:
     def with_samples(self) -> Iterator[tuple[Any, int]]:
         """Each batch with the number of its samples."""
         for batch in self:
-            yield batch, self._samples
+            yield batch, self._told[0]
 
     def costs(self) -> list[tuple[float, float]]:
         """Core-seconds and bytes per sample of recent batches."""
@@ -125,17 +127,18 @@ class InProgram:
         # Sizes hardly change, and a batch may hold many small things: measure the first, second, fourth, … batch.
         self._made += 1
         if not self._made & (self._made - 1):
-            self._sample_bytes = bytes_of(batch) / max(self._samples, 1)
-        size_bytes = round(self._sample_bytes * self._samples)
-        cost = Cost(rows=self._samples, size_bytes=size_bytes, cpu_s=cpu_s, wall_s=wall_s)
+            self._sample_bytes = bytes_of(batch) / max(self._told[0], 1)
+        size_bytes = round(self._sample_bytes * self._told[0])
+        cost = Cost(rows=self._told[0], size_bytes=size_bytes, cpu_s=cpu_s, wall_s=wall_s)
         self._meter.add(Block(ref=None, cost=cost))  # type: ignore[arg-type]
         batch = self._finish(batch)
         self._finish.hand_over(batch)
         return batch
 
-    def _collated(self, collate: Any, several: bool, found: Any) -> Any:
-        self._samples = len(found) if several else 1
-        return collate(found)
+
+def _collated(collate: Any, several: bool, told: list[int], found: Any) -> Any:
+    told[0] = len(found) if several else 1
+    return collate(found)
 
 
 def _measured(meter: Meter) -> Measured:

@@ -265,7 +265,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         assert progress.start is not None
         persistent = progress.start.get("persistent_workers", self.persistent_workers)
         with contextlib.nullcontext() if aside is None else aside.used():
+            before = None if aside is None else self._random()
             indices = iter(self._index_sampler)
+            drew = aside is not None and self._random() != before  # some samplers draw the whole order at once
             # torch's persistent workers keep the first epoch's seed.
             if self._drawn is None or not persistent:
                 self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
@@ -278,7 +280,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             seed = mix(seed, progress.epoch, job.rank)
         if iterable:
             return seed, None
-        before = None if aside is None else self._random(aside)
+        if aside is not None:
+            with aside.used():
+                before = self._random()
         orders = orders_of(
             indices,
             batches=self._auto_collation,
@@ -287,13 +291,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             note=lambda each: trail.add(each, progress.batches),
         )
         if aside is not None:
-            progress.check_order(trail, random=self._random(aside) != before, rank=job.rank)
+            with aside.used():
+                drew = drew or self._random() != before
+            progress.check_order(trail, random=drew, rank=job.rank)
         return seed, orders
 
-    def _random(self, aside: Aside) -> dict[str, Any]:
-        """The state of everything from which the samplers of a resumed epoch may draw."""
-        with aside.used():
-            return written(state_of(self._samplers(), self.generator))
+    def _random(self) -> dict[str, Any]:
+        """The state of the generators from which samplers may draw. What a sampler tells of itself may not be comparable."""
+        state = state_of(self._samplers(), self.generator)
+        for each in state["samplers"]:
+            each.pop("own", None)
+        return written(state)
 
     def _recipe(self, seed: int) -> MapRecipe | IterableRecipe:
         """The work of a process: what this process's own data set is now, as if it were forked."""

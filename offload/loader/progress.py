@@ -68,7 +68,7 @@ class Progress:
         found = check_mapping("DataLoader: the state", state, sane="the result of state_dict()")
         if found.get("version") not in (1, VERSION) or not {"epoch", "batches", "start"} <= found.keys():
             raise ConfigError(
-                f"this is no state of an offload.DataLoader of this release: it has the keys {', '.join(map(str, found)) or 'none'}. "
+                f"this release of offload.DataLoader cannot read this state: it has the keys {', '.join(map(str, found)) or 'none'}. "
                 "Load the result of its state_dict()."
             )
         epoch = check_count("DataLoader: the state's epoch", found["epoch"])

@@ -139,7 +139,7 @@ class Session:
             with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
                 ray.get(self.feed.share.remote(SHARE_S), timeout=SHARE_S + BEAT_S)
                 leave(self._cpus)
-            self._cpus = {}
+                self._cpus = {}
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):

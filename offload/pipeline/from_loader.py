@@ -64,7 +64,8 @@ def from_loader(name: str, loader: DataLoader[Any]) -> Pipeline:
             "of torch to the DataLoader instead."
         )
     pipeline = _ordered(where, loader, batches.sampler)
-    return dataclasses.replace(pipeline, batch_size=batches.batch_size, drop_last=batches.drop_last)
+    replicas = batches.sampler.num_replicas if isinstance(batches.sampler, DistributedSampler) else 1
+    return dataclasses.replace(pipeline, batch_size=batches.batch_size * replicas, drop_last=batches.drop_last)
 
 
 def _ordered(where: str, loader: DataLoader[Any], sampler: Any) -> Pipeline:
@@ -72,6 +73,9 @@ def _ordered(where: str, loader: DataLoader[Any], sampler: Any) -> Pipeline:
     if not _is_torchs(sampler):
         _refuse(where, sampler)
     dataset: Any = loader.dataset
+    source = getattr(sampler, "data_source", getattr(sampler, "dataset", dataset))
+    if source is not dataset and len(source) != len(dataset):  # it leaves samples out, or knows others
+        _refuse(where, sampler)
     match sampler:
         case SequentialSampler():
             return _samples(loader, shuffle=False)
@@ -79,7 +83,9 @@ def _ordered(where: str, loader: DataLoader[Any], sampler: Any) -> Pipeline:
             return weighted(_samples(loader), torch.ones(len(dataset)), samples=sampler.num_samples)
         case RandomSampler() if sampler.num_samples == len(dataset):
             return _samples(loader, shuffle=True)
-        case SubsetRandomSampler():
+        case SubsetRandomSampler() if (
+            loader.worker_init_fn is None
+        ):  # which would find the Subset, and not its own data set
             return _samples(loader, Subset(dataset, list(sampler.indices)), shuffle=True)
         case WeightedRandomSampler(replacement=True):
             return weighted(_samples(loader), sampler.weights, samples=sampler.num_samples)
@@ -98,14 +104,14 @@ def _samples(loader: DataLoader[Any], dataset: Any = None, *, shuffle: bool | No
     return from_torch(
         loader.dataset if dataset is None else dataset,
         collate_fn=loader.collate_fn,
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=loader.worker_init_fn if loader.num_workers else None,  # as torch does
         on_device=getattr(loader, "on_device", None),  # of an offload.DataLoader
         shuffle=shuffle,
     )
 
 
 def _refuse(where: str, sampler: Any) -> NoReturn:
-    options = "" if not isinstance(sampler, RandomSampler | WeightedRandomSampler) else " with these options"
+    options = " with these options" if _is_torchs(sampler) else ""
     raise ConfigError(
         f"{where} with the sampler {type(sampler).__name__}{options}, whose order the Trainer cannot follow: its own orders let a run "
         "resume and change its workers. Pass shuffle=True, a WeightedRandomSampler with replacement, or a Subset; or keep the sampler "

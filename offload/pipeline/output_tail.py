@@ -98,9 +98,11 @@ class Tail:
         return 0
 
     def _part(self) -> bytes:
-        if self._file is None:
-            self._file = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-        return os.pread(self._file, CHUNK, self._at)
+        with contextlib.suppress(OSError):  # such as too many open files: the work's outcome matters more
+            if self._file is None:
+                self._file = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._file, CHUNK, self._at)
+        return b""
 
     def close(self) -> None:
         """Read no more."""

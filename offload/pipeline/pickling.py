@@ -333,7 +333,7 @@ _received: set[str] = set()  # cloudpickle's ids of the classes that came from a
 _contents: weakref.WeakKeyDictionary[type, bytes | None] = (
     weakref.WeakKeyDictionary()
 )  # the classes that were sent back, pickled
-_places: weakref.WeakKeyDictionary[type, Place] = weakref.WeakKeyDictionary()  # those found so far
+_places: weakref.WeakKeyDictionary[type, Place | None] = weakref.WeakKeyDictionary()  # those looked for so far
 
 
 def _makes_a_class(reduced: Any) -> bool:
@@ -370,6 +370,7 @@ def _place_of(kind: type) -> Place | None:
                 if name is not None:
                     _places[kind] = module, name
                     break
+        _places.setdefault(kind, None)  # each batch has a pickler of its own, and would look again
     return _places.get(kind)
 
 

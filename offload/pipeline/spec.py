@@ -78,7 +78,7 @@ class Pipeline:
     batch_size: int | None = None
     """The batch size of the torch DataLoader that described it; None for other descriptions."""
     drop_last: bool = False
-    """Whether training passes leave out their last batches, which are not full, unless the loop says otherwise."""
+    """Whether passes over it as training data leave out their last batches, which are not full, unless the loop says otherwise."""
 
     @property
     def yields(self) -> bool:

@@ -83,6 +83,17 @@ class Blocks(torch_data.Sampler[list[int]]):
             order = order[size:]
 
 
+class Early(torch_data.Sampler[list[int]]):
+    """A batch sampler that draws its whole order at once."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(self.n).tolist()
+        return iter([order[i : i + 2] for i in range(0, self.n, 2)])
+
+
 class Private(torch_data.Sampler[int]):
     """Its random numbers are its own, and its state is nobody's."""
 
@@ -213,8 +224,8 @@ def loader_of(arguments: Mapping[str, Any]) -> Any:
     named["persistent_workers"] = arguments["persistent_workers"] and workers > 0
     if arguments["generator"]:
         named["generator"] = torch.Generator().manual_seed(5)
-    if isinstance(data, Numbers) and arguments["order"] == "blocks":
-        return offload.DataLoader(data, batch_sampler=Blocks(n), **named)
+    if isinstance(data, Numbers) and (batches := {"blocks": Blocks, "early": Early}.get(arguments["order"])):
+        return offload.DataLoader(data, batch_sampler=batches(n), **named)
     named["batch_size"] = arguments["batch_size"]
     named["drop_last"] = arguments["drop_last"] and arguments["batch_size"] is not None
     if isinstance(data, Numbers):
@@ -426,6 +437,7 @@ def test_the_state_of_another_replica_is_refused_within_a_rank() -> None:
     ("changed", "refused"),
     [
         ({"order": "shuffle"}, True),
+        ({"order": "early"}, True),
         ({"order": "tells"}, True),
         ({"order": "plain"}, False),
         ({"order": "list"}, False),

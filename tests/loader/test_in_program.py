@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import random
 import threading
@@ -213,3 +214,26 @@ def test_a_state_is_plain_data(tmp_path: Path) -> None:
     again: Any = offload.DataLoader(Stream(5))
     again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert [int(batch[0, 0]) for batch in again] == [1, 2, 3, 4]
+
+
+class Closing(torch_data.IterableDataset[int]):
+    """It notes when the program no longer reads."""
+
+    closed = False
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            yield from range(9)
+        finally:
+            self.closed = True
+
+
+def test_a_data_set_hears_at_once_that_nobody_reads_any_more() -> None:
+    data = Closing()
+    gc.disable()
+    try:
+        for _ in offload.DataLoader(data, batch_size=2):
+            break
+        assert data.closed
+    finally:
+        gc.enable()

@@ -19,6 +19,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
     default_collate,
@@ -112,8 +113,9 @@ def test_a_sampler_with_replacement_draws() -> None:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_feed_divides_what_a_distributed_sampler_would(shuffle: bool) -> None:
     sampler = DistributedSampler(Squares(), num_replicas=2, rank=1, shuffle=shuffle)
-    pipeline = described("train", DataLoader(Squares(), sampler=sampler))
+    pipeline = described("train", DataLoader(Squares(), batch_size=3, sampler=sampler))
     assert (visited(pipeline), pipeline.shuffle) == (list(range(24)), shuffle)
+    assert pipeline.batch_size == 6  # the replicas' together
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,18 @@ def test_the_feed_divides_what_a_distributed_sampler_would(shuffle: bool) -> Non
         (
             lambda: DataLoader(Squares(), sampler=Repeated(Squares(), num_replicas=1, rank=0)),
             "with the sampler Repeated",
+        ),
+        (
+            lambda: DataLoader(Squares(), sampler=SequentialSampler(range(7))),
+            "with the sampler SequentialSampler with these options",
+        ),
+        (
+            lambda: DataLoader(Squares(), sampler=RandomSampler(range(7), replacement=True)),
+            "with the sampler RandomSampler with these options",
+        ),
+        (
+            lambda: DataLoader(Squares(), sampler=DistributedSampler(Squares(9), num_replicas=1, rank=0)),
+            "with the sampler DistributedSampler with these options",
         ),
         (
             lambda: DataLoader(Squares(), sampler=RandomSampler(Squares(), num_samples=7)),
@@ -179,7 +193,12 @@ def test_each_process_initialises_itself_once_before_it_reads() -> None:
     def begin(number: int) -> None:
         roles.append((number, get_worker_info()))
 
-    pipeline = described("train", DataLoader(Squares(), batch_size=4, worker_init_fn=begin))
+    alone = described(
+        "train", DataLoader(Squares(), batch_size=4, worker_init_fn=begin)
+    )  # for torch, too, only workers call it
+    assert alone.list is not None
+    alone.recipe(alone.list(), seed=0).ready()
+    pipeline = described("train", DataLoader(Squares(), batch_size=4, worker_init_fn=begin, num_workers=1))
     assert pipeline.list is not None
     index = pipeline.list()
     assert roles == []  # the driver only lists

@@ -204,7 +204,8 @@ def _connected_or(start: Callable[[], None]) -> None:
         if not ray.is_initialized():
             raise RunError("the connection to Ray has ended.")
     elif _first_uses and ray.is_initialized() and not _is_called_here():
-        for tell in (_first_uses.pop() for _ in range(len(_first_uses))):
+        told, _first_uses[:] = list(_first_uses), []  # in one step: other threads may come here, too
+        for tell in told:
             tell()
     start()
 

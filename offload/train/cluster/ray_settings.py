@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import resource
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,19 +24,27 @@ import ray._raylet
 from offload.process_state import restored
 
 LOGGER = logging.getLogger("ray")
+_settling = threading.RLock()  # the settings are the process's: threads that ask several clusters take turns
 
 
 @contextmanager
 def settled() -> Iterator[None]:
     """A context for calls that ask or join a cluster, or start one. Afterwards, the process's settings are as before, but for what a new
     connection needs: that ends with it."""
-    if ray.is_initialized():
-        by_token = uses_token()
-        with restored():
-            yield
-        if uses_token() != by_token:
-            _read_anew()
-        return
+    with _settling:
+        if ray.is_initialized():
+            by_token = uses_token()
+            with restored():
+                yield
+            if uses_token() != by_token:
+                _read_anew()
+        else:
+            with _until_its_end():
+                yield
+
+
+@contextmanager
+def _until_its_end() -> Iterator[None]:
     level, files = LOGGER.level, resource.getrlimit(resource.RLIMIT_NOFILE)
     _read_anew()  # the user's code may have used another cluster
     try:

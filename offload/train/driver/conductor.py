@@ -75,7 +75,7 @@ def _seen(cluster: Cluster) -> ClusterSeen:
         nodes=cluster.nodes,
         whole=cluster.whole,
         held=f"{shown} ({by.in_words})" if by.in_words else shown,
-        by_us=by.by_us_alone and is_alone(),
+        by_us=by.by_us_alone and is_alone() and all(each.keys() <= {"CPU"} for each in cluster.held.values()),
     )
 
 

@@ -206,7 +206,7 @@ class Run:
                 hub.start_ahead(request, TRAIN, self.fleet.next_nodes())
             fitting.start()
             stopped = self._watch(fitting, hub, interrupts, control, conductor, watchers)
-            answered = interrupts.presses
+            answered = interrupts.presses if stopped else 0
             if answered and not fitting.is_alive():
                 interrupts.end_within(COMMITTED_END_S)
             hub.end_printing()
@@ -224,6 +224,7 @@ class Run:
                 torch_trainer.start_none()
                 conductor.close()
                 self.holdings.release()
+                self.holdings.drop()
                 fleet = conductor.fleet
                 leave({node: cores * fleet.core_cpus for node, cores in fleet.used.items()})
                 if fitting.is_alive():
@@ -317,7 +318,7 @@ class Run:
             split=self.split,
             batch_size=trainer.batch_size,
             adaptation=trainer.adaptation,
-            drop_last=frozenset(name for name, p in trainer.datasets.items() if p.drop_last),
+            drop_last=trainer.datasets[TRAIN].drop_last,
             sized={name: s.samples for name, s in self.listed.items()},
             yielded=frozenset(name for name, p in trainer.datasets.items() if p.yields),
             classes={name: s.classes for name, s in self.listed.items() if s.classes},

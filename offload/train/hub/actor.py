@@ -47,7 +47,7 @@ class Hub(Feed, Board):
         self._outlet, self._passing_on = Outlet(), threading.Lock()
         self._title = ray.get_runtime_context().get_actor_name() or "hub"
         Feed.__init__(self, streams, cores, handle=ray.get_runtime_context().current_actor)
-        run = (ray.get_runtime_context().get_actor_name() or "").removesuffix(HUB)
+        run = self._title.removesuffix(HUB)
         CoreWatch(
             starving=self.starving,
             executed=self.executed,

@@ -202,7 +202,7 @@ class Context:
             name: the name of the data set.
             columns: names of columns.
             drop_last: leave out the last batches of a training pass, which are not full. Their samples are not trained in this epoch.
-                None: as the DataLoader that describes the data set says, or else keep them.
+                None: as the DataLoader that describes ``"train"`` says, or else keep them.
             min_rows: the fewest rows of a training batch. The last batch takes rows from the one before where it would have fewer:
                 batch normalisation cannot train on a single row. A deterministic run cuts all batches full.
 
@@ -220,7 +220,7 @@ class Context:
     def _drops(self, name: str, drop_last: bool | None) -> bool:
         """Whether a pass leaves out batches that are not full: what the loop says, or else what the data set does."""
         if drop_last is None:
-            return name in self._loop.setup.drop_last
+            return name == TRAIN and self._loop.setup.drop_last
         return check_flag("ctx.batches(drop_last=...)", drop_last)
 
     def _check_dataset(self, name: str) -> None:

@@ -19,10 +19,12 @@ from offload.train.worker.reporter import Reporter
 def printing_to_driver(reporter: Reporter) -> Iterator[None]:
     """A context in which what this process prints, C libraries and started programs included, becomes events ``print``."""
     _as_in_any_process()
-    output, telling = Output(), threading.Lock()
+    output, telling, over = Output(), threading.Lock(), threading.Event()
 
     def tell(*, last: bool = False) -> None:
         with telling:  # several threads push
+            if over.is_set():
+                return
             for stream, lines in groupby(output.read(last=last), key=lambda line: line.stream):
                 reporter.event("print", stream=stream, text="\n".join(line.text for line in lines))
 
@@ -32,7 +34,9 @@ def printing_to_driver(reporter: Reporter) -> Iterator[None]:
     finally:
         reporter.before_push = None
         tell(last=True)
-        output.close()
+        with telling:
+            over.set()
+            output.close()
 
 
 def _as_in_any_process() -> None:

@@ -82,8 +82,9 @@ class Reporter:
 
     def flush(self) -> None:
         """Push now, and learn the newest orders."""
-        if self.before_push is not None:
-            self.before_push()
+        before_push = self.before_push  # another thread may take it away
+        if before_push is not None:
+            before_push()
         with self._lock:
             events, self._events = tuple(self._events), []
             push = Push(

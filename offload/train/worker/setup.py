@@ -50,8 +50,8 @@ class WorkerSetup:
     source: str | None = None
     yielded: frozenset[str] = frozenset()
     """The data sets whose samples a generator yields: any number for each input."""
-    drop_last: frozenset[str] = frozenset()
-    """The data sets whose passes leave out batches that are not full, unless the loop says otherwise."""
+    drop_last: bool = False
+    """Whether training passes leave out batches that are not full, unless the loop says otherwise."""
     varied: frozenset[str] = frozenset()
     """The data sets of which each pass has an order and random numbers of its own. Passes over others are alike."""
 

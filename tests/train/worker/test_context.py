@@ -16,9 +16,7 @@ from offload.train.worker.context import Context, DatasetInfo
 
 def context() -> Context:
     loop: Any = SimpleNamespace(
-        setup=SimpleNamespace(
-            sized={"train": 103, "val": None}, classes={"train": ("cat", "dog")}, drop_last=frozenset()
-        )
+        setup=SimpleNamespace(sized={"train": 103, "val": None}, classes={"train": ("cat", "dog")}, drop_last=False)
     )
     return Context(loop)
 

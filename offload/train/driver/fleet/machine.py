@@ -83,6 +83,7 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
         return state, (Ignored(event=event, reason="the run has not started"),)
     terms = state.terms
     since_s = event.now_s if state.since_s is None else state.since_s
+    who = "this program itself holds" if event.by_us else "other programs hold"
     try:
         placement = start_on(event.nodes, terms, terms.first)
     except ConfigError as error:
@@ -98,19 +99,22 @@ def _start(state: Starting, event: Event) -> tuple[State, tuple[Action, ...]]:
                     "ray status shows the autoscaler's state: a quota may be exhausted, or the cluster at its maximum size."
                 ) from None
             parts = ", ".join(f"{count} × {_in_words(bundle)}" for bundle, count in missing.items())
-            beside = f"; other programs hold {event.held}" if event.held else ""
+            beside = f"; {who} {event.held}" if event.held else ""
             shown = Show(text=f"waiting for nodes with room for {parts}{beside}")
             return dataclasses.replace(state, since_s=since_s), (Ask(missing=missing, hold=True), shown)
         if not event.held:
             raise
         start_on(event.whole, terms, terms.first)  # raises if even the whole cluster would not suffice
-        if event.by_us and event.now_s - since_s > OWN_ROOM_S:
+        shown = Show(text=f"waiting for room: {who} {event.held}")
+        if not event.by_us:
+            return dataclasses.replace(state, since_s=since_s, ours_since_s=None), (shown,)
+        ours_since_s = event.now_s if state.ours_since_s is None else state.ours_since_s
+        if event.now_s - ours_since_s > OWN_ROOM_S:
             raise ConfigError(
-                f"the run has waited {event.now_s - since_s:.0f} s for CPUs that this program itself holds, {event.held}. End these actors "
-                "(ray.kill) and the iterations over DataLoaders before fit(), or give Ray more CPUs."
+                f"the run has waited {event.now_s - ours_since_s:.0f} s for CPUs that this program itself holds, {event.held}. End these "
+                "actors (ray.kill) and the iterations over DataLoaders before fit(), or give Ray more CPUs."
             ) from None
-        who = "this program itself holds" if event.by_us else "other programs hold"
-        return dataclasses.replace(state, since_s=since_s), (Show(text=f"waiting for room: {who} {event.held}"),)
+        return dataclasses.replace(state, since_s=since_s, ours_since_s=ours_since_s), (shown,)
     nodes, told = Nodes.at_start(event.nodes, terms.selection, event.now_s)
     # Without a range, the run keeps the workers that fit at the start, and has fewer only after it lost nodes.
     bounds = terms.bounds if terms.chosen else (1, placement.workers)

@@ -25,10 +25,12 @@ class Starting:
     Args:
         terms: the user's terms.
         since_s: the time at which it began to wait; None before its first look at the cluster.
+        ours_since_s: the time since which this program alone holds what it waits for; None if others hold some of it.
     """
 
     terms: Terms
     since_s: float | None = None
+    ours_since_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def started(
 ) -> Any:
     given = Terms(worker=WORKER, bounds=(1, 2), first=(1, 2), **terms)
     seen = ClusterSeen(now_s=now_s, nodes=nodes, whole=whole, held=held, by_us=by_us)
-    return step(Starting(terms=given, since_s=0.0), seen)
+    return step(Starting(terms=given, since_s=0.0, ours_since_s=0.0 if by_us else None), seen)
 
 
 def test_a_run_that_may_ask_for_nodes_waits_for_them_and_then_names_what_is_missing() -> None:
@@ -95,6 +95,13 @@ def test_a_run_does_not_wait_for_ever_for_what_its_own_program_holds() -> None:
         ConfigError, match=r"waited 61 s for CPUs that this program itself holds, .*actor Counter 1 CPU\)"
     ):
         started(CPU, **held, by_us=True, now_s=OWN_ROOM_S + 1)
+    # Only the time counts for which nobody else held some of it.
+    alone = ClusterSeen(nodes=(CPU,), by_us=True, **held, now_s=1e6)
+    waiting, _ = started(CPU, **held, now_s=1e6)
+    waiting, _ = step(waiting, alone)
+    assert isinstance(waiting, Starting)
+    with pytest.raises(ConfigError, match="waited 61 s for CPUs"):
+        step(waiting, replace(alone, now_s=1e6 + OWN_ROOM_S + 1))
 
 
 def test_without_a_range_there_are_as_many_workers_as_fit_and_later_no_more() -> None:
