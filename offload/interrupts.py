@@ -183,6 +183,19 @@ def _restore(before: dict[signal.Signals, Any]) -> None:
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
+_forking = threading.local()
+
+
+def _hold_signals() -> None:
+    """Hold signals back while this thread forks. Python forgets one that reaches a fork before the fork has the handlers of others."""
+    _forking.mask = None if _installed() is None else signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _let_signals() -> None:
+    if (mask := _forking.mask) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _after_fork() -> None:
     """Give a fork the handlers of others: a signal to the fork is none to this process, whose last resort would end it."""
     ours = [number for number in SIGNALS if _owner(signal.getsignal(number)) is not None]
@@ -190,9 +203,10 @@ def _after_fork() -> None:
         signal.set_wakeup_fd(-1)
         interrupts.last_resort = None
     _restore({number: _others[number] for number in ours})
+    _let_signals()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_after_fork)
 
 
 class LastResort(threading.Thread):

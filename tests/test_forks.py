@@ -135,3 +135,20 @@ def test_a_signal_to_a_fork_is_none_to_its_parent() -> None:
 
 def is_ours(number: int) -> bool:
     return isinstance(getattr(signal.getsignal(number), "__self__", None), Interrupts)
+
+
+def test_a_signal_that_reaches_a_fork_at_its_birth_ends_it() -> None:
+    """As multiprocessing's pools do, which may end before all of their processes have begun."""
+    read, write = os.pipe()
+    with handled():
+        for _ in range(8):
+            pid = os.fork()
+            if pid == 0:
+                os.close(write)
+                os.read(read, 1)  # until the parent's end
+                os._exit(0)
+            os.kill(pid, signal.SIGTERM)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    os.close(read)
+    os.close(write)
