@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -68,8 +68,6 @@ LOOK_S = 2.0  # Ray Train's own interval
 ANSWER_S = 10.0
 LAST_LOOK_S = 5.0
 LAST_LOOK_PAUSE_S = 0.05
-STARTS = 3  # of a controller
-NEVER_RAN = "The actor never ran"  # Ray's words
 WORKER_LOST = (WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError)
 NOT_STARTED = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError)
 BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset", "Broken pipe", "Connection refused")
@@ -313,31 +311,14 @@ class TorchTrainer(ray.train.torch.TorchTrainer):
             label_selector={NODE_ID: ray.get_runtime_context().get_node_id()},
             runtime_env={**self._controller_env, "env_vars": env_vars},
         )(TrainController)
-
-        def start() -> Any:
-            with self._starting:
-                if self._ended:
-                    raise RunError("the run ended before its workers could start.")
-                name = f"{self._run} controller {secrets.token_hex(4)}"
-                self._holdings.note_actor(name)
-                return controller_class.options(name=name, namespace=NAMESPACE).remote(**arguments)
-
-        return ray.get(has_run(start).get_result.remote())
-
-
-def has_run(start: Callable[[], Any]) -> Any:
-    """A controller that ``start`` has made, after its method ``run``. On a busy machine, Ray has dropped one before it ran. It has done
-    nothing, so that another one takes its place. Raises the error of one that ran."""
-    for number in range(1, STARTS + 1):
-        controller = start()
-        try:
-            ray.get(controller.run.remote())
-        except ray.exceptions.ActorDiedError as error:
-            if NEVER_RAN not in str(error) or number == STARTS:
-                raise
-        else:
-            break
-    return controller
+        with self._starting:
+            if self._ended:
+                raise RunError("the run ended before its workers could start.")
+            name = f"{self._run} controller {secrets.token_hex(4)}"
+            self._holdings.note_actor(name)
+            controller = controller_class.options(name=name, namespace=NAMESPACE).remote(**arguments)
+        ray.get(controller.run.remote())
+        return ray.get(controller.get_result.remote())
 
 
 def _first_line(error: BaseException) -> str:

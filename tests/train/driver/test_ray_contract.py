@@ -631,7 +631,3 @@ def test_ray_forwards_logs_and_messages_by_what_can_be_replaced() -> None:
     assert ray_train.PRINT_PATCH in constants.ENV_VARS_TO_PROPAGATE, relies(
         "train/driver/ray_train.py", "its switch of print"
     )
-
-
-def test_ray_says_of_an_actor_that_it_never_ran() -> None:
-    assert ray_train.NEVER_RAN in inspect.getsource(ray.exceptions.ActorDiedError)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ray.exceptions import ActorDiedError, RayActorError
+from ray.exceptions import RayActorError
 
 from offload.train.driver import ray_train
 from offload.train.driver.ray_train import LastLook, is_broken_connection
@@ -89,36 +89,3 @@ def test_the_last_look_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_only_torchs_own_lost_connections_count_as_a_lost_worker(error: Exception, broken: bool) -> None:
     assert is_broken_connection(error) == broken
-
-
-@pytest.mark.parametrize("dropped", range(ray_train.STARTS + 1))
-def test_a_controller_that_never_ran_is_replaced(dropped: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only so often, and no other one."""
-    errors = [died("The actor never ran - it was cancelled before it started running.")] * dropped
-    made: list[Any] = []
-
-    def start() -> Any:
-        made.append(SimpleNamespace(run=SimpleNamespace(remote=lambda: errors.pop() if errors else None)))
-        return made[-1]
-
-    def get(outcome: Any) -> None:
-        if outcome is not None:
-            raise outcome
-
-    monkeypatch.setattr(ray_train.ray, "get", get)
-    if dropped < ray_train.STARTS:
-        assert ray_train.has_run(start) is made[-1]
-        assert len(made) == dropped + 1
-    else:
-        with pytest.raises(ActorDiedError, match="never ran"):
-            ray_train.has_run(start)
-    errors[:] = [died("The actor is dead because its node has died.")]
-    with pytest.raises(ActorDiedError, match="its node"):
-        ray_train.has_run(start)
-
-
-def died(text: str) -> ActorDiedError:
-    error = ActorDiedError()
-    error.base_error_msg = error.error_msg = text
-    error.args = (text,)
-    return error
