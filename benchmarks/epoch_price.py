@@ -37,8 +37,10 @@ def measured(library: str, epochs: int) -> dict[str, list[float]]:
 
 
 @click.command(help=__doc__)
-@click.option("--repeats", default=3, show_default=True, help="Programs of each library.")
-@click.option("--epochs", default=15, show_default=True, help="Epochs of each loader in a program.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Programs of each library.")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), default=15, show_default=True, help="Epochs of each loader in a program."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the result there as JSON.")
 def main(repeats: int, epochs: int, output: Path | None) -> None:
     seen: dict[str, list[list[float]]] = {name: [] for library in LIBRARIES for name in names(library)}
