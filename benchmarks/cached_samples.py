@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 import offload
 from benchmarks import reference, side_by_side
 from benchmarks.workloads import BlurUint8, jpeg_files
-from offload.pipeline.recipe import process
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.work.recipe import process
 
 IMAGES = 256
 TASK = 64  # samples of a task

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from offload.measure.steps import Totals
-from offload.pipeline.block_receiver import DirectBlocks
-from offload.pipeline.passes import PassKey, PassRequest
-from offload.pipeline.wire import POSITION
+from offload.pipeline.blocks.receiver import DirectBlocks
+from offload.pipeline.blocks.wire import POSITION
+from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.train.hub.client import HubClient
 from offload.train.messages import GroupStatus, Push
 from offload.train.worker.feed_client import HubFeed

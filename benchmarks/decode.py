@@ -36,11 +36,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 import offload
 from benchmarks import side_by_side, workloads
-from offload.pipeline import turbojpeg, wire
-from offload.pipeline.gather import Scratch
-from offload.pipeline.malloc import keep_freed_memory
-from offload.pipeline.recipe import process
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.images import turbojpeg
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.environment import keep_freed_memory
+from offload.pipeline.work.recipe import process
 
 BATCH = 64
 PLAIN, SIMPLEJPEG, EXACT, AUTO = "plain loop", "simplejpeg loop", 'offload, decode="exact"', 'offload, decode="auto"'

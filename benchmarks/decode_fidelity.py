@@ -36,9 +36,10 @@ import offload
 from benchmarks import side_by_side
 from offload.cli.demo import small_resnet
 from offload.demo_data import make_demo_data
-from offload.pipeline import turbojpeg, wire
-from offload.pipeline.recipe import process
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.images import turbojpeg
+from offload.pipeline.work.recipe import process
 
 SHORT_SIDE = (375, 1600)  # of a cutout, in pixels
 QUALITY = 90

@@ -16,12 +16,12 @@ from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
-from offload.pipeline.engines.base import HELD_SHARE
-from offload.pipeline.feed import Feed
-from offload.pipeline.passes import PassKey, PassRequest, Reach
-from offload.pipeline.pool import Cost, Pool
+from offload.pipeline.feed.feed import Feed
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.engine import HELD_SHARE
+from offload.pipeline.feed.passes import PassKey, PassRequest, Reach
+from offload.pipeline.pool.pool import Cost, Pool
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.streams import Cores, Stream
 
 SAMPLE_S, SAMPLE_BYTES = 0.025, 150_000
 LOCAL_BATCH = 32

@@ -21,11 +21,11 @@ import ray
 
 from benchmarks import counting_ranks, stand_ins
 from offload import preload
-from offload.pipeline.passes import PassKey, PassRequest
-from offload.pipeline.pool import PackedRecipe
-from offload.pipeline.sizing import Rates, plan_tasks
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.passes import PassKey, PassRequest
+from offload.pipeline.feed.sizing import Rates, plan_tasks
+from offload.pipeline.pool.pool import PackedRecipe
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.streams import Cores, Stream
 from offload.train.hub.client import HubClient
 
 LOCAL_BATCH = 32

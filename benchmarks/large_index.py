@@ -115,9 +115,9 @@ def _in_a_process(kind: str, folder: str, samples: int) -> Found:
 
 def _measured(kind: str, folder: str, samples: int) -> Found:
     import offload
-    from offload.pipeline.index_rows import Picked
-    from offload.pipeline.ranges import Ranges
-    from offload.pipeline.shuffling import epoch_permutation
+    from offload.pipeline.index.rows import Picked
+    from offload.pipeline.order.ranges import Ranges
+    from offload.pipeline.order.shuffling import epoch_permutation
     from offload.pipeline.sources.image_folder import list_image_folder
     from offload.pipeline.sources.parquet import list_parquet
     from offload.pipeline.sources.webdataset import list_webdataset

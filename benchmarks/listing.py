@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 from benchmarks import side_by_side
 from benchmarks.slow_s3 import slow_s3
 from offload.pipeline.sources import files
-from offload.pipeline.sources import shards as listing
+from offload.pipeline.sources import tar_index as listing
 from offload.pipeline.sources.webdataset import list_webdataset
 
 ONE, SEVERAL, INDEX, AGAIN = "one header at a time", "several at once", "index files", "second start"

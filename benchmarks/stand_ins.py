@@ -22,14 +22,14 @@ import psutil
 import ray
 
 from offload import machine
-from offload.pipeline import wire
-from offload.pipeline.feed import Feed
-from offload.pipeline.index_rows import as_table
-from offload.pipeline.pass_tasks import PassTasks
-from offload.pipeline.passes import TAKE_TIMEOUT_S, Pass, PassKey, Reach, Slice
-from offload.pipeline.pool import Cost, PackedRecipe, Pool, Preprocessor
-from offload.pipeline.streams import Cores, Stream
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.feed.feed import Feed
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.passes import TAKE_TIMEOUT_S, Pass, PassKey, Reach, Slice
+from offload.pipeline.feed.tasks import PassTasks
+from offload.pipeline.index.rows import as_table
+from offload.pipeline.pool.pool import Cost, PackedRecipe, Pool, Preprocessor
 from offload.train.hub.actor import Hub, take_turns
 from offload.train.hub.board import Board
 

@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 
 import offload
 from benchmarks import reference, side_by_side, tables
-from offload.pipeline.gather import Scratch
-from offload.pipeline.index_rows import Picked, Runs
-from offload.pipeline.malloc import keep_freed_memory
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import process
-from offload.pipeline.shuffling import epoch_permutation
+from offload.pipeline.index.rows import Picked, Runs
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.order.shuffling import epoch_permutation
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.environment import keep_freed_memory
+from offload.pipeline.work.recipe import process
 
 FILES = {"tabular": 8, "text": 4}
 BLOCK_BYTES = 64 << 20

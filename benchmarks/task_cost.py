@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that this 
 import offload
 from benchmarks import reference, side_by_side, workloads
 from benchmarks.raw_images import IMAGE_SIZE
-from offload.pipeline.gather import Scratch
-from offload.pipeline.pool import PackedRecipe, Preprocessor
-from offload.pipeline.recipe import process
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.pool.pool import PackedRecipe, Preprocessor
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.recipe import process
 from offload.train.cluster.connection import connected
 
 BATCH = 64

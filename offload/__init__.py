@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from offload.errors import ConfigError, OffloadError, RunError
     from offload.loader.loader import DataLoader
     from offload.loader.stats import LoaderStats
-    from offload.pipeline.cached import cached
-    from offload.pipeline.combine import mix, weighted
-    from offload.pipeline.device import Normalize
-    from offload.pipeline.spec import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
+    from offload.pipeline.describe.cached import cached
+    from offload.pipeline.describe.combine import mix, weighted
+    from offload.pipeline.describe.pipeline import Pipeline, from_ray, from_torch, image_folder, parquet, webdataset
+    from offload.pipeline.images.on_device import Normalize
     from offload.train.callback import Callback
     from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster
     from offload.train.driver.trainer import Result, Trainer
@@ -37,20 +37,20 @@ _HOMES = {
     "Context": "offload.train.worker.context",
     "DataLoader": "offload.loader.loader",
     "LoaderStats": "offload.loader.stats",
-    "Normalize": "offload.pipeline.device",
+    "Normalize": "offload.pipeline.images.on_device",
     "OffloadError": "offload.errors",
-    "Pipeline": "offload.pipeline.spec",
+    "Pipeline": "offload.pipeline.describe.pipeline",
     "Result": "offload.train.driver.trainer",
     "RunError": "offload.errors",
     "Trainer": "offload.train.driver.trainer",
-    "cached": "offload.pipeline.cached",
-    "from_ray": "offload.pipeline.spec",
-    "from_torch": "offload.pipeline.spec",
-    "image_folder": "offload.pipeline.spec",
-    "mix": "offload.pipeline.combine",
-    "parquet": "offload.pipeline.spec",
-    "webdataset": "offload.pipeline.spec",
-    "weighted": "offload.pipeline.combine",
+    "cached": "offload.pipeline.describe.cached",
+    "from_ray": "offload.pipeline.describe.pipeline",
+    "from_torch": "offload.pipeline.describe.pipeline",
+    "image_folder": "offload.pipeline.describe.pipeline",
+    "mix": "offload.pipeline.describe.combine",
+    "parquet": "offload.pipeline.describe.pipeline",
+    "webdataset": "offload.pipeline.describe.pipeline",
+    "weighted": "offload.pipeline.describe.combine",
 }
 
 __all__ = [

@@ -19,8 +19,7 @@ import torch
 from ray import cloudpickle
 
 import offload
-from offload.pipeline.draws import Draws
-from offload.pipeline.shuffling import epoch_permutation
+from offload.pipeline.order.shuffling import Draws, epoch_permutation
 from offload.report.run_dir import read_lines
 from tests.helpers import ROOT, end_loaders
 

@@ -21,8 +21,8 @@ from torchvision.transforms import v2
 import offload
 from offload import transforms
 from offload.errors import ConfigError
-from offload.pipeline.recipe import hold_to_one_core
-from offload.pipeline.split import is_image_transform, split_transform
+from offload.pipeline.images.split import is_image_transform, split_transform
+from offload.pipeline.work.recipe import hold_to_one_core
 
 FLOAT = 1e-5
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.place import Found, Place, expect
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.wire import Columns
+from offload.pipeline.blocks.wire import Columns
+from offload.pipeline.order.ranges import Ranges
 from offload.train.worker.cutting import Cut
 from offload.train.worker.delivery import Delivery
 

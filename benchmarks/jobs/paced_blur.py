@@ -15,7 +15,7 @@ import torch
 from torchvision import transforms
 
 import offload
-from offload.pipeline.malloc import keep_freed_memory
+from offload.pipeline.work.environment import keep_freed_memory
 from offload.testing import PacedAccelerator
 
 SIDE = 224

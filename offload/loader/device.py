@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from offload.pipeline.tensors import moved, record_use
+from offload.pipeline.blocks.tensors import moved, record_use
 
 
 class Finish:

@@ -30,14 +30,14 @@ from offload.loader.node_choice import NodeChoice
 from offload.loader.readers import KEPT_PER_CORE, MOST_BATCHES, TASK_S, IterableReader, Read, Reader, Resting
 from offload.loader.recipe import BatchOrder, Imports
 from offload.loader.stats import Measured
-from offload.pipeline.block_sender import BlockSenders
-from offload.pipeline.core_watch import CoreWatch
-from offload.pipeline.engines.base import HELD_SHARE
-from offload.pipeline.meter import Meter
-from offload.pipeline.passes import as_user_error
-from offload.pipeline.pool import DEAD, IN_FLIGHT, Block, Done, PackedRecipe, Pool, Task
-from offload.pipeline.printed import Line, Outlet, Printed
-from offload.pipeline.streams import Cores
+from offload.pipeline.blocks.sender import BlockSenders
+from offload.pipeline.feed.datasets import Cores
+from offload.pipeline.feed.engine import HELD_SHARE
+from offload.pipeline.feed.meter import Meter
+from offload.pipeline.feed.passes import as_user_error
+from offload.pipeline.pool.core_watch import CoreWatch
+from offload.pipeline.pool.pool import DEAD, IN_FLIGHT, Block, Done, PackedRecipe, Pool, Task
+from offload.pipeline.program.printed import Line, Outlet, Printed
 from offload.train.cluster.connection import alive_nodes
 
 RECENT = 8  # tasks

@@ -20,10 +20,10 @@ from offload.loader.device import Finish
 from offload.loader.draws import Aside, global_state
 from offload.loader.progress import Progress, too_few
 from offload.loader.stats import Clock, Measured
-from offload.pipeline.meter import Meter
-from offload.pipeline.pool import Block, Cost
-from offload.pipeline.tensors import bytes_of
-from offload.pipeline.worker_role import seed_as_torch
+from offload.pipeline.blocks.tensors import bytes_of
+from offload.pipeline.feed.meter import Meter
+from offload.pipeline.pool.pool import Block, Cost
+from offload.pipeline.work.worker_role import seed_as_torch
 
 
 def seeded(seed: int) -> Aside:

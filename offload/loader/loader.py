@@ -28,7 +28,7 @@ from offload.loader.remarks import Remarks
 from offload.loader.stats import Clock, LoaderStats
 from offload.loader.trail import Trail
 from offload.model.checks import check_callable, check_choice, check_count, check_text
-from offload.pipeline.shuffling import mix
+from offload.pipeline.order.shuffling import mix
 
 T_co = TypeVar("T_co", covariant=True)
 _ON_DEVICE = "a function from a batch to a batch"

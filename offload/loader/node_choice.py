@@ -8,7 +8,7 @@ from typing import Any
 
 from offload.errors import ConfigError, argument
 from offload.model.placement import NodeResources, Placement, WorkerResources, place_workers, within_memory
-from offload.pipeline.streams import Cores
+from offload.pipeline.feed.datasets import Cores
 
 PLACEMENTS = ("all", "other_nodes", "this_node")
 

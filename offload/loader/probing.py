@@ -19,7 +19,7 @@ import torch
 
 from offload.loader.in_program import InProgram
 from offload.loader.iterator import Iteration
-from offload.pipeline.tensors import bytes_of
+from offload.pipeline.blocks.tensors import bytes_of
 
 KEPT = 4  # batches to replay
 KEPT_BYTES = 1 << 30

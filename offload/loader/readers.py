@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from offload.loader.recipe import Batches, IterableRecipe
-from offload.pipeline.malloc import keep_freed_memory
-from offload.pipeline.output_tail import Teller
-from offload.pipeline.packing import Packed
-from offload.pipeline.pool import Cost, PackedRecipe
-from offload.pipeline.watch import Nobody, Watch
+from offload.pipeline.blocks.packing import Packed
+from offload.pipeline.pool.pool import Cost, PackedRecipe
+from offload.pipeline.program.output_tail import Teller
+from offload.pipeline.work.environment import keep_freed_memory
+from offload.pipeline.work.watchdog import Nobody, Watch
 
 TASK_S = 0.1  # work of a task, beside which its own cost of a millisecond or two does not matter
 MOST_BATCHES = 64  # of a task

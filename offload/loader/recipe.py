@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 from torch._utils import ExceptionWrapper
 
 from offload.loader.stored import Stored
-from offload.pipeline.folder import Folder
-from offload.pipeline.gather import Scratch
-from offload.pipeline.packing import Packed, pack
-from offload.pipeline.randomness import seed_generators
-from offload.pipeline.recipe import hold_to_one_core
-from offload.pipeline.shuffling import mix
-from offload.pipeline.watch import Watch
-from offload.pipeline.wording import FAILURES
-from offload.pipeline.worker_role import in_role, once
+from offload.pipeline.blocks.packing import Packed, pack
+from offload.pipeline.order.shuffling import mix
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.environment import Folder
+from offload.pipeline.work.randomness import seed_generators
+from offload.pipeline.work.recipe import hold_to_one_core
+from offload.pipeline.work.watchdog import Watch
+from offload.pipeline.work.wording import FAILURES
+from offload.pipeline.work.worker_role import in_role, once
 from offload.uncaught import without_own
 
 

@@ -25,8 +25,8 @@ from offload.loader.feed import LoaderFeed
 from offload.loader.job import Job
 from offload.loader.node_choice import NodeChoice
 from offload.loader.shared_ray import shared
-from offload.pipeline.block_receiver import DirectBlocks
-from offload.pipeline.ray_state import held
+from offload.pipeline.blocks.receiver import DirectBlocks
+from offload.pipeline.pool.ray_state import held
 from offload.ray_forks import check_not_forked
 from offload.train.cluster.connection import Asked, Cluster, check_address, describe, here, import_ahead, on_this_node
 from offload.train.cluster.idle import on_end, on_need, unless_used

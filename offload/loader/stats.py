@@ -17,7 +17,7 @@ STALLED = 0.05  # share of waiting from which on the input holds the program up
 
 class Measured(NamedTuple):
     """The measurements of an iteration where its batches are made: ``cores``, and its rates as in
-    :meth:`offload.pipeline.meter.Meter.summary`; core-seconds and bytes per sample of its recent tasks."""
+    :meth:`offload.pipeline.feed.meter.Meter.summary`; core-seconds and bytes per sample of its recent tasks."""
 
     rates: Mapping[str, float]
     costs: list[tuple[float, float]]

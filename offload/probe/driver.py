@@ -18,8 +18,8 @@ from rich.progress import Progress
 from offload.machine import usable_cores
 from offload.measure.findings import Findings, findings_of
 from offload.model.placement import NodeResources, WorkerResources
-from offload.pipeline.index_rows import rows_at
-from offload.pipeline.pickling import Carried
+from offload.pipeline.index.rows import rows_at
+from offload.pipeline.program.pickling import Carried
 from offload.probe.bar import bar
 from offload.probe.work import RowWork, Work
 from offload.probe.worker import Budget, run_probe

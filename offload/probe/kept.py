@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.order.ranges import Ranges
 from offload.probe.stages import size_of
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.cutting import Cut

@@ -18,12 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from offload.measure.constant import Constant
-from offload.pipeline.held_generators import Held, held_by
-from offload.pipeline.randomness import Drawn
-from offload.pipeline.recipe import Recipe, process
-from offload.pipeline.sources.base import At, nowhere
-from offload.pipeline.sources.cached_samples import CachedSamplesReader
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.describe.cached import CachedSamplesReader
+from offload.pipeline.index.source import At, nowhere
+from offload.pipeline.work.randomness import Drawn, Held, held_by
+from offload.pipeline.work.recipe import Recipe, process
 
 PACK = "pack"
 LEAST_RAW_BYTES = 256  # below this, reading the counters dominates

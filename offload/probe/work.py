@@ -13,12 +13,12 @@ from torch.utils.data import IterableDataset
 
 from offload.loader.probing import Source
 from offload.loader.recipe import BatchOrder, MapRecipe
-from offload.pipeline import wire
-from offload.pipeline.gather import Scratch
-from offload.pipeline.packing import unpack
-from offload.pipeline.recipe import Recipe, process
-from offload.pipeline.watch import Nobody, Watch
-from offload.pipeline.wire import HIDDEN, POSITION, SAMPLE_ID
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.packing import unpack
+from offload.pipeline.blocks.wire import HIDDEN, POSITION, SAMPLE_ID
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.recipe import Recipe, process
+from offload.pipeline.work.watchdog import Nobody, Watch
 
 SAMPLES = 64
 

@@ -17,10 +17,10 @@ import ray
 import torch
 
 from offload.errors import RunError
-from offload.pipeline.block_receiver import DirectBlocks
-from offload.pipeline.passes import PassKey, Reach, Slice
-from offload.pipeline.pickling import Carried
-from offload.pipeline.pool import PackedRecipe
+from offload.pipeline.blocks.receiver import DirectBlocks
+from offload.pipeline.feed.passes import PassKey, Reach, Slice
+from offload.pipeline.pool.pool import PackedRecipe
+from offload.pipeline.program.pickling import Carried
 from offload.probe.context import ProbeContext
 from offload.probe.kept import Kept, row_bytes
 from offload.probe.processes import CpuSeconds, cpu_seconds

@@ -15,13 +15,12 @@ import numpy as np
 import ray
 import torch
 
-from offload.pipeline.block_receiver import DirectBlocks
-from offload.pipeline.feed import Feed
-from offload.pipeline.passes import PassKey, Reach, Slice
-from offload.pipeline.pending import Pending
-from offload.pipeline.pool import Block, Cost
-from offload.pipeline.streams import Cores, Stream
-from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
+from offload.pipeline.blocks.receiver import DirectBlocks, Pending
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns
+from offload.pipeline.feed.feed import Feed
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.passes import PassKey, Reach, Slice
+from offload.pipeline.pool.pool import Block, Cost
 from offload.train.checkpoints import format as checkpoints
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board
@@ -52,7 +51,7 @@ class _Ref:
 
 
 class Nodes:
-    """A pool of threads, one core each, on nodes that hold their own blocks. It stands in for :class:`offload.pipeline.pool.Pool`."""
+    """A pool of threads, one core each, on nodes that hold their own blocks. It stands in for :class:`offload.pipeline.pool.pool.Pool`."""
 
     def __init__(self, nodes: Sequence[str], task_cpus: float, work: Any, runtime_env: Any) -> None:
         self._work = work

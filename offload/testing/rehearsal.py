@@ -28,8 +28,8 @@ import torch
 from offload.model.batch_split import BatchSplit
 from offload.model.bundle import Bundle
 from offload.model.placement import NodeResources, WorkerResources
+from offload.pipeline.feed.datasets import Cores, Stream
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.streams import Cores, Stream
 from offload.testing.in_threads import (
     Book,
     Bookkeeper,

@@ -341,7 +341,7 @@ def test_packages() -> None:
 
 
 def test_the_decoder_of_regions_is_named_or_how_to_get_one() -> None:
-    from offload.pipeline import turbojpeg
+    from offload.pipeline.images import turbojpeg
 
     found = turbojpeg.library()
     assert doctor.regions() == checks.check_regions(None if found is None else found.path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offload.loader.feed import FIRST_TASK_S, LEAST_TASK_S, _MapStream
 from offload.loader.readers import MOST_BATCHES, TASK_S
 from offload.loader.recipe import BatchOrder
-from offload.pipeline.printed import Outlet
+from offload.pipeline.program.printed import Outlet
 
 UNUSED: Any = None
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from offload.loader.readers import KEPT_S, STUCK_S, IterableReader, Reader, Resting
 from offload.loader.recipe import IterableRecipe
-from offload.pipeline.packing import unpack
+from offload.pipeline.blocks.packing import unpack
 
 OWNERS = ("train", "test")
 MOST = 3

@@ -7,17 +7,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from offload.pipeline import wire
-from offload.pipeline.index_tasks import IndexTasks
-from offload.pipeline.meter import Meter
-from offload.pipeline.passes import Pass, PassKey, PassRequest
-from offload.pipeline.pool import Block, Cost
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import process
-from offload.pipeline.sources.base import Index
-from offload.pipeline.spec import Pipeline
-from offload.pipeline.streams import Stream
-from offload.pipeline.wire import POSITION
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import POSITION
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.feed.datasets import Stream
+from offload.pipeline.feed.meter import Meter
+from offload.pipeline.feed.passes import Pass, PassKey, PassRequest
+from offload.pipeline.feed.tasks import IndexTasks
+from offload.pipeline.index.source import Index
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.pool.pool import Block, Cost
+from offload.pipeline.work.recipe import process
 
 
 def listed(pipeline: Pipeline) -> Index:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.allot import NEAR_AHEAD, Allotment, Share, Stripes, level
+from offload.pipeline.order.allot import NEAR_AHEAD, Allotment, Share, Stripes, level
 
 blocks = st.lists(st.integers(0, 60), max_size=40)
 worlds = st.integers(1, 7)

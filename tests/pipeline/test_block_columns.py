@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from ray.data.block import BlockAccessor
 from ray.data.extensions import ArrowTensorArray, ArrowVariableShapedTensorArray
 
-from offload.pipeline.block_columns import columns_of_block
-from offload.pipeline.sources.unit_maker import joined
+from offload.pipeline.raydata.columns import columns_of_block
+from offload.pipeline.raydata.unit_maker import joined
 from tests.pipeline.arrow_tables import arrow_columns, is_missing, plain
 
 NUMBERS, TIMES = "iuf", "mM"

@@ -16,15 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from offload.pipeline import block_receiver, block_sender, block_stream, wire
-from offload.pipeline.block_receiver import BlockReceiver, DirectBlocks, Expected, Missed
-from offload.pipeline.block_sender import SECRET_BYTES, BlockSenders, NoBlockError
-from offload.pipeline.passes import Slice
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks import receiver as block_receiver
+from offload.pipeline.blocks import sender as block_sender
+from offload.pipeline.blocks import stream, wire
+from offload.pipeline.blocks.receiver import BlockReceiver, DirectBlocks, Expected, Missed
+from offload.pipeline.blocks.sender import SECRET_BYTES, BlockSenders, NoBlockError
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.feed.passes import Slice
 from offload.train.worker.feed_client import HubFeed
 from tests.helpers import ROOT, eventually
 
-HEAD = block_stream._HEAD.pack
+HEAD = stream._HEAD.pack
 BLOCK = wire.encode({"x": np.arange(5000.0).reshape(50, 100)})
 PIECE = Slice(None, 0, 50, 0, "away")  # type: ignore[arg-type]
 
@@ -51,7 +53,7 @@ def known(receiver: BlockReceiver, expected: Expected) -> socket.socket:
 
 def send(receiver: BlockReceiver, expected: Expected, block: pa.Table = BLOCK) -> None:
     with known(receiver, expected) as connection:
-        block_stream.send(connection, block)
+        stream.send(connection, block)
 
 
 def ended(connection: socket.socket) -> bool:
@@ -171,7 +173,7 @@ class Sender:
             with socket.create_connection(to) as connection:
                 connection.sendall(ticket[0])
                 assert connection.recv(SECRET_BYTES) == ticket[1]
-                block_stream.send(connection, BLOCK.slice(rows[0], rows[1] - rows[0]))
+                stream.send(connection, BLOCK.slice(rows[0], rows[1] - rows[0]))
 
         threading.Thread(target=run, daemon=True).start()
         return Told()

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from offload.pipeline import block_stream, whole_samples, wire
-from offload.pipeline.block_stream import BrokenStreamError
-from offload.pipeline.reused_memory import ReusedMemory
-from offload.pipeline.whole_samples import CONTENTS
+from offload.pipeline.blocks import stream, whole_samples, wire
+from offload.pipeline.blocks.memory import ReusedMemory
+from offload.pipeline.blocks.stream import BrokenStreamError
+from offload.pipeline.blocks.whole_samples import CONTENTS
 
 ROWS = 300
-HEAD = block_stream._HEAD.pack
+HEAD = stream._HEAD.pack
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -46,13 +46,13 @@ def sent(ends: Ends, block: pa.Table, into: Callable[[int], Any] = memory) -> pa
     here, there = ends
 
     def send() -> None:
-        block_stream.send(here, block)
+        stream.send(here, block)
         here.close()
 
     sender = threading.Thread(target=send)
     sender.start()
     with there:
-        found = block_stream.receive(there, into)
+        found = stream.receive(there, into)
     sender.join()
     return found
 
@@ -127,7 +127,7 @@ def test_a_connection_that_ends_too_early(ends: Ends, content: bytes) -> None:
     here.sendall(content)
     here.close()
     with pytest.raises(BrokenStreamError, match="bytes too early"):
-        block_stream.receive(there, memory)
+        stream.receive(there, memory)
 
 
 def test_what_is_no_block(ends: Ends) -> None:
@@ -135,14 +135,14 @@ def test_what_is_no_block(ends: Ends) -> None:
     here.sendall(HEAD(0, 16) + bytes(range(16)))
     here.close()
     with pytest.raises(pa.ArrowException):
-        block_stream.receive(there, memory)
+        stream.receive(there, memory)
 
 
 def test_a_connection_without_progress(ends: Ends) -> None:
     _, there = ends
-    block_stream.time_out(there, 0.05)
+    stream.time_out(there, 0.05)
     with pytest.raises(OSError, match="temporarily unavailable"):
-        block_stream.receive(there, memory)
+        stream.receive(there, memory)
 
 
 def test_memory_serves_again_only_once_no_view_is_left() -> None:
@@ -177,12 +177,12 @@ def test_a_call_that_sends_a_part_is_followed_by_others() -> None:
             return len(sent[-1])
 
     block = pa.table({"x": np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)})
-    block_stream.send(Slow(), block)  # type: ignore[arg-type]
+    stream.send(Slow(), block)  # type: ignore[arg-type]
     here, there = connected()
     with there:
         sender = threading.Thread(target=lambda: (here.sendall(b"".join(sent)), here.close()))
         sender.start()
-        assert block_stream.receive(there, memory).equals(block)
+        assert stream.receive(there, memory).equals(block)
         sender.join()
 
 
@@ -192,7 +192,7 @@ def test_a_part_of_a_block_takes_as_many_bytes_as_it_has() -> None:
 
     def size_of(part: pa.Table) -> int:
         sink = pa.MockOutputStream()
-        block_stream._write(sink, part)
+        stream._write(sink, part)
         return int(sink.size())
 
     parts = [block.slice(start, 30) for start in range(0, ROWS, 30)]
@@ -203,7 +203,7 @@ def test_a_connection_that_broke_while_sending(ends: Ends) -> None:
     here, there = ends
     there.close()
     with pytest.raises(OSError, match=r"Broken pipe|reset|broken"):
-        block_stream.send(here, pa.table({"x": np.zeros(10 << 20)}))
+        stream.send(here, pa.table({"x": np.zeros(10 << 20)}))
 
 
 def test_it_keeps_no_more_memory_than_it_may() -> None:

@@ -25,17 +25,17 @@ from ray import cloudpickle
 
 import offload
 from offload.errors import ConfigError
-from offload.pipeline import wire
-from offload.pipeline.cache import accounts
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.cache import spec as accounts
 from offload.pipeline.cache.spec import CacheSpec, parse_cache
-from offload.pipeline.recipe import Recipe, process
-from offload.pipeline.sources.base import Index
+from offload.pipeline.index.source import Index
 from offload.pipeline.sources.cached_files import FILE, CachedFile, CachedFiles
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.versions import storage_name
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.work.recipe import Recipe, process
 
 YEAR_S = 365 * 24 * 3600
 

@@ -22,13 +22,13 @@ from PIL import Image
 
 import offload
 from offload.errors import RunError
-from offload.pipeline import wire
-from offload.pipeline.foreign import encode_foreign
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import Recipe, process
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.raydata.execution import encode_foreign
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.parquet import list_parquet
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.work.recipe import Recipe, process
 from offload.train.worker.delivery import as_tensor
 
 ROWS = 20  # of more than one chunk

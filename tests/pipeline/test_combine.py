@@ -18,16 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline import whole_samples, wire
-from offload.pipeline.combine import mix, weighted
-from offload.pipeline.device import Normalize
-from offload.pipeline.draws import Draws
-from offload.pipeline.index_rows import Runs, rows_at
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import process
-from offload.pipeline.sources.mixed import PART, MixedRows
-from offload.pipeline.spec import from_torch, image_folder, parquet, webdataset
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks import whole_samples, wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.describe.combine import mix, weighted
+from offload.pipeline.describe.pipeline import from_torch, image_folder, parquet, webdataset
+from offload.pipeline.images.on_device import Normalize
+from offload.pipeline.index.mixed import PART, MixedRows
+from offload.pipeline.index.rows import Runs, rows_at
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.order.shuffling import Draws
+from offload.pipeline.work.recipe import process
 from tests.pipeline.index_pass import a_pass, listed, stream_of
 
 some_weights = st.lists(st.floats(0, 1e300, allow_subnormal=True), min_size=1, max_size=30).filter(any)

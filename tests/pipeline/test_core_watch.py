@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.core_watch import LOOK_S, NEVER_S, SAY_S, SHARE_S, Patience, Seen
-from offload.pipeline.ray_state import Held, Holder
+from offload.pipeline.pool.core_watch import LOOK_S, NEVER_S, SAY_S, SHARE_S, Patience, Seen
+from offload.pipeline.pool.ray_state import Held, Holder
 
 WORKER, OTHER = Holder(what="r worker", cpus=1.0, ours=True), Holder(what="actor Counter", cpus=1.0)
 LOOKS = int(NEVER_S / LOOK_S) + 2

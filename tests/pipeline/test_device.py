@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload import ConfigError, Normalize
-from offload.pipeline.device import ToChannelsFirst
+from offload.pipeline.images.on_device import ToChannelsFirst
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

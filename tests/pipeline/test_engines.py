@@ -13,16 +13,16 @@ import ray.data
 
 import offload
 from offload.errors import RunError
-from offload.pipeline import wire
-from offload.pipeline.engines.base import HELD_SHARE
-from offload.pipeline.feed import Feed
-from offload.pipeline.gather import Scratch
-from offload.pipeline.passes import PassKey, PassRequest, Slice
-from offload.pipeline.pool import Block, Cost, Pool
+from offload.pipeline.blocks import wire
+from offload.pipeline.feed.feed import Feed
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.engine import HELD_SHARE
+from offload.pipeline.feed.passes import PassKey, PassRequest, Slice
+from offload.pipeline.pool.pool import Block, Cost, Pool
+from offload.pipeline.raydata.source import units_of
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.sources.ray_dataset import units_of
-from offload.pipeline.streams import Cores, Stream
-from offload.pipeline.watch import Nobody, Watch
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.watchdog import Nobody, Watch
 from offload.train.driver.listed import Listed
 from tests.helpers import eventually
 
@@ -211,7 +211,7 @@ def test_the_rest_of_a_pass(make: Callable[..., Feed]) -> None:
         [np.asarray(wire.decode(ray.get(p.ref))[wire.POSITION])[p.start : p.stop] for p in begun]
     )
     feed.leave(KEY, 0)
-    done = offload.pipeline.ranges.Ranges.of(positions).pairs
+    done = offload.pipeline.order.ranges.Ranges.of(positions).pairs
     again = PassKey(attempt=1, name="train", number=1)
     feed.open(again, request(done=done), 0)
     assert sorted(rows(begun) + rows(taken(feed, key=again))) == [(i, float(i)) for i in range(N)]

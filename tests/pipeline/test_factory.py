@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from ray import cloudpickle
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline import ordinal
-from offload.pipeline.ordinal import Ordinal, lowest_free
-from offload.pipeline.recipe import Recipe
-from offload.pipeline.sendable import obstacle
-from offload.pipeline.sources.base import Index
+from offload.pipeline.describe.pipeline import from_torch
+from offload.pipeline.index.source import Index
+from offload.pipeline.program.sendable import obstacle
 from offload.pipeline.sources.from_torch import TorchReader
-from offload.pipeline.spec import from_torch
+from offload.pipeline.work import environment
+from offload.pipeline.work.environment import Ordinal, lowest_free
+from offload.pipeline.work.recipe import Recipe
 
 
 class Lines(torch.utils.data.Dataset[Any]):
@@ -184,7 +184,7 @@ class Asking(torch.utils.data.Dataset[Any]):
 
 
 def test_get_worker_info_answers_while_a_data_set_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordinal, "_here", Ordinal(3, 5))
+    monkeypatch.setattr(environment, "_here", Ordinal(3, 5))
     index = listed(Asking())
     columns = index.reader.read(index.table).columns
     assert {name: list(column) for name, column in columns.items()} == {
@@ -199,7 +199,7 @@ def test_get_worker_info_answers_while_a_data_set_is_read(monkeypatch: pytest.Mo
 def test_a_data_set_without_torch_does_not_load_it() -> None:
     program = """
         import sys
-        from offload.pipeline.spec import from_torch
+        from offload.pipeline.describe.pipeline import from_torch
         index = from_torch([1, 2], columns=["x"]).list()
         assert index.reader.read(index.table).columns["x"] == [1, 2]
         assert "torch" not in sys.modules

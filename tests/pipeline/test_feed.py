@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from offload.errors import RunError
-from offload.pipeline import pass_tasks, passes
-from offload.pipeline.engines.base import HELD_SHARE
-from offload.pipeline.feed import Feed
-from offload.pipeline.passes import PassKey, PassRequest, Slice
-from offload.pipeline.pool import Block, Cost, Task
+from offload.pipeline.feed.feed import Feed, passes, tasks
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.engine import HELD_SHARE
+from offload.pipeline.feed.passes import PassKey, PassRequest, Slice
+from offload.pipeline.pool.pool import Block, Cost, Task
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.streams import Cores, Stream
 
 SAMPLES, ROWS, ROW_BYTES = 640, 16, 10
 Done = Callable[[Any], None]
@@ -38,7 +37,7 @@ class HandPool:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
-    monkeypatch.setattr(pass_tasks, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
+    monkeypatch.setattr(tasks, "plan_tasks", lambda remaining, **_: [ROWS] * 4)
     monkeypatch.setattr(passes, "TAKE_TIMEOUT_S", 0.01)
 
     def made(store_bytes: float = 1e9, *, shuffle: bool = False, clock: Callable[[], float] = time.monotonic) -> Feed:

@@ -28,11 +28,11 @@ from torch.utils.data import (
 
 import offload
 from offload.errors import ConfigError
-from offload.pipeline.from_loader import described
-from offload.pipeline.gather import Scratch
-from offload.pipeline.spec import Pipeline
-from offload.pipeline.watch import Nobody, Watch
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.describe.from_loader import described
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.watchdog import Nobody, Watch
 
 
 class Squares(Dataset[tuple[int, float]]):

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.gather import Gather, Scratch
-from offload.pipeline.wire import Columns
+from offload.pipeline.blocks.wire import Columns
+from offload.pipeline.work.block import Gather, Scratch
 
 chunks = st.lists(st.integers(1, 16), min_size=1, max_size=6)
 

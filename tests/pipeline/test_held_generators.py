@@ -14,11 +14,11 @@ import pytest
 import torch
 from ray import cloudpickle
 
-from offload.pipeline import wire
-from offload.pipeline.calls import CHUNK
-from offload.pipeline.recipe import Recipe, pack, process
-from offload.pipeline.sources.base import At, Samples, nowhere
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.index.source import At, Samples, nowhere
+from offload.pipeline.order.chunks import CHUNK
+from offload.pipeline.work.recipe import Recipe, pack, process
 
 Batch = dict[str, Any]
 ROWS = 60 * CHUNK

@@ -9,12 +9,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.calls import CHUNK
-from offload.pipeline.chunks import whole_chunks
-from offload.pipeline.index_rows import Picked, Runs, rows_at, whole
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.shuffling import epoch_permutation
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.index.rows import Picked, Runs, rows_at, whole
+from offload.pipeline.order.chunks import CHUNK, whole_chunks
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.order.shuffling import epoch_permutation
 
 
 @settings(deadline=None)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.meter import Meter
-from offload.pipeline.pool import Block, Cost
-from offload.pipeline.sizing import for_speed
+from offload.pipeline.feed.meter import Meter
+from offload.pipeline.feed.sizing import for_speed
+from offload.pipeline.pool.pool import Block, Cost
 
 ROWS = 100
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline import output_tail
-from offload.pipeline.output_tail import LONGEST, Lines, Tail, Teller
-from offload.pipeline.printed import SAME, Line, Printed
+from offload.pipeline.program import output_tail
+from offload.pipeline.program.output_tail import LONGEST, Lines, Tail, Teller
+from offload.pipeline.program.printed import SAME, Line, Printed
 from tests.helpers import eventually
 
 

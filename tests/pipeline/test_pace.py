@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.pace import FIRST_BYTES, LINK_S, Pace, Room
+from offload.pipeline.feed.pace import FIRST_BYTES, LINK_S, Pace, Room
 
 
 class Clock:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from offload.pipeline.packing import BESIDE_BYTES, pack, unpack
+from offload.pipeline.blocks.packing import BESIDE_BYTES, pack, unpack
 from tests.loader.same import same
 
 DTYPES = [

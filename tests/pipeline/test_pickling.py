@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from offload.errors import RunError
-from offload.pipeline import pickling
-from offload.pipeline.sendable import used
+from offload.pipeline.program import pickling
+from offload.pipeline.program.sendable import used
 from tests.helpers import ROOT
 
 SCRIPT = """

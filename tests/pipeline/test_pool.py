@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from offload.pipeline.pool import IN_FLIGHT, Block, Cost, Pool, Task
+from offload.pipeline.pool.pool import IN_FLIGHT, Block, Cost, Pool, Task
 from tests.helpers import eventually
 
 FAR = [f"far-{number}" for number in range(20)]

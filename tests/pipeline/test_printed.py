@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.printed import BURST, MOST_COUNTS, PER_S, SAME, TELL_S, Limit, Line, Outlet, Printed
+from offload.pipeline.program.printed import BURST, MOST_COUNTS, PER_S, SAME, TELL_S, Limit, Line, Outlet, Printed
 
 lines = st.builds(Line, st.sampled_from(["stdout", "stderr"]), st.sampled_from(["a", "b", "c", "d"]))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.order.ranges import Ranges
 
 ids = st.lists(st.integers(-30, 120), max_size=80) | st.lists(st.integers(-3, 12), max_size=12)  # sparse, or dense
 

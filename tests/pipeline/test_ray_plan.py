@@ -23,9 +23,9 @@ from ray.data.block import BlockMetadata
 from ray.data.expressions import col, download, random
 from torch.utils.data import TensorDataset
 
-from offload.pipeline import ray_plan
-from offload.pipeline.ray_plan import NotTakenOverError, Runner, take_over
-from offload.pipeline.sources.unit_maker import UnitMaker, joined
+from offload.pipeline.raydata import plan as ray_plan
+from offload.pipeline.raydata.plan import NotTakenOverError, Runner, take_over
+from offload.pipeline.raydata.unit_maker import UnitMaker, joined
 
 pytestmark = [
     pytest.mark.ray,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from offload.pipeline import ray_state
-from offload.pipeline.ray_state import CREATED, HOLDING, Held, Holder, awaited_cpus, held, holders
+from offload.pipeline.pool import ray_state
+from offload.pipeline.pool.ray_state import CREATED, HOLDING, Held, Holder, awaited_cpus, held, holders
 from tests.helpers import eventually
 
 DEADLINE_S = 300.0

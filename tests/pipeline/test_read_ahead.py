@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import offload
-from offload.pipeline import wire
-from offload.pipeline.cache import accounts
-from offload.pipeline.recipe import Recipe, process
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.cache import spec
+from offload.pipeline.index.source import Index
 from offload.pipeline.sources import read_ahead
-from offload.pipeline.sources.base import Index
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.read_ahead import REQUESTS, ReadAhead
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.work.recipe import Recipe, process
 
 
 @given(st.integers(0, 80), st.data())
@@ -94,17 +94,17 @@ def test_a_task_tells_how_long_it_waited_for_its_first_file() -> None:
             raise OSError("no such file")
         return b""
 
-    accounts.taken()
+    spec.taken()
     ahead = ReadAhead(read)
     for first in ("a", "bad"):
         ahead.begin([first, *"bcdefgh"])
         with contextlib.suppress(OSError):
             ahead.get(first)
-        waited_s = accounts.taken().first_wait_s
+        waited_s = spec.taken().first_wait_s
         assert waited_s > late_s / 2
         for path in "bcdefgh":
             ahead.get(path)
-        assert accounts.taken().first_wait_s == 0
+        assert spec.taken().first_wait_s == 0
 
 
 def test_few_large_files_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

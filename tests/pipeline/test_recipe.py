@@ -22,19 +22,19 @@ from ray import cloudpickle
 from torchvision import transforms as v1
 
 from offload.errors import RunError
-from offload.pipeline import recipe as recipes
-from offload.pipeline import whole_samples, wire
-from offload.pipeline.calls import CHUNK
-from offload.pipeline.feed import Feed
-from offload.pipeline.foreign import encode_foreign
-from offload.pipeline.passes import PassKey, PassRequest
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.recipe import Recipe, process
-from offload.pipeline.sources.base import At, Samples, nowhere
+from offload.pipeline.blocks import whole_samples, wire
+from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID
+from offload.pipeline.feed.feed import Feed
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.passes import PassKey, PassRequest
+from offload.pipeline.images.split import split_transform
+from offload.pipeline.index.source import At, Samples, nowhere
+from offload.pipeline.order.chunks import CHUNK
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.raydata.execution import encode_foreign
 from offload.pipeline.sources.from_torch import TorchReader
-from offload.pipeline.split import split_transform
-from offload.pipeline.streams import Cores, Stream
-from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID
+from offload.pipeline.work import recipe as recipes
+from offload.pipeline.work.recipe import Recipe, process
 from tests.pipeline.test_feed import HandPool
 
 Batch = dict[str, Any]
@@ -348,7 +348,7 @@ IMPORTS_TORCH_ITSELF = """
 import sys
 import numpy as np, pyarrow as pa
 from offload.pipeline import recipe as recipes
-from offload.pipeline.sources.base import At, Samples, nowhere
+from offload.pipeline.index.source import At, Samples, nowhere
 
 class Reader:
     def read(self, rows, at):
@@ -381,7 +381,7 @@ def test_a_transform_that_imports_torch_itself_is_reproducible_from_its_first_ch
 CHURN = """
 import resource
 import numpy as np
-from offload.pipeline.malloc import keep_freed_memory
+from offload.pipeline.work.environment import keep_freed_memory
 keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

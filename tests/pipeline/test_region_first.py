@@ -23,15 +23,15 @@ from torchvision.transforms import InterpolationMode, v2
 
 import offload
 from offload.errors import ConfigError, RunError
-from offload.pipeline import recipe as recipes
-from offload.pipeline import turbojpeg, wire
-from offload.pipeline.images import decode_image
-from offload.pipeline.recipe import process
-from offload.pipeline.region_decode import EncodedImage, read_image
-from offload.pipeline.region_first import RegionFirst
-from offload.pipeline.spec import Pipeline
-from offload.pipeline.split import split_transform
-from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.images import turbojpeg
+from offload.pipeline.images.decode import EncodedImage, decode_image, read_image
+from offload.pipeline.images.region_first import RegionFirst
+from offload.pipeline.images.split import split_transform
+from offload.pipeline.work import recipe as recipes
+from offload.pipeline.work.recipe import process
 from tests.pipeline.test_region_decode import jpeg, picture
 
 TRAIN = {

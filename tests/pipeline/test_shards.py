@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from webdataset import tariterators
 
 from offload.errors import ConfigError
-from offload.pipeline import stored_rows
-from offload.pipeline.index_rows import whole
-from offload.pipeline.sources import listing_cache, shards
-from offload.pipeline.sources.base import silent
-from offload.pipeline.stored_rows import StoredRows
+from offload.pipeline.index import listing_cache
+from offload.pipeline.index import stored as stored_rows
+from offload.pipeline.index.rows import whole
+from offload.pipeline.index.source import silent
+from offload.pipeline.index.stored import StoredRows
+from offload.pipeline.sources import tar_index
 
 SAMPLES = 40
 
@@ -65,7 +66,7 @@ def write_index(shard: Path, change: Callable[[str], str] = lambda text: text) -
 
 
 def listed(*paths: Path, fs: Any = None) -> pa.Table:
-    rows, *_ = shards.list_shards(fs or pafs.LocalFileSystem(), [str(path) for path in paths], silent)
+    rows, *_ = tar_index.list_shards(fs or pafs.LocalFileSystem(), [str(path) for path in paths], silent)
     return whole(rows).drop_columns(["shard"])
 
 
@@ -73,7 +74,7 @@ def unscanned(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*unused: Any) -> None:
         raise AssertionError("the shard was read")
 
-    monkeypatch.setattr(shards, "_scanned", refuse)
+    monkeypatch.setattr(tar_index, "_scanned", refuse)
 
 
 def test_an_index_file_spares_reading_the_shard(shard: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,20 +224,20 @@ def test_a_second_listing_reads_no_shard(shard: Path, monkeypatch: pytest.Monkey
 
 def test_a_listing_of_an_earlier_version_without_columns_is_made_anew(shard: Path, cache: Path) -> None:
     local, names = pafs.LocalFileSystem(), [str(shard)]
-    expected = shards.list_shards(local, names, silent)
+    expected = tar_index.list_shards(local, names, silent)
     (kept,) = cache.iterdir()
     with pa.OSFile(str(kept)) as file:
         table = pa.ipc.open_file(file).read_all().replace_schema_metadata(None)
     with pa.ipc.new_file(str(kept), table.schema) as writer:
         writer.write_table(table)
-    again = shards.list_shards(local, names, silent)
+    again = tar_index.list_shards(local, names, silent)
     assert again.columns == expected.columns == ("image", "label")
     assert whole(again.rows).equals(whole(expected.rows))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_dots_in_the_names_of_samples_are_named_with_the_remedy(tmp_path: Path, at_once: bool) -> None:
-    names = [f"photo.{number:04d}.jpg" for number in range(shards.MOST_COLUMNS + 1)]
+    names = [f"photo.{number:04d}.jpg" for number in range(tar_index.MOST_COLUMNS + 1)]
     parts = [names] if at_once else [names[:600], names[600:]]
     for number, part in enumerate(parts):
         with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
@@ -244,7 +245,7 @@ def test_dots_in_the_names_of_samples_are_named_with_the_remedy(tmp_path: Path, 
                 tar.addfile(tarfile.TarInfo(f"{name[6:10]}/{name}"))
     paths = [str(tmp_path / f"{number}.tar") for number in range(len(parts))]
     with pytest.raises(ConfigError, match=r"more than 1,000 endings, such as '1000\.jpg'\. .*write dots in the names"):
-        shards.list_shards(pafs.LocalFileSystem(), paths, silent)
+        tar_index.list_shards(pafs.LocalFileSystem(), paths, silent)
 
 
 def test_a_shard_that_was_written_anew_is_read_again(shard: Path) -> None:
@@ -296,7 +297,7 @@ def test_shards_keep_their_order(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.tar" for number in range(12)]
     for number, path in enumerate(paths):
         write(path, samples=1 + number)
-    rows, counts, _ = shards.list_shards(pafs.LocalFileSystem(), [str(path) for path in paths], silent)
+    rows, counts, _ = tar_index.list_shards(pafs.LocalFileSystem(), [str(path) for path in paths], silent)
     assert counts.tolist() == [*range(1, 13)]
     assert whole(rows).column("shard").to_pylist() == [str(paths[n]) for n in range(12) for _ in range(n + 1)]
 
@@ -307,12 +308,12 @@ def test_a_second_start_maps_a_large_listing(tmp_path: Path, cache: Path, monkey
     for path in paths:
         write(path)
     local, names = pafs.LocalFileSystem(), [str(path) for path in paths]
-    first, counts, columns = shards.list_shards(local, names, silent)
+    first, counts, columns = tar_index.list_shards(local, names, silent)
     for kept in cache.glob("*.arrow"):  # those of single shards
         kept.unlink()
     with monkeypatch.context() as patch:
         unscanned(patch)
-        again, counts_again, columns_again = shards.list_shards(local, names, silent)
+        again, counts_again, columns_again = tar_index.list_shards(local, names, silent)
     assert isinstance(first, StoredRows)
     assert isinstance(again, StoredRows)
     assert again.folder == first.folder
@@ -322,7 +323,7 @@ def test_a_second_start_maps_a_large_listing(tmp_path: Path, cache: Path, monkey
     first.close()
     assert first.folder.exists()  # for later runs
     write(paths[1], samples=2)
-    changed, counts, _ = shards.list_shards(local, names, silent)
+    changed, counts, _ = tar_index.list_shards(local, names, silent)
     assert counts.tolist() == [SAMPLES, 2, SAMPLES]
     assert len(changed) == 2 * SAMPLES + 2
     assert isinstance(changed, StoredRows)
@@ -379,9 +380,9 @@ class Counting:
 
 def test_headers_of_small_members_share_a_request(shard: Path) -> None:
     stream = Counting(shard.read_bytes())
-    with tarfile.open(fileobj=io.BufferedReader(shards._Requests(stream), shards.REQUEST_BYTES)) as tar:
+    with tarfile.open(fileobj=io.BufferedReader(tar_index._Requests(stream), tar_index.REQUEST_BYTES)) as tar:
         assert len(tar.getmembers()) == 2 * SAMPLES
-    assert stream.requests <= 2 + stream.size() // shards.REQUEST_BYTES
+    assert stream.requests <= 2 + stream.size() // tar_index.REQUEST_BYTES
 
 
 def test_remote_shards_are_those_of_the_disk(shard: Path, tmp_path: Path) -> None:

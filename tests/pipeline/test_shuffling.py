@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.shuffling import Consecutive, epoch_permutation, generator, mix
+from offload.pipeline.order.shuffling import Consecutive, epoch_permutation, generator, mix
 
 seeds = st.integers(-(2**63), 2**64)
 epochs = st.integers(0, 10_000)
@@ -32,7 +32,9 @@ def test_seed_and_epoch_alone_decide(n: int, seed: int, epoch: int) -> None:
 
 
 def test_the_same_in_another_process() -> None:
-    code = "from offload.pipeline.shuffling import epoch_permutation; print(*epoch_permutation(50, seed=3, epoch=4))"
+    code = (
+        "from offload.pipeline.order.shuffling import epoch_permutation; print(*epoch_permutation(50, seed=3, epoch=4))"
+    )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert [int(i) for i in other.stdout.split()] == epoch_permutation(50, seed=3, epoch=4).tolist()
 

@@ -8,7 +8,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.sizing import (
+from offload.pipeline.feed.sizing import (
     BLOCK_BYTES,
     BLOCK_HUB_S,
     LONGEST_TASK_S,

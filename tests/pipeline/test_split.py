@@ -22,11 +22,11 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline import whole_samples, wire
-from offload.pipeline.recipe import process
-from offload.pipeline.spec import from_torch, image_folder
-from offload.pipeline.split import SplitTransform, is_image_transform, split_transform
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks import whole_samples, wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.describe.pipeline import from_torch, image_folder
+from offload.pipeline.images.split import SplitTransform, is_image_transform, split_transform
+from offload.pipeline.work.recipe import process
 from offload.transforms import GaussianBlur
 from tests.pipeline.index_pass import a_pass, listed, stream_of
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.pipeline.sources import stretches
-from offload.pipeline.sources.stretches import Stretches, columns_of
+from offload.pipeline.sources import parquet_rows
+from offload.pipeline.sources.parquet_rows import Stretches, columns_of
 
 ROWS = 8
 
@@ -87,7 +87,7 @@ def test_what_a_transform_writes_is_not_in_later_calls() -> None:
 
 
 def test_the_rows_of_a_large_row_group_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "MOST_BYTES", 10)
+    monkeypatch.setattr(parquet_rows, "MOST_BYTES", 10)
     held = Stretches([(1, np.arange(ROWS))])
     found = held.rows(1, np.arange(2), lambda: group(1))
     assert found.table().num_rows == found.table().to_batches()[0].num_rows == 2

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ray.data._internal.execution.operators.map_transformer import BatchMapTransformFn
 from ray.data.extensions import ArrowTensorArray
 
-from offload.pipeline.table_batches import numpy_batches
+from offload.pipeline.raydata.table_batches import numpy_batches
 
 KINDS: dict[str, Callable[[int, int], pa.Array]] = {
     "ints": lambda start, rows: pa.array(range(start, start + rows), pa.int64()),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from offload.pipeline.tensors import map_tensors, moved, record_use
+from offload.pipeline.blocks.tensors import map_tensors, moved, record_use
 
 
 def test_a_packed_sequence_moves_and_its_batch_sizes_stay_on_the_cpu() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.unit_ids import Trained, UnitIds
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.order.unit_ids import Trained, UnitIds
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline import wire
-from offload.pipeline.combine import mix, weighted
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.spec import from_ray, from_torch
-from offload.pipeline.wire import SAMPLE_ID
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import SAMPLE_ID
+from offload.pipeline.describe.combine import mix, weighted
+from offload.pipeline.describe.pipeline import from_ray, from_torch
+from offload.pipeline.order.ranges import Ranges
 from tests.pipeline.index_pass import a_pass, listed, stream_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]

@@ -20,18 +20,18 @@ from ray.data.expressions import random
 
 import offload
 from offload.errors import ConfigError, RunError
-from offload.pipeline import whole_samples, wire
-from offload.pipeline.gather import Scratch
-from offload.pipeline.meter import Meter
-from offload.pipeline.passes import Pass, PassKey, PassRequest, Slice
-from offload.pipeline.pool import Block, Cost
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.sources.ray_dataset import units_of
-from offload.pipeline.sources.units import UnitIndex, UnitRecipe
-from offload.pipeline.streams import Stream
-from offload.pipeline.unit_tasks import UnitTasks
-from offload.pipeline.watch import Nobody, Watch
-from offload.pipeline.wire import POSITION, SAMPLE_ID
+from offload.pipeline.blocks import whole_samples, wire
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
+from offload.pipeline.feed.datasets import Stream
+from offload.pipeline.feed.meter import Meter
+from offload.pipeline.feed.passes import Pass, PassKey, PassRequest, Slice
+from offload.pipeline.feed.tasks import UnitTasks
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.pool.pool import Block, Cost
+from offload.pipeline.raydata.source import units_of
+from offload.pipeline.raydata.units import UnitIndex, UnitRecipe
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.watchdog import Nobody, Watch
 from tests.pipeline.arrow_tables import arrow_columns, plain
 
 pytestmark = [

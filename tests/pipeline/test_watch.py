@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from offload.pipeline.watch import GRACE_S, SLOW_S, Watch
+from offload.pipeline.work.watchdog import GRACE_S, SLOW_S, Watch
 from offload.report.sentences import sentence
 
 
@@ -81,7 +81,7 @@ def test_what_takes_too_long_is_interrupted_once_and_then_given_up(clock: Clock)
 
 SLEEPS = """
 import time
-from offload.pipeline.watch import Nobody, SampleTimeoutError, Watch
+from offload.pipeline.work.watchdog import Nobody, SampleTimeoutError, Watch
 watch = Watch(Nobody())
 watch.start()
 for _ in range(2):

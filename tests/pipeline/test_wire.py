@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from offload.pipeline import wire
-from offload.pipeline.wire import Columns, RaggedError
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.wire import Columns, RaggedError
 
 DTYPES = [
     np.bool_,

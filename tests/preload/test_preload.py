@@ -435,7 +435,7 @@ if sys.argv[1] == "as usual":
     import ray.train.torch
     print(ray_ids.repeat_in_forks())
 else:
-    modules = ["torch", "ray.train.torch", "ray.data", "offload.train.worker.process", "offload.pipeline.pool"]
+    modules = ["torch", "ray.train.torch", "ray.data", "offload.train.worker.process", "offload.pipeline.pool.pool"]
     print(server._imported(modules, os.pidfd_open(os.getpid()), "unused"))
 """
 

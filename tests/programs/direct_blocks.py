@@ -17,9 +17,9 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from offload.pipeline import block_receiver, wire
-from offload.pipeline.block_sender import BlockSenders
-from offload.pipeline.passes import Slice
+from offload.pipeline.blocks import receiver, wire
+from offload.pipeline.blocks.sender import BlockSenders
+from offload.pipeline.feed.passes import Slice
 from offload.train.cluster.ray_processes import minimal_agents
 from offload.train.worker.feed_client import BlockLostError, HubFeed
 
@@ -52,7 +52,7 @@ class Hub:
     def blocks_through_ray(self, node: str, reason: str) -> None: ...
 
 
-class Watched(block_receiver.DirectBlocks):
+class Watched(receiver.DirectBlocks):
     """Tells whether the last block came without Ray."""
 
     came = False
@@ -123,7 +123,7 @@ def watch(cluster: Cluster, other: Any) -> None:
         assert columns["text"] == [str(row) for row in range(1, piece.stop)]
         return watched.came
 
-    block_receiver.AGAIN_S = block_receiver.ASK_AGAIN_S = 0.0
+    receiver.AGAIN_S = receiver.ASK_AGAIN_S = 0.0
     told: dict[str, Any] = {"first": direct(made(2))}
     wait_for(lambda: direct(made(2)))
     told["next"] = [direct(made(40)) for _ in range(5)]

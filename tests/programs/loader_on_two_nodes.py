@@ -14,14 +14,14 @@ from ray.cluster_utils import Cluster
 
 import offload
 from offload.loader import session
-from offload.pipeline import block_receiver
+from offload.pipeline.blocks import receiver
 from offload.train.cluster.ray_processes import minimal_agents
 from tests.programs.direct_blocks import sender_processes, wait_for
 
 SAMPLES = 96
 
 
-class Watched(block_receiver.DirectBlocks):
+class Watched(receiver.DirectBlocks):
     """Counts the blocks that came without Ray."""
 
     came = 0
@@ -89,7 +89,7 @@ def main() -> None:
     other = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
     session.DirectBlocks = Watched  # type: ignore[misc]
-    block_receiver.AGAIN_S = block_receiver.ASK_AGAIN_S = 0.0
+    receiver.AGAIN_S = receiver.ASK_AGAIN_S = 0.0
     told: dict[str, Any] = {}
     try:
         loader = offload.DataLoader(Images(), batch_size=8)

@@ -28,7 +28,7 @@ from typing import Any, Generic, NamedTuple, NewType, ParamSpec, Protocol, Typed
 import numpy as np
 import torch
 
-from offload.pipeline import pickling
+from offload.pipeline.program import pickling
 from tests.programs import class_kinds
 
 OTHER = """

@@ -19,7 +19,7 @@ import torch
 import torch.utils.data
 
 import offload
-from offload.pipeline.draws import Draws
+from offload.pipeline.order.shuffling import Draws
 from offload.report.run_dir import read_lines
 from tests.train.test_training import fit_linear, log_ids, seen, stop_now, trainer
 

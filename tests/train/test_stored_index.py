@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 import offload
-from offload.pipeline import stored_rows
-from offload.pipeline.sources import listing_cache
-from offload.pipeline.stored_rows import StoredRows
+from offload.pipeline.index import listing_cache, stored
+from offload.pipeline.index.stored import StoredRows
 from offload.report.run_dir import read_lines
 from offload.testing import Hosts, HostSpec
 from offload.train.driver.listed import Listed
@@ -30,7 +29,7 @@ IMAGES, TARS = 60, 3
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(listing_cache, "folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(stored_rows, "IN_MEMORY", 10)
+    monkeypatch.setattr(stored, "IN_MEMORY", 10)
     return tmp_path / "cache"
 
 

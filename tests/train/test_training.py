@@ -20,8 +20,8 @@ import ray.train
 import torch
 
 import offload
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.shuffling import epoch_permutation
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.order.shuffling import epoch_permutation
 from offload.report.run_dir import read_lines
 from offload.testing.numbers import Line
 from offload.train.checkpoints import format as checkpoint
@@ -350,7 +350,7 @@ def test_augmentation_is_a_function_of_the_seed(tmp_path: Path, jpeg_folder: Pat
 
 
 def test_with_one_worker_the_order_is_that_of_the_seed(tmp_path: Path) -> None:
-    from offload.pipeline.shuffling import epoch_permutation
+    from offload.pipeline.order.shuffling import epoch_permutation
 
     log = tmp_path / "log"
     log.mkdir()

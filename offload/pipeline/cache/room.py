@@ -9,12 +9,95 @@ import contextlib
 import fcntl
 import itertools
 import os
+import struct
+import threading
 import time
+import weakref
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from offload.pipeline.cache.entry import disk_bytes
-from offload.pipeline.cache.ledger import Ledger
+_NUMBER = struct.Struct("<q")
+
+
+class Ledger:
+    """A number of bytes in a file. Read and change it only while it is held.
+
+    Whoever adds bytes writes the number first, and whoever removes bytes writes it last. A process that is killed in between leaves a
+    number that is too large, never one that is too small.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if the file cannot be written."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self._fd)
+        self._lock = threading.Lock()  # a file lock belongs to the process, not to a thread
+        with self.held():
+            if os.fstat(self._fd).st_size != _NUMBER.size:
+                self.used = 0  # on a full disk this fails now, and no later write needs space
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep all other threads and processes out."""
+        with self._lock:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX)  # in here, since a signal's handler may raise right after it
+                yield
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    @property
+    def used(self) -> int:
+        """The bytes in use."""
+        return int(_NUMBER.unpack(os.pread(self._fd, _NUMBER.size, 0))[0])
+
+    @used.setter
+    def used(self, number: int) -> None:
+        os.pwrite(self._fd, _NUMBER.pack(max(number, 0)), 0)
+
+
+BLOCK = 4096
+_HEADER = struct.Struct("<4sIqq")
+_MAGIC = b"OFC1"  # the last character counts versions of the format
+
+
+class DamagedError(Exception):
+    """An entry is not what was written."""
+
+
+def disk_bytes(file_bytes: int) -> int:
+    """The bytes that a file of this size takes on disk."""
+    return -(-file_bytes // BLOCK) * BLOCK
+
+
+def entry_bytes(content_bytes: int) -> int:
+    """The bytes that the entry of a content of this size takes on disk."""
+    return disk_bytes(_HEADER.size + content_bytes)
+
+
+def write(fd: int, version: int, content: bytes) -> None:
+    """Write an entry. Raises OSError."""
+    left = memoryview(_HEADER.pack(_MAGIC, zlib.crc32(content), version, len(content)))
+    for part in (left, memoryview(content)):
+        while part:
+            part = part[os.write(fd, part) :]
+
+
+def read(path: str) -> tuple[int, bytes, float]:
+    """The version and the content of an entry, and the time of its last use.
+
+    Raises DamagedError, and OSError if there is no such entry.
+    """
+    with open(path, "rb", buffering=0) as file:
+        header, content = file.read(_HEADER.size), file.readall()
+        used = os.fstat(file.fileno()).st_mtime
+    if len(header) < _HEADER.size:
+        raise DamagedError
+    magic, checksum, version, size = _HEADER.unpack(header)
+    if magic != _MAGIC or size != len(content) or zlib.crc32(content) != checksum:
+        raise DamagedError
+    return version, content, used
+
 
 NEW, BUSY, SOURCES = "new", "busy", "sources"
 """Folders: of files that are being written, of locks for contents that are being read from storage, and of contents by source."""

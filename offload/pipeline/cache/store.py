@@ -22,8 +22,9 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from offload.pipeline.cache import accounts, entry, room
-from offload.pipeline.cache.ledger import Ledger
+from offload.pipeline.cache import room
+from offload.pipeline.cache import spec as accounts
+from offload.pipeline.cache.room import Ledger
 from offload.pipeline.cache.spec import LEDGER, CacheSpec, make_folder
 
 TOUCH_S = 3600.0  # between two notes of a content's use
@@ -121,7 +122,7 @@ class Store:
         """Put a written file in its place, and forget the one that was there. Raises OSError."""
         with self.ledger.held():
             try:
-                before = entry.disk_bytes(os.stat(final).st_size)
+                before = room.disk_bytes(os.stat(final).st_size)
             except FileNotFoundError:
                 before = 0
                 os.makedirs(os.path.dirname(final), mode=0o700, exist_ok=True)
@@ -154,10 +155,10 @@ class Source:
         """The content of a key, if it is stored in this version."""
         path = self._path(key)
         try:
-            found, content, used = entry.read(path)
+            found, content, used = room.read(path)
         except FileNotFoundError:
             return None
-        except (OSError, entry.DamagedError):
+        except (OSError, room.DamagedError):
             if self._store.tidy:
                 with contextlib.suppress(OSError):
                     room.remove(self._store.ledger, [path])
@@ -171,7 +172,7 @@ class Source:
 
     def put(self, key: str, version: int, content: bytes) -> None:
         """Store a content, in place of an earlier version, if there is room."""
-        store, size = self._store, entry.entry_bytes(len(content))
+        store, size = self._store, room.entry_bytes(len(content))
         store.joined()
         if store.stopped:
             return
@@ -181,7 +182,7 @@ class Source:
                 return
             path, fd = reserved
             try:
-                entry.write(fd, version, content)
+                room.write(fd, version, content)
                 store.commit(path, self._path(key))
             except BaseException:
                 store.give_back(path, size)

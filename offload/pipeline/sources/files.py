@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -16,8 +17,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
-from offload.pipeline.sources.base import Tell, silent
-from offload.pipeline.sources.listing_cache import cache, cached, remove_unused
+from offload.pipeline.index.listing_cache import cache, cached, remove_unused
+from offload.pipeline.index.source import Tell, silent
 from offload.pipeline.sources.walking import Take, walk_local, walk_remote
 
 LOCAL_THREADS, REMOTE_THREADS = 4, 32  # that read small parts of many files
@@ -262,3 +263,24 @@ def _of_fsspec(fs: pafs.FileSystem) -> Any:
     """The file system of fsspec behind this one, which reads a file in one request; None if there is none. Its streams first ask for the
     file's size, and then read more than they need."""
     return getattr(fs.handler, "fs", None) if isinstance(fs, pafs.PyFileSystem) else None
+
+
+class Positioned(io.RawIOBase):
+    """A file of a known size, in bytes. A subclass reads at ``_at``, and moves it on."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size, self._at = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at

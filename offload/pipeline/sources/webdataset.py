@@ -1,6 +1,6 @@
 """Tar shards, as WebDataset writes them: files that share a name up to its first dot form one sample.
 
-The lister finds the offsets of the shards' members (:mod:`offload.pipeline.sources.shards`). After that, any sample is one range read.
+The lister finds the offsets of the shards' members (:mod:`offload.pipeline.sources.tar_index`). After that, any sample is one range read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
+from offload.pipeline.blocks.wire import Column, stack, stack_lists
 from offload.pipeline.cache.spec import CacheSpec
-from offload.pipeline.images import DecodeError
-from offload.pipeline.region_decode import read_image
-from offload.pipeline.shuffling import Consecutive
-from offload.pipeline.sources.base import At, Index, Samples, Tell, nowhere, silent
+from offload.pipeline.images.decode import DecodeError, read_image
+from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
+from offload.pipeline.order.shuffling import Consecutive
 from offload.pipeline.sources.cached_files import CachedFiles
 from offload.pipeline.sources.files import (
     Path,
@@ -42,9 +42,8 @@ from offload.pipeline.sources.files import (
 )
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.shard_names import expanded, joined
-from offload.pipeline.sources.shards import columns_of, list_shards, named_by
+from offload.pipeline.sources.tar_index import columns_of, list_shards, named_by
 from offload.pipeline.sources.versions import Seen, seen_files
-from offload.pipeline.wire import Column, stack, stack_lists
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _INTEGER = re.compile(rb"[+-]?\d+")

@@ -24,7 +24,7 @@ import torch
 from offload.adapt.noise_average import NoiseAverage
 from offload.adapt.observe import Seen
 from offload.errors import RunError, argument
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.order.ranges import Ranges
 from offload.train.checkpoints.plain import from_plain
 from offload.train.checkpoints.storage import CHECKSUMS_FILE
 

@@ -16,7 +16,7 @@ import ray
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 
 from offload.model.bundle import Bundle
-from offload.pipeline.ray_state import remove_groups_of
+from offload.pipeline.pool.ray_state import remove_groups_of
 
 NAMESPACE = "offload"
 HUB = " hub"  # the end of a hub's name

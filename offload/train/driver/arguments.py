@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import ray.train
 
-from offload.pipeline.spec import Pipeline
+from offload.pipeline.describe.pipeline import Pipeline
 from offload.train.callback import Callback
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Cluster, Precision, WorkerOverrides
 

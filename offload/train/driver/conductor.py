@@ -10,8 +10,8 @@ from typing import Protocol, assert_never
 
 from offload.model.bundle import Bundle
 from offload.model.placement import NodeResources
-from offload.pipeline.pending import Pending
-from offload.pipeline.ray_state import Held, held
+from offload.pipeline.blocks.receiver import Pending
+from offload.pipeline.pool.ray_state import Held, held
 from offload.report.sentences import shares
 from offload.train.cluster.connection import Cluster, alive_nodes, held_by_others
 from offload.train.cluster.idle import is_alone

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offload.pipeline.index_rows import close_rows
-from offload.pipeline.pool import PackedRecipe
-from offload.pipeline.sources.base import Index
-from offload.pipeline.sources.units import UnitIndex, UnitRecipe
-from offload.pipeline.spec import Pipeline
-from offload.pipeline.streams import Stream
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.feed.datasets import Stream
+from offload.pipeline.index.rows import close_rows
+from offload.pipeline.index.source import Index
+from offload.pipeline.pool.pool import PackedRecipe
+from offload.pipeline.raydata.units import UnitIndex, UnitRecipe
 from offload.train.messages import TRAIN
 
 

@@ -20,12 +20,12 @@ from offload.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import WorkerResources
 from offload.pipeline.aside import Aside
-from offload.pipeline.cached import check_names
-from offload.pipeline.folder import Folder
-from offload.pipeline.pickling import Carried
-from offload.pipeline.ray_state import held
-from offload.pipeline.sendable import obstacle, used
-from offload.pipeline.streams import Cores, Stream
+from offload.pipeline.describe.cached import check_names
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.pool.ray_state import held
+from offload.pipeline.program.pickling import Carried
+from offload.pipeline.program.sendable import obstacle, used
+from offload.pipeline.work.environment import Folder
 from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory

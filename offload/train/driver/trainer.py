@@ -30,11 +30,11 @@ from offload.model.checks import (
     shown,
 )
 from offload.pipeline.aside import call_aside
-from offload.pipeline.from_loader import described
-from offload.pipeline.ray_state import held_in_vain
-from offload.pipeline.sources.ray_dataset import units_of
-from offload.pipeline.sources.units import UnitIndex
-from offload.pipeline.spec import Pipeline
+from offload.pipeline.describe.from_loader import described
+from offload.pipeline.describe.pipeline import Pipeline
+from offload.pipeline.pool.ray_state import held_in_vain
+from offload.pipeline.raydata.source import units_of
+from offload.pipeline.raydata.units import UnitIndex
 from offload.report.full_screen import live_view
 from offload.report.run_dir import CHECKPOINTS, RunDirectory
 from offload.report.run_lock import locked

@@ -14,10 +14,10 @@ from pathlib import Path
 import ray
 
 from offload.errors import RunError
-from offload.pipeline.core_watch import CoreWatch
-from offload.pipeline.feed import Feed
-from offload.pipeline.printed import Outlet, Printed
-from offload.pipeline.streams import Cores, Stream
+from offload.pipeline.feed.feed import Feed
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.pool.core_watch import CoreWatch
+from offload.pipeline.program.printed import Outlet, Printed
 from offload.report.run_tail import Tails, tails_in
 from offload.train.cluster.holdings import HUB, worker_title
 from offload.train.hub.board import Board

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from offload.model.batch_split import BatchSplit
-from offload.pipeline.feed import Feed
-from offload.pipeline.passes import PassKey, PassRequest, Reach, Slice
-from offload.pipeline.pending import Pending
+from offload.pipeline.blocks.receiver import Pending
+from offload.pipeline.feed.feed import Feed
+from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
 from offload.report.run_tail import Tails
 from offload.train.cluster.connection import Asked
 from offload.train.hub.actor import Hub

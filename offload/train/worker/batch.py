@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from offload.errors import RunError
-from offload.pipeline.wire import SAMPLE_ID
+from offload.pipeline.blocks.wire import SAMPLE_ID
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from offload.model.batch_split import BatchSplit
-from offload.pipeline.passes import PassKey
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.feed.passes import PassKey
+from offload.pipeline.order.ranges import Ranges
 from offload.train.worker.agreement import Agreement, Heard
 from offload.train.worker.cutting import Budget, Cut, Cutter, Skipped
 from offload.train.worker.delivery import Delivery

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from offload.errors import RunError
-from offload.pipeline import whole_samples
-from offload.pipeline.ranges import Ranges
-from offload.pipeline.whole_samples import SAMPLES
-from offload.pipeline.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, join, parts_of_columns
-from offload.pipeline.wording import FAILURES, say
+from offload.pipeline.blocks import whole_samples
+from offload.pipeline.blocks.whole_samples import SAMPLES
+from offload.pipeline.blocks.wire import ERROR, HIDDEN, POSITION, SAMPLE_ID, Columns, join, parts_of_columns
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.work.wording import FAILURES, say
 
 
 @dataclass(frozen=True, kw_only=True)

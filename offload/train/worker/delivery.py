@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from offload.errors import RunError
-from offload.pipeline.owned_memory import writable
-from offload.pipeline.tensors import map_tensors, moved, record_use
-from offload.pipeline.whole_samples import is_nested
-from offload.pipeline.wire import (
+from offload.pipeline.blocks.memory import writable
+from offload.pipeline.blocks.tensors import map_tensors, moved, record_use
+from offload.pipeline.blocks.whole_samples import is_nested
+from offload.pipeline.blocks.wire import (
     HIDDEN,
     REMEDY_RAGGED,
     SAMPLE_ID,
@@ -23,7 +23,7 @@ from offload.pipeline.wire import (
     stack,
     torch_only,
 )
-from offload.pipeline.wording import FAILURES, say
+from offload.pipeline.work.wording import FAILURES, say
 from offload.train.worker.cutting import Cut
 
 VIEWED_ROW_BYTES = 4096

@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import ray
 
-from offload.pipeline import wire
-from offload.pipeline.block_receiver import DirectBlocks
-from offload.pipeline.passes import PassKey, Reach, Slice
-from offload.pipeline.pending import Pending
-from offload.pipeline.wire import POSITION, SAMPLE_ID, Columns
+from offload.pipeline.blocks import wire
+from offload.pipeline.blocks.receiver import DirectBlocks, Pending
+from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns
+from offload.pipeline.feed.passes import PassKey, Reach, Slice
 from offload.train.hub.client import HubClient
 
 
@@ -27,20 +26,20 @@ class FeedClient(Protocol):
     def take(
         self, key: PassKey, rank: int, want: int, reach: Reach = "any", *, arrived: int = 0, wait: bool = True
     ) -> tuple[list[Slice], bool]:
-        """See :meth:`offload.pipeline.feed.Feed.take`. Without ``wait``, the answer is empty if none is there yet."""
+        """See :meth:`offload.pipeline.feed.feed.Feed.take`. Without ``wait``, the answer is empty if none is there yet."""
 
     def arrived(self, key: PassKey, rank: int, reach: Reach, arrived: int) -> None:
-        """See :meth:`offload.pipeline.feed.Feed.arrived`."""
+        """See :meth:`offload.pipeline.feed.feed.Feed.arrived`."""
 
     def fetch(self, piece: Slice) -> Callable[[], Columns]:
         """Start the transfer of a slice's block to this host. The result waits for it, and returns the slice's content, with its samples'
         positions and ids. It raises BlockLostError."""
 
     def again(self, key: PassKey, rank: int, piece: Slice) -> None:
-        """See :meth:`offload.pipeline.feed.Feed.again`."""
+        """See :meth:`offload.pipeline.feed.feed.Feed.again`."""
 
     def leave(self, key: PassKey, rank: int) -> None:
-        """See :meth:`offload.pipeline.feed.Feed.leave`."""
+        """See :meth:`offload.pipeline.feed.feed.Feed.leave`."""
 
 
 class BlockReader:

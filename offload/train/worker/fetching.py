@@ -12,8 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from offload.pipeline.passes import PassKey, Reach, Slice
-from offload.pipeline.wire import Columns
+from offload.pipeline.blocks.wire import Columns
+from offload.pipeline.feed.passes import PassKey, Reach, Slice
 from offload.train.worker.feed_client import BlockLostError, FeedClient
 
 PREFETCH_BLOCKS = 2

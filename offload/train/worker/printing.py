@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
 
-from offload.pipeline.output_tail import Output
+from offload.pipeline.program.output_tail import Output
 from offload.train.worker.reporter import Reporter
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offload.model.batch_split import BatchSplit
-from offload.pipeline.folder import Folder
-from offload.pipeline.spec import CollateFn, OnDevice
+from offload.pipeline.describe.pipeline import CollateFn, OnDevice
+from offload.pipeline.work.environment import Folder
 from offload.train.checkpoints.storage import Marker
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
 from offload.train.hub.client import HubClient

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from offload.errors import ConfigError, RunError, argument
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.order.ranges import Ranges
 from offload.train.checkpoints import format as checkpoints
 from offload.train.checkpoints.format import Progress, Training
 from offload.train.checkpoints.plain import NotPlainError, to_plain

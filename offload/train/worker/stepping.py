@@ -13,7 +13,7 @@ import torch
 from offload.errors import RunError
 from offload.measure.steps import StepMeter
 from offload.model.batch_split import BatchSplit
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.order.ranges import Ranges
 from offload.train.worker.batch_scaling import BatchScaling
 from offload.train.worker.batches import LocalBatch
 from offload.train.worker.device_memory import DeviceMemory

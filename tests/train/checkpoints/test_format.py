@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from offload.errors import RunError
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.order.ranges import Ranges
 from offload.train.checkpoints import format as checkpoint
 from offload.train.checkpoints.format import CHECKSUMS_FILE, MODEL_FILE, TRAINING_FILE, Progress, Training, rng_state
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import offload
-from offload.pipeline.draws import Draws
-from offload.pipeline.sources.base import Index
+from offload.pipeline.index.source import Index
+from offload.pipeline.order.shuffling import Draws
 from offload.report.sentences import sentence
 from offload.train.driver.listed import Listed, classes_that_differ
 

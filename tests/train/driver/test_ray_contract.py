@@ -34,9 +34,10 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup
 import offload
 from offload import ray_forks
 from offload.errors import ConfigError, RunError, find_offload_error
-from offload.pipeline import output_tail, ray_data
-from offload.pipeline.owned_memory import writable
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.blocks.memory import writable
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.program import output_tail
+from offload.pipeline.raydata import execution
 from offload.preload import minimal_agent
 from offload.train.cluster import connection as cluster
 from offload.train.cluster import deaths, draining, ray_output, ray_processes, ray_settings
@@ -457,9 +458,9 @@ def test_a_dataset_holds_its_share_of_the_store_unless_the_user_set_less(
         options = dataset.context.execution_options
         options.resource_limits = options.resource_limits.copy(object_store_memory=asked)
     executed: list[Any] = []
-    monkeypatch.setattr(ray_data, "iterate", executed.append)
+    monkeypatch.setattr(execution, "iterate", executed.append)
     recipe: Any = None
-    ray_data.encode_dataset(dataset, recipe, id_column=None, done=Ranges(), epoch=0, task_cpus=1.0, store_bytes=1000)
+    execution.encode_dataset(dataset, recipe, id_column=None, done=Ranges(), epoch=0, task_cpus=1.0, store_bytes=1000)
     (encoded,) = executed
     assert encoded.context.execution_options.resource_limits.object_store_memory == held
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from offload.pipeline.streams import Cores
+from offload.pipeline.feed.datasets import Cores
 from offload.report.sentences import sentence
 from offload.train.hub.actor import Hub
 

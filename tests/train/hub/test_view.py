@@ -12,7 +12,7 @@ import ray
 from click.testing import CliRunner, Result
 
 from offload.cli.main import main
-from offload.pipeline.streams import Cores
+from offload.pipeline.feed.datasets import Cores
 from offload.report.page.records import RunReader
 from offload.report.run_tail import RunOverError
 from offload.train.cluster.holdings import Holdings

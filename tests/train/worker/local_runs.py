@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from offload.pipeline.feed.datasets import Cores, Stream
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.streams import Cores, Stream
 from offload.testing.in_threads import (
     Died,
     LocalCheckpointer,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from offload.model.batch_split import BatchSplit
-from offload.pipeline.passes import PassKey, Reach, Slice
-from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Columns
+from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns
+from offload.pipeline.feed.passes import PassKey, Reach, Slice
 from offload.testing.in_threads import Peer, Ranks
 from offload.train.worker import batches as batches_module
 from offload.train.worker.agreement import Agreement, Heard, NoAgreement

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from offload import collate
 from offload.errors import RunError
-from offload.pipeline import whole_samples, wire
-from offload.pipeline.wire import ERROR, POSITION, SAMPLE_ID, Columns
+from offload.pipeline.blocks import whole_samples, wire
+from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns
 from offload.train.worker.cutting import Budget, Cut, Cutter
 from offload.train.worker.delivery import Delivery
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from offload.pipeline.block_receiver import DirectBlocks
-from offload.pipeline.passes import PassKey, Slice
+from offload.pipeline.blocks.receiver import DirectBlocks
+from offload.pipeline.feed.passes import PassKey, Slice
 from offload.testing import Hosts, HostSpec
 from offload.train.worker.feed_client import HubFeed
 from tests.helpers import RAY_STARTS_NOTHING_AHEAD, ROOT, require_hosts
@@ -19,7 +19,7 @@ import json, threading
 import numpy as np, pyarrow as pa, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from offload.pipeline import wire
-from offload.pipeline.passes import Slice
+from offload.pipeline.feed.passes import Slice
 from offload.train.worker.feed_client import BlockReader
 
 ray.init(log_to_driver=False)

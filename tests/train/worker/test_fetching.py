@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from offload.errors import RunError
-from offload.pipeline.passes import PassKey, Reach, Slice
-from offload.pipeline.wire import Columns
+from offload.pipeline.blocks.wire import Columns
+from offload.pipeline.feed.passes import PassKey, Reach, Slice
 from offload.train.worker.feed_client import BlockLostError
 from offload.train.worker.fetching import FAR_AT_ONCE, Fetcher, allowed
 

@@ -16,8 +16,8 @@ import torch
 
 from offload import collate
 from offload.errors import RunError
+from offload.pipeline.feed.datasets import Cores, Stream
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.streams import Cores, Stream
 from offload.testing.in_threads import (
     Died,
     LocalCheckpointer,

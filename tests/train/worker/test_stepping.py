@@ -15,7 +15,7 @@ import torch.distributed as dist
 from offload.errors import RunError
 from offload.measure.steps import Clock, StepMeter
 from offload.model.batch_split import BatchSplit
-from offload.pipeline.ranges import Ranges
+from offload.pipeline.order.ranges import Ranges
 from offload.testing.in_threads import Ranks, Unjoined
 from offload.train.worker.agreement import Heard
 from offload.train.worker.batches import LocalBatch

@@ -1,0 +1,128 @@
+"""Batches and samples of any structure on their way from a preprocessing process to the process that trains on them.
+
+A batch travels as a pickle of its structure, with the contents of large tensors and arrays beside it. The receiver maps these contents
+in shared memory and copies nothing. Small contents travel inside the pickle and are copied on arrival: a program that keeps the labels of
+an epoch must not keep its images in the object store.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from offload.pipeline.blocks.memory import writable
+from offload.pipeline.blocks.wire import Array
+from offload.pipeline.program.pickling import PicklerBack
+
+BESIDE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A batch: the pickle of its structure, and the contents that lie beside it."""
+
+    structure: bytes
+    contents: tuple[Array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return len(self.structure) + sum(content.nbytes for content in self.contents)
+
+
+def pack(batch: Any, *, copied: bool = False, beside_bytes: int = BESIDE_BYTES, home: bool = False) -> Packed:
+    """Pack a batch. Raises what pickling raises for objects that cannot be sent.
+
+    ``copied``: copy the contents, since the batch's memory may change before they are stored. ``beside_bytes``: contents from this size on
+    travel beside the pickle. ``home``: it goes to the process that has sent the classes of its objects.
+    """
+    contents: list[Array] = []
+
+    def beside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < beside_bytes:
+            return True  # inside
+        content = np.frombuffer(raw, np.uint8)
+        contents.append(content.copy() if copied else content)
+        return False
+
+    written = io.BytesIO()
+    _Pickler(written, beside, home=home).dump(batch)  # type: ignore[no-untyped-call]
+    return Packed(written.getvalue(), tuple(contents))
+
+
+def unpack(packed: Packed) -> Any:
+    """The batch. Its large tensors and arrays are writable views of the contents' memory."""
+    return pickle.loads(packed.structure, buffers=[writable(content) for content in packed.contents])
+
+
+class _Pickler(PicklerBack):
+    """Pickles dense tensors on the CPU as NumPy arrays, which pickle can leave beside the structure. torch's own pickles copy them."""
+
+    def _rule(self, kind: type) -> Any:
+        return _tensor if issubclass(kind, torch.Tensor) else super()._rule(kind)
+
+
+def _tensor(tensor: torch.Tensor) -> Any:
+    return (_rebuilt, (*_laid_out(tensor), _facts(tensor))) if _is_plain(tensor) else NotImplemented
+
+
+_OWN_WAY = (torch.nn.Parameter, torch.nn.UninitializedParameter, torch.nn.Buffer)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's values lie in this process's memory like those of an array, and pickling it needs nothing but its attributes."""
+    return (
+        type(tensor).__reduce_ex__ is torch.Tensor.__reduce_ex__
+        and not isinstance(tensor, _OWN_WAY)
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and (tensor.is_leaf or not tensor.requires_grad)
+    )
+
+
+def _laid_out(tensor: torch.Tensor) -> tuple[Array, torch.dtype, tuple[int, ...], tuple[int, ...]]:
+    """The tensor's values as one run of bytes, with type, shape and strides. Overlapping or spread values become contiguous."""
+    plain = tensor.detach().as_subclass(torch.Tensor)
+    if not _is_dense(plain.shape, plain.stride()):
+        plain = plain.contiguous()
+    flat = torch.as_strided(plain, (plain.numel(),), (1,), plain.storage_offset())
+    return flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape), tuple(plain.stride())
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements lie in memory without gaps and overlaps, in the order of some permutation of the dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _facts(tensor: torch.Tensor) -> tuple[type[torch.Tensor], bool, dict[str, Any]]:
+    """What a tensor has beside its values: its class, whether it requires a gradient, its attributes."""
+    return type(tensor), tensor.requires_grad, dict(getattr(tensor, "__dict__", {}))
+
+
+def _rebuilt(
+    content: Array,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    facts: tuple[type[torch.Tensor], bool, dict[str, Any]],
+) -> torch.Tensor:
+    kind, requires_grad, attributes = facts
+    flat = torch.from_numpy(content).view(dtype)
+    tensor = torch.as_strided(flat, shape, strides)
+    if kind is not torch.Tensor:
+        tensor = tensor.as_subclass(kind)
+    tensor.__dict__.update(attributes)
+    return tensor.requires_grad_() if requires_grad else tensor

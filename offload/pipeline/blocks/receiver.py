@@ -1,0 +1,292 @@
+"""Receives blocks of other nodes in a process that trains, over connections from :mod:`offload.pipeline.blocks.sender`.
+
+The worker, or the process with a DataLoader, listens on its node's address, on a port that the system chooses. It accepts a block
+only over a connection that shows a secret, which it has sent to the block's node through Ray. So only programs of the cluster can send it
+blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import ray
+
+from offload import forks
+from offload.pipeline.blocks import stream
+from offload.pipeline.blocks.memory import ReusedMemory
+from offload.pipeline.blocks.sender import SECRET_BYTES, STALLED_S, Address, NoBlockError, Rows, Ticket
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class Pending(Protocol[_T_co]):
+    """An answer that is still to come."""
+
+    def done(self) -> bool:
+        """Whether it has arrived."""
+
+    def result(self) -> _T_co:
+        """Wait for it. Raises its error."""
+
+
+KEPT_BYTES = 256 << 20
+MOST_BYTES = 1 << 30  # of blocks in use here: beyond that, Ray carries blocks, into a store that can spill to disk
+STRANGERS = 64  # connections that have shown no secret yet
+SECRET_S = 10.0  # time for a connection to show one
+ACCEPT_AGAIN_S = 0.1
+CONNECTED_S = 30.0  # time for a sender to connect: it may have other blocks to send first
+ASK_AGAIN_S = 1.0  # until a sender that starts is asked for again
+AGAIN_S, AGAIN_MOST_S = 30.0, 3600.0  # until a sender that failed is tried again: the first time, and at most
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A block did not come. ``way``: the connection failed, so other blocks would fail too. ``tell``: a firewall may be the reason."""
+
+    reason: str
+    way: bool = True
+    tell: bool = False
+
+
+class Expected:
+    """A block that a sender was asked for."""
+
+    def __init__(self) -> None:
+        self.ticket: Ticket = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES)
+        self.connected = threading.Event()
+        self._outcome: Future[Any | Missed] = Future()
+
+    def settle(self, outcome: Any | Missed) -> None:
+        """Note how it ended. The first outcome counts."""
+        with contextlib.suppress(InvalidStateError):
+            self._outcome.set_result(outcome)
+
+    def wait(self) -> Any | Missed:
+        """Wait for the block."""
+        with contextlib.suppress(TimeoutError):
+            return self._outcome.result(CONNECTED_S)
+        if not self.connected.is_set():
+            self.settle(Missed("no connection to the worker", tell=True))
+        return self._outcome.result()  # the receiver settles a connection without progress
+
+
+class BlockReceiver:
+    """The port of a worker. Raises OSError if the worker cannot listen on ``host``."""
+
+    def __init__(self, host: str) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = forks.closes(socket.create_server((host, 0), family=family, backlog=128))
+        self.address: Address = self._listener.getsockname()[:2]
+        self.reached = False  # by any sender
+        self._closed = False
+        self._memory = ReusedMemory(KEPT_BYTES)
+        self._expected: dict[bytes, Expected] = {}
+        self._strangers = threading.BoundedSemaphore(STRANGERS)
+        threading.Thread(target=self._accept, daemon=True, name="block-receiver").start()
+
+    @property
+    def full(self) -> bool:
+        """Whether the blocks in use take as much memory as they may."""
+        return self._memory.lent_bytes() > MOST_BYTES
+
+    def expect(self) -> Expected:
+        """Expect a block, with new secrets."""
+        expected = Expected()
+        self._expected[expected.ticket[0]] = expected
+        return expected
+
+    def forget(self, expected: Expected) -> None:
+        """Stop accepting this block."""
+        self._expected.pop(expected.ticket[0], None)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for connections
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            self._strangers.acquire()
+            connection: socket.socket | None = None
+            try:
+                connection, _ = self._listener.accept()
+                forks.closes(connection)
+                threading.Thread(target=self._receive, args=(connection,), daemon=True, name="receive-block").start()
+            except (OSError, RuntimeError):  # a limit on files or threads, or the connection has ended
+                self._strangers.release()
+                if connection is not None:
+                    connection.close()
+                if not self._closed:
+                    time.sleep(ACCEPT_AGAIN_S)
+
+    def _receive(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                expected = self._known(connection)
+            finally:
+                self._strangers.release()
+            if expected is None:
+                return
+            expected.connected.set()
+            self.reached = True
+            try:
+                connection.sendall(expected.ticket[1])
+                stream.time_out(connection, STALLED_S)
+                expected.settle(stream.receive(connection, self._memory.take))
+            except BaseException as error:  # a column's own type may raise anything
+                expected.settle(Missed(_line(error)))
+
+    def _known(self, connection: socket.socket) -> Expected | None:
+        with contextlib.suppress(OSError):
+            stream.time_out(connection, SECRET_S)
+            return self._expected.pop(connection.recv(SECRET_BYTES, socket.MSG_WAITALL), None)
+        return None
+
+
+class Senders(Protocol):
+    """The feed, which knows the senders of its nodes."""
+
+    def sender(self, node: str) -> Pending[Any]:
+        """See :meth:`offload.pipeline.blocks.sender.BlockSenders.of`."""
+
+    def blocks_through_ray(self, node: str, reason: str) -> None:
+        """Report that the blocks of a node do not reach this process directly."""
+
+
+@dataclass
+class _Route:
+    """The way to a node. ``closed_until``: a time before which blocks come through Ray."""
+
+    sender: Any = None
+    asked: Pending[Any] | None = None
+    closed_until: float = 0.0
+    failures: int = 0
+
+    def close(self) -> None:
+        """Do not use it for a while. Each failure doubles the time."""
+        self.sender = None
+        self.closed_until = time.monotonic() + min(AGAIN_S * 2 ** min(self.failures, 16), AGAIN_MOST_S)
+        self.failures += 1
+
+
+def _here() -> tuple[str, str]:
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+
+
+class DirectBlocks:
+    """Brings blocks of other nodes to this process, where that works. ``here``: tells this node's id and address."""
+
+    def __init__(self, senders: Senders, here: Callable[[], tuple[str, str]] = _here) -> None:
+        self._senders, self._here = senders, here
+        self._home: str | None = None
+        self._receiver: BlockReceiver | None = None
+        self._routes: dict[str, _Route] = {}
+        self._all = _Route()  # closed for a while after a failure, if no sender has ever reached this worker
+        self._lock = threading.Lock()
+
+    def fetch(self, ref: ray.ObjectRef[Any], node: str, rows: Rows = None) -> Callable[[], Any] | None:
+        """Ask for a block of this node, or for some of its rows. Return a function that waits for it, and returns None if it did not come.
+        Return None itself if it must come through Ray."""
+        if not node:
+            return None
+        with self._lock:
+            if self._home is None:
+                self._home, address = self._here()
+                self._receiver = _listen(address)
+            receiver = self._receiver
+            if receiver is None or node == self._home or time.monotonic() < self._all.closed_until:
+                return None
+            route = self._routes.setdefault(node, _Route())
+            sender = self._sender(node, route)
+        if sender is None or receiver.full:
+            return None
+        return self._ask(receiver, route, sender, ref, node, rows)
+
+    def close(self) -> None:
+        """Receive no more."""
+        with self._lock:
+            if self._receiver is not None:
+                self._receiver.close()
+                self._receiver = None
+
+    def _sender(self, node: str, route: _Route) -> Any:
+        now = time.monotonic()
+        if route.sender is None and now >= route.closed_until:
+            route.asked = route.asked or self._senders.sender(node)
+            if route.asked.done():
+                asked, route.asked = route.asked, None
+                route.closed_until = now + ASK_AGAIN_S
+                with contextlib.suppress(Exception):  # whatever keeps the feed from starting one
+                    route.sender = asked.result()
+        return route.sender
+
+    def _ask(
+        self, receiver: BlockReceiver, route: _Route, sender: Any, ref: ray.ObjectRef[Any], node: str, rows: Rows
+    ) -> Callable[[], Any] | None:
+        expected = receiver.expect()
+        try:
+            call = sender.send.remote([ref], rows, receiver.address, expected.ticket)
+            sent: Future[None] = call.future()
+        except Exception as error:  # such as of an actor that has been killed
+            self._miss(receiver, route, sender, node, expected, Missed(_line(error)))
+            return None
+
+        def told(sent: Future[None]) -> None:
+            if (error := sent.exception()) is not None:
+                receiver.forget(expected)
+                way, tell = not isinstance(error, NoBlockError), isinstance(error, OSError)
+                expected.settle(Missed(_line(error), way, tell))
+
+        sent.add_done_callback(told)
+
+        def block() -> Any:
+            outcome = expected.wait()
+            if isinstance(outcome, Missed):
+                if not sent.done():  # it may wait behind others, and would keep its block
+                    ray.cancel(call)
+                self._miss(receiver, route, sender, node, expected, outcome)
+                return None
+            route.failures = 0
+            return outcome
+
+        return block
+
+    def _miss(
+        self, receiver: BlockReceiver, route: _Route, sender: Any, node: str, expected: Expected, missed: Missed
+    ) -> None:
+        receiver.forget(expected)
+        with self._lock:
+            if not missed.way or route.sender is not sender:  # an earlier failure has closed this route
+                return
+            route.close()
+            if not receiver.reached and time.monotonic() >= self._all.closed_until:
+                self._all.close()
+        if missed.tell and not receiver.reached:
+            self._senders.blocks_through_ray(node, missed.reason)
+
+
+def _listen(address: str) -> BlockReceiver | None:
+    # These connections are as open as Ray's own without TLS.
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return None
+    try:
+        return BlockReceiver(address)
+    except (OSError, RuntimeError):  # such as an address that only other hosts know, or a limit on threads
+        return None
+
+
+def _line(error: BaseException) -> str:
+    error = getattr(error, "cause", None) or error  # of an actor's
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"

@@ -1,1 +1,0 @@
-"""What makes the blocks of a pass: the pool, or Ray Data."""

@@ -1,0 +1,313 @@
+"""A pass under way, with the finished blocks of its tasks, put in order and shared out to the ranks.
+
+A pass is one visit of a data set: an epoch of the training data, or one validation. A block is near a rank if the rank's own node made it;
+otherwise it is far, and a network link carries it. Where near blocks had to wait for far ones that come before them, a slow link would
+hold up all cores. So far blocks may be overtaken in a pass of random order. Where it stops: :mod:`offload.pipeline.feed.feed` decides which
+tasks make the blocks, and when.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+import ray
+
+from offload.errors import OffloadError, RunError, find_offload_error
+from offload.pipeline.order.allot import Allotment, Share, Stripes
+from offload.pipeline.pool.pool import KILLED, Block
+
+TAKE_TIMEOUT_S = 5.0
+
+Reach = Literal["any", "near", "far"]
+"""Which blocks a rank asks for: those of its own node, those of other nodes, or both."""
+
+
+class Slice(NamedTuple):
+    """Rows ``[start, stop)`` of a block; the block's first row is number ``first`` of its pass. ``node`` holds the block; empty if
+    unknown."""
+
+    ref: ray.ObjectRef[pa.Table]
+    start: int
+    stop: int
+    first: int
+    node: str = ""
+
+
+class _Held(NamedTuple):
+    """A slice that waits for its rank, with its bytes in a node's object store."""
+
+    piece: Slice
+    node: str = ""
+    size_bytes: int = 0
+
+
+class _Line:
+    """The slices that wait for a rank. ``near`` holds those of unknown nodes, too, and all of an ordered pass."""
+
+    def __init__(self) -> None:
+        self.near: deque[_Held] = deque()
+        self.far: deque[_Held] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.near or self.far)
+
+    def pop(self, reach: Reach) -> _Held | None:
+        """The next slice within reach, taken out; None if there is none."""
+        if reach != "near" and self.far and not (reach == "any" and self.near):
+            return self.far.popleft()
+        return self.near.popleft() if self._holds_near(reach) else None
+
+    def holds(self, reach: Reach) -> bool:
+        """Whether a slice is within reach."""
+        return bool(self.far and reach != "near") or self._holds_near(reach)
+
+    def _holds_near(self, reach: Reach) -> bool:
+        return bool(self.near) and (reach != "far" or not self.near[0].node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassKey:
+    """One visit of a data set. ``number`` counts the visits; for training data, it is the epoch."""
+
+    attempt: int
+    name: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassRequest:
+    """A rank's request for a pass.
+
+    ``epoch`` determines the order and the random numbers, with the seed. ``done``: the positions already trained. ``first_rows``: the rows
+    of the first global batch. ``batch``: the rows of every global batch if batches must hold the same rows for any number of workers; None
+    if ranks take blocks as they come.
+    """
+
+    world_size: int
+    first_rows: int
+    epoch: int
+    done: tuple[tuple[int, int], ...] = ()
+    followed: bool = False
+    batch: int | None = None
+
+
+class Pass:
+    """A pass under way: its remaining tasks, its finished blocks, and the slices that wait for the workers.
+
+    ``total``: its rows; None if unknown. ``homes``: the node of each rank, as far as known; ``preprocessing``: the nodes that make blocks;
+    ``ordered``: blocks must come in the order of their tasks, from wherever.
+    """
+
+    def __init__(
+        self,
+        key: PassKey,
+        request: PassRequest,
+        total: int | None,
+        *,
+        homes: Mapping[int, str] | None = None,
+        preprocessing: Callable[[], Collection[str]] = tuple,
+        ordered: bool = True,
+    ) -> None:
+        self.key, self.request = key, request
+        self._homes, self._preprocessing = homes if homes is not None else {}, preprocessing
+        self.ordered = ordered or request.batch is not None
+        self._lines = [_Line() for _ in range(request.world_size)]
+        # A condition for each rank: of a hundred waiting calls, a block concerns two.
+        self._lock = threading.RLock()
+        self._rank_changed = [threading.Condition(self._lock) for _ in range(request.world_size)]
+        self._room_changed = threading.Condition(self._lock)
+        self.finished = self.closed = False
+        self.error: OffloadError | None = None
+        self.held_bytes: Counter[str] = Counter()  # of blocks that no worker has taken yet, by the node that holds them
+        self.travelling: Counter[str] = Counter()  # bytes that workers have taken and that have not arrived
+        self._allotment: Allotment | Stripes = Allotment(request.world_size, total)
+        if request.batch is not None and total is not None:
+            self._allotment = Stripes(request.world_size, request.batch, total)
+        self._done: dict[int, Block] = {}
+        self._following = 0  # the number of the first task whose block was not delivered
+        self._overtook: set[int] = set()  # the numbers behind it whose blocks were
+        self._delivered = self._first_row = 0
+        self._firsts: dict[int, tuple[Block, int]] = {}
+        self._under_way: defaultdict[tuple[int, Reach], deque[_Held]] = defaultdict(
+            deque
+        )  # taken, and perhaps not arrived
+        self._arrived: Counter[tuple[int, Reach]] = Counter()  # slices, lost ones included
+        self._owed = [0] * request.world_size  # lost slices that tasks are making again
+        self._joined: set[int] = set()
+        self._left: set[int] = set()
+
+    def put(self, number: int, block: Block) -> None:
+        """Add the finished block of the ``number``-th task. The pass delivers blocks in the order of their tasks, unless far ones may be
+        overtaken."""
+        with self._lock:
+            self.held_bytes[block.node] += block.cost.size_bytes
+            self._done[number] = block
+            while (ready := self._next()) is not None:
+                self._firsts[self._delivered] = (ready, self._first_row)
+                self._first_row += ready.cost.rows
+                self._delivered += 1
+                near = [rank for rank, home in list(self._homes.items()) if home == ready.node]
+                self._share(self._allotment.add(ready.cost.rows, near))
+
+    def _next(self) -> Block | None:
+        """The block to deliver next, taken out of the finished ones; None if there is none."""
+        if self._following in self._done:
+            number = self._following
+        elif self._done and self._may_overtake():
+            number = min(self._done)
+        else:
+            return None
+        self._overtook.add(number)
+        while self._following in self._overtook:
+            self._overtook.remove(self._following)
+            self._following += 1
+        return self._done.pop(number)
+
+    def _may_overtake(self) -> bool:
+        """Whether blocks may come in another order than their tasks. With cores on the workers' own nodes alone, no link is slow, and the
+        order stays the same in every run."""
+        return (
+            not self.ordered and bool(self._homes) and not set(self._homes.values()).issuperset(self._preprocessing())
+        )
+
+    def end(self) -> None:
+        """Note that there are no more blocks."""
+        with self._lock:
+            self._share(self._allotment.finish())
+            self.finished = True
+            self._wake_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Preprocessing failed."""
+        with self._lock:
+            self.error = self.error or as_user_error(error)
+            self._wake_all()
+
+    def close(self) -> None:
+        """Drop the rest of the pass, which nobody wants."""
+        with self._lock:
+            self.closed = True
+            self._lines = [_Line() for _ in self._lines]
+            self._done.clear()
+            self._firsts.clear()
+            self.held_bytes.clear()
+            self.travelling.clear()
+            self._wake_all()
+
+    def suits(self, request: PassRequest) -> bool:
+        """Whether this pass, started ahead, is the requested one."""
+        return (self.request.done, self.request.world_size) == (request.done, request.world_size)
+
+    def join(self, rank: int) -> None:
+        """Note that this rank will take its share."""
+        self._joined.add(rank)
+
+    def leave(self, rank: int) -> bool:
+        """Note that this rank takes no more: for it, the pass is over. Return whether all ranks have left."""
+        with self._lock:
+            self._left.add(rank)
+            self._rank_changed[rank].notify_all()
+            return len(self._left) == self.request.world_size
+
+    def abandoned(self) -> bool:
+        """Whether all ranks that joined have left."""
+        return self._joined <= self._left
+
+    def take(
+        self, rank: int, want: int, reach: Reach = "any", timeout_s: float | None = None
+    ) -> tuple[list[Slice], bool]:
+        """See :meth:`Feed.take`."""
+        with self._lock:
+            self._rank_changed[rank].wait_for(
+                lambda: self._lines[rank].holds(reach) or self._over(rank) or self.error,
+                timeout=TAKE_TIMEOUT_S if timeout_s is None else timeout_s,
+            )
+            if self.error is not None:
+                raise self.error
+            mine, taken = self._lines[rank], list[Slice]()
+            while len(taken) < want and (each := mine.pop(reach)) is not None:
+                self.held_bytes[each.node] -= each.size_bytes
+                self.travelling[each.node] += each.size_bytes
+                self._under_way[rank, reach].append(each)
+                taken.append(each.piece)
+            self._room_changed.notify_all()
+            return taken, not mine.holds(reach) and self._over(rank)
+
+    def arrived(self, rank: int, reach: Reach, count: int | None) -> Counter[str]:
+        """The bytes of each node that have arrived at a rank since it last told: the first ``count`` slices of this reach have, or all
+        (None)."""
+        sizes: Counter[str] = Counter()
+        with self._lock:
+            line = self._under_way[rank, reach]
+            while line and (count is None or self._arrived[rank, reach] < count):
+                each = line.popleft()
+                self._arrived[rank, reach] += 1
+                sizes[each.node] += each.size_bytes
+            self.travelling.subtract(sizes)
+        return sizes
+
+    def owe(self, rank: int) -> None:
+        """Note that a slice of this rank is lost."""
+        with self._lock:
+            self._owed[rank] += 1
+
+    def repay(self, rank: int, piece: Slice) -> None:
+        """Add a lost slice that exists again."""
+        with self._lock:
+            self._owed[rank] -= 1
+            self._lines[rank].near.append(_Held(piece))
+            self._rank_changed[rank].notify_all()
+
+    def _wake_all(self) -> None:
+        for changed in (*self._rank_changed, self._room_changed):
+            changed.notify_all()
+
+    def _over(self, rank: int) -> bool:
+        return self.closed or rank in self._left or (self.finished and not self._owed[rank])
+
+    def wait_for_room(self, limit: float) -> bool:
+        """Wait until the pass holds less than ``limit`` bytes, or some rank has nothing to take. False: no rank wants more."""
+        with self._lock:
+            self._room_changed.wait_for(lambda: self.closed or self.held_bytes.total() < limit or self.starving())
+            return not self.closed
+
+    def starving(self) -> bool:
+        """Whether some rank has nothing to take. All other ranks may be waiting for it."""
+        return not all(self._lines)
+
+    def waited_for(self) -> bool:
+        """Whether some rank waits for a block of this pass."""
+        open_to = self._joined - self._left
+        return bool(open_to) and not (self.finished or self.closed or self.error) and self.starving()
+
+    def _share(self, shares: list[Share]) -> None:
+        for share in shares:
+            block, first = self._firsts[share.block]
+            size = block.cost.size_bytes * share.rows // max(block.cost.rows, 1)
+            piece = Slice(block.ref, share.start, share.stop, first, block.node)
+            line, home = self._lines[share.rank], self._homes.get(share.rank)
+            far = not self.ordered and home is not None and block.node not in ("", home)
+            (line.far if far else line.near).append(_Held(piece, block.node, size))
+            self._rank_changed[share.rank].notify_all()
+        newest = max((share.block for share in shares), default=-1)
+        for number in [n for n in self._firsts if n < newest]:
+            del self._firsts[number]
+
+
+def as_user_error(error: BaseException) -> OffloadError:
+    """The error of preprocessing that a user can act on: the first one inside ``error``, or a description of it."""
+    found = find_offload_error(error)
+    if found is not None:
+        return found
+    lines = str(error).strip().splitlines()
+    if isinstance(error, KILLED):
+        return RunError(
+            "preprocessing failed: the processes that got the same samples have died, one after the other. A library of the data set or "
+            f"of the transform crashes on them, or the node has too little memory. Ray says: {lines[-1].strip() if lines else 'nothing'}"
+        )
+    return RunError(f"preprocessing failed: {type(error).__name__}: {lines[-1] if lines else 'no message'}.")

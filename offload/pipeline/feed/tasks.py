@@ -1,0 +1,311 @@
+"""The tasks of one pass, in their order, and the blocks that come back."""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from offload.errors import RunError
+from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.meter import Meter
+from offload.pipeline.feed.pace import ANY, Room
+from offload.pipeline.feed.passes import Pass, Slice
+from offload.pipeline.feed.sizing import aligned, block_bytes, for_speed, plan_tasks
+from offload.pipeline.index.rows import IndexRows, Picked, open_rows
+from offload.pipeline.order.chunks import CHUNK, whole_chunks
+from offload.pipeline.order.ranges import Missing, Ranges
+from offload.pipeline.order.unit_ids import Trained, UnitIds
+from offload.pipeline.pool.pool import Block, Task
+
+Issued = tuple[Task, Callable[[Block | BaseException], None]]
+"""A task, and the function to call with its block or error."""
+
+
+class PassTasks(ABC):
+    """The tasks of a pass, each sized when a core takes it. It puts their blocks into the pass, and can make a block again."""
+
+    def __init__(self, stream: Stream, current: Pass, meter: Meter, cores: Callable[[], Cores]) -> None:
+        self._packed, self._pass, self._meter, self._cores = stream.recipe, current, meter, cores
+        self._local_batch_size = current.request.first_rows // current.request.world_size
+        self._planned: deque[int] = deque()
+        self._issued = self._unfinished = 0
+        self._counting = threading.Lock()
+        self._rows_under_way: Counter[str] = Counter()  # by node
+        self._tasks_under_way: Counter[str] = Counter()
+        # Keyed by the block's name: a reference would keep every block of the pass in the object store.
+        self._made_by: dict[str, tuple[Task, int]] = {}
+
+    @abstractmethod
+    def exhausted(self) -> bool:
+        """Whether all tasks are issued."""
+
+    @abstractmethod
+    def left(self) -> int:
+        """The rows that no task holds yet, about."""
+
+    @abstractmethod
+    def _least(self) -> int:
+        """The rows of the smallest next task, about."""
+
+    @abstractmethod
+    def _cut(self, size: int, most: float) -> tuple[Any, int]:
+        """What the next task gets to process, and about how many rows that is: about ``size``, and no more than ``most`` if fewer can be
+        cut."""
+
+    def next(self, node: str, room: Room = ANY) -> Issued | None:
+        """The next task, for a core of this node; None if all are issued, or if a block would outgrow ``room.most_bytes``."""
+        if self.exhausted():
+            return None
+        most = self._rows_for(room.most_bytes)
+        if room.most_bytes <= 0 or self._least() > most:
+            return None
+        number = self._begin()
+        if not self._planned:
+            self._plan()
+        size = for_speed(self._planned.popleft(), self._meter.over_fastest(node), self._local_batch_size)
+        size = int(max(1, min(size, self._most_rows(node, size), self._rows_for(room.good_bytes))))
+        cut, rows = self._cut(size, most)
+        task = Task(recipe=self._packed, rows=cut, epoch=self._pass.request.epoch)
+        with self._counting:
+            self._rows_under_way[node] += rows
+            self._tasks_under_way[node] += 1
+
+        def made(block: Block | BaseException) -> None:
+            with self._counting:
+                self._rows_under_way[node] -= rows
+                self._tasks_under_way[node] -= 1
+            self._made(number, task, block)
+
+        return task, made
+
+    def _plan(self) -> None:
+        cores = self._cores()
+        sizes = plan_tasks(
+            self.left(),
+            cores=cores.cores,
+            first_rows=self._pass.request.first_rows,
+            rates=self._meter.rates(),
+            block_bytes=block_bytes(cores.store_bytes, cores.cores),
+            local_batch_size=self._local_batch_size,
+        )
+        self._planned.extend(sizes)
+
+    def _most_rows(self, node: str, otherwise: int) -> int:
+        """The most rows of a block that fit in this node's share of the object store; ``otherwise`` if that is unknown."""
+        rates, cores = self._meter.rates(), self._cores()
+        if rates is None or node not in cores.stores:
+            return otherwise
+        room = block_bytes(cores.stores[node], max(cores.by_node[node], 1))
+        return max(1, int(room / max(rates.bytes_per_sample, 1.0)))
+
+    def _rows_for(self, size_bytes: float) -> float:
+        """The rows whose block has so many bytes; infinite before the first measurement."""
+        rates = self._meter.rates()
+        return math.inf if rates is None else size_bytes / max(rates.bytes_per_sample, 1.0)
+
+    def under_way(self) -> bool:
+        """Whether the block of an issued task is still to come."""
+        return self._unfinished > 0
+
+    def tasks_under_way(self, node: str) -> int:
+        """The tasks that a node has not finished yet."""
+        return self._tasks_under_way[node]
+
+    def rows_under_way(self) -> Counter[str]:
+        """The rows of tasks that are not finished yet, by node, about."""
+        return self._rows_under_way
+
+    def bytes_under_way(self, node: str) -> float:
+        """The bytes of blocks that a node has not finished yet, about."""
+        rates = self._meter.rates()
+        return 0.0 if rates is None else self._rows_under_way[node] * rates.bytes_per_sample
+
+    def bytes_under_way_beyond(self, nodes: Collection[str]) -> float:
+        """The bytes of blocks that all but these nodes have not finished yet, about."""
+        rates, rows = self._meter.rates(), self._rows_under_way
+        return 0.0 if rates is None else (rows.total() - sum(rows[node] for node in nodes)) * rates.bytes_per_sample
+
+    def again(self, piece: Slice) -> tuple[Task, Callable[[Block], Slice]]:
+        """The task that makes a lost slice's block again, and a function that finds the slice in the new block."""
+        task, rows = self._made_by[piece.ref.hex()]
+
+        def found(block: Block) -> Slice:
+            if block.cost.rows != rows:
+                raise RunError(
+                    f"a task made {block.cost.rows} samples of the units that gave {rows} before their node was lost. The steps of the "
+                    "data set must depend on their rows and seeded random numbers alone."
+                )
+            self._made_by[block.ref.hex()] = task, rows
+            return piece._replace(ref=block.ref, node=block.node)
+
+        return task, found
+
+    def _begin(self) -> int:
+        """Count a task as under way, before its rows leave those to come: in between, the pass would seem to be over. Return its number."""
+        with self._counting:
+            number = self._issued
+            self._issued += 1
+            self._unfinished += 1
+        return number
+
+    def _made(self, number: int, task: Task, made: Block | BaseException) -> None:
+        if isinstance(made, BaseException):
+            self._pass.fail(made)
+        else:
+            self._meter.add(made)
+            self._made_by[made.ref.hex()] = task, made.cost.rows
+            self._note(task, made)
+            if not self._pass.closed:
+                self._pass.put(number, made)
+        with self._counting:
+            self._unfinished -= 1
+            over = self.exhausted() and not self._unfinished
+        if over and not isinstance(made, BaseException):
+            self._pass.end()
+
+    def _note(self, task: Task, made: Block) -> None:  # noqa: B027  # most tasks have nothing to learn
+        """Learn from a finished block."""
+
+
+class IndexTasks(PassTasks):
+    """The tasks of a pass over an indexed source. A task gets its size when a core takes it."""
+
+    def __init__(
+        self, stream: Stream, rows: IndexRows, current: Pass, meter: Meter, cores: Callable[[], Cores]
+    ) -> None:
+        super().__init__(stream, current, meter, cores)
+        open_rows(rows)
+        self._index = rows
+        self._order = stream.order(current.request.epoch)
+        self._positions = Ranges(current.request.done).missing_from(len(self._order))
+        self._cursor = 0
+        self._rows = [0] * current.request.world_size
+        if not len(self._positions):
+            current.end()
+
+    def exhausted(self) -> bool:
+        return self._cursor >= len(self._positions)
+
+    def left(self) -> int:
+        return len(self._positions) - self._cursor
+
+    def _least(self) -> int:
+        return _chunk_cut(self._positions, self._cursor, 1) - self._cursor
+
+    def _cut(self, size: int, most: float) -> tuple[Picked, int]:
+        # As the allotment will decide: the next block goes to the rank with the fewest rows.
+        rank = self._rows.index(min(self._rows))
+        size = aligned(size, self._rows[rank], self._local_batch_size)
+        stop = _chunk_cut(self._positions, self._cursor, int(max(1, min(size, most - CHUNK + 1))))
+        wanted = self._positions.between(self._cursor, stop)
+        self._rows[rank] += len(wanted)
+        self._cursor = stop
+        # With the already trained rest of their chunks.
+        whole = whole_chunks(wanted, len(self._order))
+        parts = [self._order[start:end] for start, end in whole.pairs]
+        # One part is a view: the pass keeps every task until its end.
+        ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return Picked(ids=ids, source=self._index, positions=whole, wanted=wanted), len(wanted)
+
+
+def _chunk_cut(positions: Missing, start: int, size: int) -> int:
+    """The end of a task of about ``size`` rows from ``start`` on; it is never inside a transform's chunk."""
+    cut = min(start + size, len(positions))
+    chunks = positions[cut - 1 : cut + CHUNK] // CHUNK  # a chunk ends within so many
+    return cut - 1 + int(np.count_nonzero(chunks == chunks[0]))
+
+
+ROWS_UNKNOWN = 64  # of a unit, until the first ones were made
+
+
+class UnitTasks(PassTasks):
+    """The tasks of a pass over units. Each holds whole units: about as many rows as one of :class:`IndexTasks`."""
+
+    def __init__(
+        self, stream: Stream, units: pa.Table, current: Pass, meter: Meter, cores: Callable[[], Cores]
+    ) -> None:
+        super().__init__(stream, current, meter, cores)
+        self._units = units
+        ids = UnitIds(units.num_rows)
+        try:
+            self._trained = ids.trained(Ranges(current.request.done))
+        except ValueError as error:
+            raise RunError(
+                f"the checkpoint's record of the epoch does not fit the data set: {error}. Begin a new run."
+            ) from None
+        order = stream.order(current.request.epoch)
+        self._order = [unit for unit in order.tolist() if not (unit in self._trained and self._trained[unit].whole)]
+        self._known = units.column("rows").to_pylist()
+        self._cursor = 0
+        self._seen_units = self._seen_rows = 0
+        known = [self._rows_in(unit) for unit in self._order]
+        self._known_left = sum(rows for rows in known if rows is not None)
+        self._unknown_left = known.count(None)
+        if not self._order:
+            current.end()
+
+    def exhausted(self) -> bool:
+        return self._cursor >= len(self._order)
+
+    def left(self) -> int:
+        return max(round(self._known_left + self._usual() * self._unknown_left), 1)
+
+    def _least(self) -> int:
+        return round(self._expected(self._order[self._cursor]))
+
+    def _cut(self, size: int, most: float) -> tuple[pa.Table, int]:
+        """The next units: at least one, and otherwise as many as come closest to ``size`` rows."""
+        taken, rows = [self._order[self._cursor]], self._expected(self._order[self._cursor])
+        self._cursor += 1
+        # Behind a filter, units may hold next to nothing, and one core would take all that are left.
+        share = max((len(self._order) - self._cursor) // (2 * max(self._cores().cores, 1)), 1)
+        while not self.exhausted():
+            following = self._expected(self._order[self._cursor])
+            if rows + following / 2 > size or rows + following > most:
+                break
+            # Before the first was made, a unit may hold a handful of rows or millions.
+            if self._rows_in(self._order[self._cursor]) is None and (len(taken) >= share or not self._seen_units):
+                break
+            taken.append(self._order[self._cursor])
+            rows += following
+            self._cursor += 1
+        known = [self._rows_in(unit) for unit in taken]
+        self._known_left -= sum(each for each in known if each is not None)
+        self._unknown_left -= known.count(None)
+        return self._rows_of(taken), round(rows)
+
+    def _expected(self, unit: int) -> float:
+        """The rows of a unit, about."""
+        if (rows := self._rows_in(unit)) is not None:
+            return float(rows)
+        return self._usual()
+
+    def _usual(self) -> float:
+        """The rows of a unit of which nothing is known, about."""
+        return self._seen_rows / self._seen_units if self._seen_rows else ROWS_UNKNOWN
+
+    def _rows_in(self, unit: int) -> int | None:
+        """The rows of a unit that are not trained yet; None if only making it tells."""
+        if (trained := self._trained.get(unit)) is not None:
+            return trained.count - len(trained.done)
+        rows: int | None = self._known[unit]
+        return rows
+
+    def _rows_of(self, units: list[int]) -> pa.Table:
+        trained = [self._trained.get(unit, Trained(-1, Ranges())) for unit in units]
+        table = self._units.take(pa.array(units, pa.int64())).combine_chunks()
+        table = table.append_column("unit", pa.array(units, pa.int64()))
+        table = table.append_column("count", pa.array([t.count if t.count >= 0 else None for t in trained], pa.int64()))
+        flat = [[edge for pair in t.done.pairs for edge in pair] for t in trained]
+        return table.append_column("done", pa.array(flat, pa.list_(pa.int64())))
+
+    def _note(self, task: Task, made: Block) -> None:
+        self._seen_units += task.rows.num_rows
+        self._seen_rows += made.cost.rows

@@ -1,0 +1,143 @@
+"""Watch for CPUs that somebody waits for in vain while preprocessing processes or others hold them.
+
+The decision is pure. A thread asks Ray and carries it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import ray
+
+from offload.pipeline.pool.ray_state import SLACK, Held, awaited_cpus, held, programs
+
+LOOK_S = 5.0
+SHARE_S = 10.0  # time in vain before preprocessing shares its cores: tasks come and go
+SAY_S = 30.0
+AGAIN_S = 300.0  # before the same is said again
+NEVER_S = 300.0  # time in vain, while only the run's own workers hold CPUs: a cluster may grow meanwhile
+
+Verdict = Literal["share", "say", "never"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a look has found.
+
+    Args:
+        now_s: the time.
+        starving: what this program's own work waits for (``preprocessing of 'val'``); empty if it has what it needs.
+        awaited: the CPUs for which tasks and actors of the cluster wait.
+        held: who holds the CPUs.
+        executed: whether Ray Data does that work.
+        reserves: whether our preprocessing processes reserve CPUs, and all of them run.
+        alone: whether this program is the only one on the cluster.
+    """
+
+    now_s: float
+    starving: str = ""
+    awaited: float = 0.0
+    held: Held = field(default_factory=Held)
+    executed: bool = False
+    reserves: bool = False
+    alone: bool = False
+
+
+class Patience:
+    """How long somebody has waited in vain, and what follows. ``stays``: what holds its CPUs until the end of the run."""
+
+    def __init__(self, stays: Callable[[str], bool] = lambda what: False) -> None:
+        self._stays = stays
+        self._since: float | None = None
+        self._starved_since: float | None = None
+        self._said_at: float | None = None
+
+    def waited_s(self, now_s: float) -> float:
+        """The time for which our own work has waited in vain."""
+        return 0.0 if self._starved_since is None else now_s - self._starved_since
+
+    def verdict(self, seen: Seen) -> Verdict | None:
+        """What to do now, if anything."""
+        # Where tasks run, CPUs come free again, and whoever waits has its turn.
+        in_vain = seen.awaited > SLACK and seen.held.tasks < SLACK
+        self._since = (seen.now_s if self._since is None else self._since) if in_vain else None
+        starved = in_vain and bool(seen.starving)
+        self._starved_since = (seen.now_s if self._starved_since is None else self._starved_since) if starved else None
+        if self._since is not None and seen.reserves and seen.alone and seen.now_s - self._since >= SHARE_S:
+            self._since = self._starved_since = None
+            return "share"
+        if self._starved_since is None:
+            return None
+        waited_s = seen.now_s - self._starved_since
+        if waited_s >= NEVER_S and seen.executed and all(self._stays(each.what) for each in seen.held.holders):
+            return "never"
+        if waited_s >= SAY_S and (self._said_at is None or seen.now_s - self._said_at >= AGAIN_S):
+            self._said_at = seen.now_s
+            return "say"
+        return None
+
+
+class CoreWatch(threading.Thread):
+    """A thread that looks again and again.
+
+    Args:
+        starving: returns what our own work waits for; empty if it has what it needs.
+        executed: returns whether Ray Data does this work.
+        reserves: returns whether our preprocessing processes reserve CPUs, and all of them run.
+        share: lets them reserve none.
+        say: tells who waits, for how many seconds, and who holds CPUs.
+        never: ends the work that waits, with the same arguments, where Ray Data does it.
+        stays: says of a holder whether it holds its CPUs until the end of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        starving: Callable[[], str],
+        executed: Callable[[str], bool],
+        reserves: Callable[[], bool],
+        share: Callable[[], None],
+        say: Callable[[str, float, str], None],
+        never: Callable[[str, float, str], None] | None = None,
+        stays: Callable[[str], bool] = lambda what: False,
+    ) -> None:
+        super().__init__(daemon=True, name="core-watch")
+        self._starving, self._executed, self._reserves = starving, executed, reserves
+        self._share, self._say, self._never = share, say, never
+        self._patience = Patience(stays)
+
+    def run(self) -> None:
+        """Look until the process ends."""
+        while True:
+            time.sleep(LOOK_S)
+            with contextlib.suppress(ray.exceptions.RayError, RuntimeError):
+                self._look()
+
+    def _look(self) -> None:
+        starving, reserves = self._starving(), self._reserves()
+        awaited = awaited_cpus() if starving or reserves else 0.0
+        seen = Seen(now_s=time.monotonic(), starving=starving, awaited=awaited)
+        if awaited:
+            seen = Seen(
+                now_s=seen.now_s,
+                starving=starving,
+                awaited=awaited,
+                held=held(),
+                executed=bool(starving) and self._executed(starving),
+                reserves=reserves,
+                alone=programs() == 1,
+            )
+        match self._patience.verdict(seen):
+            case "share":
+                self._share()
+            case "say":
+                self._say(starving, self._patience.waited_s(seen.now_s), seen.held.in_words)
+            case "never" if self._never is not None:
+                self._never(starving, self._patience.waited_s(seen.now_s), seen.held.in_words)
+            case _:
+                pass

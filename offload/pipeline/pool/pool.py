@@ -1,0 +1,615 @@
+"""The preprocessing pool of one actor per core, with two tasks in flight, so that a core goes straight to its next task.
+
+Why not a Ray Data execution per epoch? Its scheduler looks at finished tasks ten times a second, so a core idles 0.15 s between
+two tasks. It spends 10 to 20 ms of CPU on each task. It restarts its processes (5 to 10 s of imports per core) whenever they
+were idle for a second or an epoch ends. Here, a task costs about a millisecond and may be short, and each core sets up a
+transform once per run. ``ray.data.Dataset`` sources still run as Ray Data pipelines (:mod:`offload.pipeline.raydata.execution`).
+
+Where it stops: :mod:`offload.pipeline.feed.feed` decides which rows a task gets, and how many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import offload.ray_forks  # noqa: F401  # a transform may fork
+from offload import machine
+from offload.pipeline.cache import spec
+from offload.pipeline.program.output_tail import Teller
+from offload.pipeline.work import recipe as recipes
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.environment import Ordinal, begin, keep_freed_memory, lowest_free
+from offload.pipeline.work.watchdog import GIVEN_UP, Watch
+
+SHARE = 0.1
+"""The most of the time that questions in vain may take."""
+
+
+class Refusals:
+    """The nodes without a task. Times are in seconds."""
+
+    def __init__(self) -> None:
+        self.nodes = set[str]()
+        self._looks = False
+        self._since = self._spent_s = 0.0
+
+    def add(self, node: str, spent_s: float) -> None:
+        """Note that there was no task for a node, which it took so long to find out."""
+        self.nodes.add(node)
+        self._spent_s += spent_s
+
+    def drop(self, node: str) -> None:
+        """Note news of a node: it may be asked for again."""
+        self.nodes.discard(node)
+
+    def look(self) -> None:
+        """Note news that concern all nodes."""
+        self._looks = True
+
+    def due_in(self, now: float) -> float | None:
+        """The seconds until all nodes may be asked for again; None: not before there are news."""
+        return max(self._since + self._spent_s / SHARE - now, 0.0) if self._looks else None
+
+    def renew(self, now: float) -> None:
+        """Forget all nodes if it is time to ask for them again."""
+        if self.due_in(now) == 0.0:
+            self.nodes.clear()
+            self._looks = False
+            self._since, self._spent_s = now, 0.0
+
+
+C = TypeVar("C", bound=Hashable)
+
+
+class FreeCores(Generic[C]):
+    """The cores with fewer than ``most`` tasks under way, by node."""
+
+    def __init__(self, most: int) -> None:
+        self._levels: list[dict[str, dict[C, None]]] = [{} for _ in range(most)]  # by the number of tasks, then by node
+        self._level_of: dict[C, tuple[int, str]] = {}
+
+    def put(self, core: C, node: str, tasks: int) -> None:
+        """Note that a core of this node has so many tasks under way."""
+        self.remove(core)
+        if tasks < len(self._levels):
+            self._levels[tasks].setdefault(node, {})[core] = None
+            self._level_of[core] = tasks, node
+
+    def remove(self, core: C) -> None:
+        """Forget a core, known or not: it takes no tasks."""
+        if core in self._level_of:
+            tasks, node = self._level_of.pop(core)
+            here = self._levels[tasks][node]
+            del here[core]
+            if not here:
+                del self._levels[tasks][node]
+
+    def first(self, refused: Collection[str] = ()) -> C | None:
+        """The core with the fewest tasks, on any node but the ``refused`` ones; None if there is none."""
+        for level in self._levels:
+            for node, here in level.items():
+                if node not in refused:
+                    return next(iter(here))
+        return None
+
+
+IN_FLIGHT = 2  # tasks per actor: the running one and the next
+AT_ONCE_S = 0.25  # longest gap between consecutive tasks; a longer one means that the core was idle or in set-up
+REPLACEMENTS = 3  # replacements of one core's process if it keeps dying
+NODE_GONE = ray.exceptions.ActorUnschedulableError
+KILLED = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+"""A process died; of its own accord, or as Ray ended it because the node's memory is nearly full."""
+DEAD = (*KILLED, NODE_GONE)
+START_S = 60.0  # time for a process to start, with imports and set-up, before its core counts as slow
+TOLD_S = 10.0  # time for the hub to answer a process that is about to end
+RETRIES = 3  # retries of one task whose process died: the task itself may kill processes
+
+
+class Made(Protocol):
+    """The output of a task. It may use the process's :class:`Scratch`, which the next task overwrites."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of samples."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+
+
+class Recipe(Protocol):
+    """The work of a kind of tasks. It travels to each process once, pickled."""
+
+    def ready(self) -> Self:
+        """Import and construct, in the process that works, what the work needs."""
+
+    def process(self, rows: Any, *, epoch: int, scratch: Scratch, watch: Watch) -> Made:
+        """Do the work of one task, and tell ``watch`` about it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRecipe:
+    """A recipe in the object store, with the key under which a process keeps it unpickled. ``owner``: of whose recipes a process keeps
+    only the newest; empty: the recipe stands for itself. ``classes``: those that travelled with it, which live in this process as long as
+    their batches may come back."""
+
+    key: str
+    ref: ray.ObjectRef[np.ndarray[Any, Any]]
+    owner: str = ""
+    classes: tuple[type, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, recipe: Recipe, owner: str = "") -> PackedRecipe:
+        classes: list[type] = []
+        packed = recipes.pack(recipe, classes)
+        key = hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()
+        return cls(key=key, ref=ray.put(packed), owner=owner, classes=tuple(classes))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"classes": ()}
+
+    def ready(self) -> Any:
+        """The recipe, unpickled once per process."""
+        return recipes.unpack(self.key, lambda: ray.get(self.ref), self.owner)
+
+    def anew(self) -> Any:
+        """The recipe, unpickled anew: what its objects store does not outlive their use."""
+        return recipes.loaded(ray.get(self.ref))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A task's output and its cost for the core, without imports and set-up.
+
+    ``cpu_s`` counts from the end of the previous task if this one followed at once. ``process_bytes`` is the private memory of the
+    process after the task; 0: unknown. ``blocked_s``: the seconds of ``wall_s`` in which the task neither ran nor waited for a core: it
+    waited for files or other programs. NaN: unknown. ``cache_bytes`` and ``storage_bytes``: what came from the node's cache and from
+    storage, of data sets with a cache. ``first_wait_s``: how long it waited for the first file from storage.
+    """
+
+    rows: int
+    size_bytes: int
+    cpu_s: float
+    wall_s: float
+    process_bytes: int = 0
+    blocked_s: float = math.nan
+    cache_bytes: int = 0
+    storage_bytes: int = 0
+    first_wait_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A finished block: its reference, its cost, and the node that made it, if known."""
+
+    ref: ray.ObjectRef[Any]
+    cost: Cost
+    node: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a recipe should process, such as index rows, in an epoch."""
+
+    recipe: PackedRecipe
+    rows: Any
+    epoch: int
+
+
+class _Board:
+    """The watch's board: it reports slow calls of a preprocessing process, and its cache's end, to the hub. ``run``: the hub's handle, or
+    None."""
+
+    def __init__(self, run: Any) -> None:
+        self._run, self._node = run, ray.get_runtime_context().get_node_id()
+
+    def slow(self, what: str, seconds: float) -> None:
+        if self._run is not None:
+            self._run.slow.remote(self._node, what, seconds)
+
+    def given_up(self, what: str, seconds: float) -> None:
+        if self._run is not None:
+            ray.get(self._run.given_up.remote(self._node, what, seconds), timeout=TOLD_S)
+        os._exit(GIVEN_UP)
+
+    def cache_stopped(self, reason: str) -> None:
+        if self._run is not None:
+            self._run.cache_stopped.remote(self._node, reason)
+
+
+class Preprocessor:
+    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls and what it prints. ``me``: its number in
+    the pool. ``title``: its name in Ray's dashboard."""
+
+    def __init__(self, run: Any = None, me: Ordinal | None = None, title: str = "preprocessing") -> None:
+        self._title = title
+        begin(me or Ordinal())
+        keep_freed_memory()
+        self._board = _Board(run)
+        self._watch = Watch(self._board)
+        self._watch.start()
+        self._teller = Teller(run)
+        self._scratch = Scratch()  # safe to reuse: a returned block is in the object store before the next call begins
+        self._ended: tuple[float, float] | None = None
+        self._done = 0  # tasks
+
+    def __repr__(self) -> str:
+        return self._title
+
+    def warm(self, recipe: PackedRecipe) -> None:
+        """Import and set up the needs of the recipe before there is work."""
+        self._watch.doing(lambda: "setting up the preprocessing of a data set")
+        try:
+            with self._teller.working(recipe.key):
+                recipe.ready()
+        finally:
+            self._watch.idle()
+
+    def process(self, rows: Any, recipe: PackedRecipe, epoch: int) -> tuple[Made, Cost]:
+        """Make the block of these rows, and return it with its cost."""
+        with self._teller.working(recipe.key):
+            return self._process(rows, recipe, epoch)
+
+    def _process(self, rows: Any, recipe: PackedRecipe, epoch: int) -> tuple[Made, Cost]:
+        ready: Recipe = recipe.ready()
+        cpu, wall = time.process_time(), time.perf_counter()
+        busy = time.thread_time() + machine.core_wait_s()
+        since = cpu
+        if self._ended is not None and wall - self._ended[1] < AT_ONCE_S:
+            since = self._ended[0]  # storing the last block is part of the price
+        block = ready.process(rows, epoch=epoch, scratch=self._scratch, watch=self._watch)
+        cpu_s, wall_s = time.process_time() - since, time.perf_counter() - wall
+        blocked_s = wall_s - (time.thread_time() + machine.core_wait_s() - busy)
+        # Measuring takes long, and the memory soon stops growing: measure after the first, second, fourth, … task.
+        self._done += 1
+        process_bytes = 0 if self._done & (self._done - 1) else machine.process_bytes()
+        self._ended = time.process_time(), time.perf_counter()
+        read = spec.taken()
+        if read.problem is not None:
+            self._board.cache_stopped(read.problem)
+        cost = Cost(
+            rows=block.num_rows, size_bytes=block.nbytes, cpu_s=cpu_s, wall_s=wall_s, process_bytes=process_bytes,
+            blocked_s=blocked_s, cache_bytes=read.cache_bytes, storage_bytes=read.storage_bytes,
+            first_wait_s=read.first_wait_s,
+        )  # fmt: skip
+        return block, cost
+
+
+Done = Callable[[Block | BaseException], None]
+
+
+class Work(Protocol):
+    """The source of the pool's tasks. ``run``: the hub's handle, or None."""
+
+    run: Any
+
+    def next_task(self, node: str) -> tuple[Task, Done] | None:
+        """The next task for a core of this node, and the function to call with its outcome; None if there is no task now."""
+
+    def failed(self, error: BaseException) -> None:
+        """Report that preprocessing cannot go on."""
+
+    def lost(self, node: str, error: BaseException) -> None:
+        """Report that a core's process on this node died."""
+
+    def works(self, node: str) -> None:
+        """Report that a core of this node has made its first block."""
+
+
+@dataclass(eq=False, kw_only=True)
+class _Given:
+    """A task under way. ``tries``: the number of processes that died while it ran. ``abandoned``: nobody wants its block any more."""
+
+    task: Task
+    done: Done
+    tries: int = 0
+    abandoned: bool = False
+
+
+@dataclass(eq=False, kw_only=True)
+class _Core:
+    """The actor of one core. ``ready``: it runs and has finished its set-up; ``leaving``: it gets no more tasks; ``reserves``: whether it
+    reserves CPUs of Ray; ``instead_of``: the actor that leaves once this one is ready."""
+
+    node: str
+    actor: Any
+    number: int
+    replaced: int = 0
+    began: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    leaving: bool = False
+    dead: bool = False
+    reserves: bool = True
+    instead_of: _Core | None = None
+    given: set[_Given] = field(default_factory=set)
+
+
+class Pool:
+    """An actor per core, and the thread that feeds them with tasks from ``work``.
+
+    ``nodes``: the node of each core. If Ray chose the node, it could place one actor too many there, and a training worker would
+    wait for its CPU forever. ``task_cpus``: the CPUs of each actor; ``runtime_env``: its runtime environment.
+
+    The pool replaces a process that dies, and other processes run its tasks. All state belongs to the pool's thread; other
+    threads send it messages.
+    """
+
+    def __init__(self, nodes: Sequence[str], task_cpus: float, work: Work, runtime_env: Mapping[str, Any]) -> None:
+        self._actor: Any = ray.remote(Preprocessor)
+        self._options: dict[str, Any] = {"num_cpus": task_cpus, "runtime_env": dict(runtime_env) or None}
+        self._work = work
+        hub = None if work.run is None else ray.get_runtime_context().get_actor_name()
+        self._title = f"{hub.removesuffix(' hub')} preprocessing" if hub else "preprocessing"
+        self._recipes: list[PackedRecipe] = []
+        self._cores: list[_Core] = []
+        self._free = FreeCores[_Core](IN_FLIGHT)
+        self._refusals = Refusals()
+        for node in nodes:
+            self._cores.append(self._new_core(node, planned=len(nodes)))
+        self._again: deque[_Given] = deque()
+        self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: list[threading.Event] = []
+        self._sharing: list[threading.Event] = []
+        self._looks = False  # whether the thread's next look is still to come
+        self._working: set[str] = set()  # nodes that have made a block
+        self._asked = self._begun = 0  # reshapes; each counter has one writing thread
+        threading.Thread(target=self._run, daemon=True, name="pool").start()
+
+    def warm(self, recipe: PackedRecipe) -> None:
+        """Make every core import and set up a recipe now."""
+        self._news.put(lambda: self._warm_all(recipe))
+
+    def look(self) -> None:
+        """Look for work again: there may be new tasks."""
+        if not self._looks:  # workers ask hundreds of times a second: one look serves all that waits
+            self._looks = True
+            self._news.put(None)
+
+    def reshape(self, nodes: Sequence[str]) -> threading.Event:
+        """Run on these nodes from now on, one core for each mention. Return an event that is set once the surplus cores have
+        finished their tasks."""
+        left = threading.Event()
+        self._asked += 1
+        self._news.put(lambda: self._reshape(Counter(nodes), left))
+        return left
+
+    @property
+    def reserves(self) -> bool:
+        """Whether its processes reserve CPUs of Ray."""
+        return bool(self._options["num_cpus"])
+
+    @property
+    def runs(self) -> bool:
+        """Whether any process can take a task."""
+        return any(core.ready for core in tuple(self._cores))
+
+    def share(self) -> threading.Event:
+        """Reserve no CPUs of Ray from now on, so that others who wait for some can run on the same cores. Return an event that is set once
+        none is reserved. Each process works until another, which reserves nothing, can take its place."""
+        shared = threading.Event()
+        self._news.put(lambda: self._share(shared))
+        return shared
+
+    def abandon(self, tasks: Sequence[Task]) -> None:
+        """Replace the processes that still work on these tasks, which nobody wants any more: they may be stuck."""
+        self._news.put(lambda: self._abandon(tasks))
+
+    def starting(self) -> int:
+        """The number of cores without a process that could take a task. A core that others hold counts only for a limited time."""
+        earliest = time.monotonic() - START_S
+        return self._asked - self._begun + sum(not core.ready and core.began > earliest for core in tuple(self._cores))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._refusals.renew(time.monotonic())
+                while (found := self._found()) is not None:
+                    self._start(*found)
+                self._heed(self._refusals.due_in(time.monotonic()))
+        except BaseException as error:  # otherwise, callers that wait for blocks would wait forever
+            self._work.failed(error)
+            raise
+
+    def _heed(self, timeout_s: float | None) -> None:
+        """Wait for news, and act on them."""
+        try:
+            news = self._news.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        if news is None:
+            self._looks = False
+            self._refusals.look()
+        else:
+            news()
+
+    def _new_core(self, node: str, replaced: int = 0, planned: int = 0) -> _Core:
+        me = lowest_free({core.number for core in self._cores}, max(planned, len(self._cores) + 1))
+        actor = self._new_actor(node, me)
+        core = _Core(node=node, actor=actor, number=me.number, replaced=replaced, reserves=self.reserves)
+        for recipe in self._recipes:
+            self._warm(core, recipe)
+        return core
+
+    def _new_actor(self, node: str, me: Ordinal) -> Any:
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        return self._actor.options(**self._options, scheduling_strategy=where).remote(self._work.run, me, self._title)
+
+    def _forget(self, core: _Core) -> None:
+        core.dead = True
+        self._cores.remove(core)
+        self._place(core)
+
+    def _kill(self, core: _Core) -> None:
+        ray.kill(core.actor)
+
+    def _warm_all(self, recipe: PackedRecipe) -> None:
+        self._recipes.append(recipe)
+        for core in self._cores:
+            self._warm(core, recipe)
+
+    def _warm(self, core: _Core, recipe: PackedRecipe) -> None:
+        warmed: Future[None] = core.actor.warm.remote(recipe).future()
+        warmed.add_done_callback(lambda made: self._news.put(lambda: self._warmed(core, made)))
+
+    def _warmed(self, core: _Core, warmed: Future[None]) -> None:
+        error = warmed.exception()
+        if isinstance(error, DEAD):
+            self._died(core, error)
+        else:
+            # A failing set-up of a transform raises here, and again in the first task, which reports it to the user.
+            core.ready = True
+            self._place(core)
+            self._replace(core)
+
+    def _replace(self, core: _Core) -> None:
+        """Let the actor go in whose place this one works from now on."""
+        old, core.instead_of = core.instead_of, None
+        if old is not None and not old.dead:
+            old.leaving = True
+            self._place(old)
+            self._let_go(old)
+
+    def _found(self) -> tuple[_Core, _Given] | None:
+        """A task and the core that should run it; None without a task, or if all cores have enough to do.
+
+        Cores without a process get no tasks: others might wait for the blocks.
+        """
+        while (core := self._free.first(self._refusals.nodes)) is not None:
+            began = time.thread_time()
+            if (given := self._next(core.node)) is not None:
+                return core, given
+            self._refusals.add(core.node, time.thread_time() - began)  # it has no room, but another may have some
+        return None
+
+    def _place(self, core: _Core) -> None:
+        """Note whether a core may take a task, and how many it has. Its node may have room now."""
+        self._refusals.drop(core.node)
+        if core.ready and not core.leaving and not core.dead:
+            self._free.put(core, core.node, len(core.given))
+        else:
+            self._free.remove(core)
+
+    def _next(self, node: str) -> _Given | None:
+        if self._again:
+            return self._again.popleft()
+        found = self._work.next_task(node)
+        return None if found is None else _Given(task=found[0], done=found[1])
+
+    def _start(self, core: _Core, given: _Given) -> None:
+        core.given.add(given)
+        self._place(core)
+        task = given.task
+        ref, cost = core.actor.process.options(num_returns=2).remote(task.rows, task.recipe, task.epoch)
+        # Not ray.wait in a loop: it would wake ten times a second for nothing, on a core that has samples to make.
+        cost.future().add_done_callback(lambda made: self._news.put(lambda: self._finished(core, given, ref, made)))
+
+    def _finished(self, core: _Core, given: _Given, ref: Any, cost: Future[Cost]) -> None:
+        core.given.discard(given)
+        self._place(core)
+        if given.abandoned:
+            return
+        error = cost.exception()
+        if isinstance(error, DEAD):
+            self._died(core, error)
+            given.tries += not isinstance(error, NODE_GONE)
+            if given.tries <= RETRIES:
+                self._again.append(given)
+                self._refusals.look()  # any node may run it
+            else:
+                given.done(error)
+        else:
+            given.done(Block(ref=ref, cost=cost.result(), node=core.node) if error is None else error)
+            if error is None and core.node not in self._working:
+                self._working.add(core.node)
+                self._work.works(core.node)
+        self._let_go(core)
+
+    def _died(self, core: _Core, error: BaseException) -> None:
+        if core.dead:
+            return
+        self._forget(core)
+        self._work.lost(core.node, error)
+        gone = isinstance(error, NODE_GONE)
+        if not core.leaving and not gone and core.replaced < REPLACEMENTS and not self._follows(core):
+            again = self._new_core(core.node, core.replaced + 1)
+            again.instead_of = core.instead_of
+            self._cores.append(again)
+        self._tell_free()
+        # The driver replaces a node that is gone, or ends the run if no node remains.
+        if not self._cores and not gone:
+            self._work.failed(error)
+
+    def _abandon(self, tasks: Sequence[Task]) -> None:
+        for core in list(self._cores):
+            stuck = [given for given in core.given if any(given.task is task for task in tasks)]
+            if not stuck:
+                continue
+            for given in stuck:
+                given.abandoned = True
+            self._forget(core)
+            self._kill(core)  # its other task fails, and another process runs it again
+            if not core.leaving and not self._follows(core):
+                self._cores.append(self._new_core(core.node, core.replaced))
+            self._tell_free()
+
+    def _reshape(self, wanted: Counter[str], left: threading.Event) -> None:
+        for core in list(self._cores):
+            self._replace(core)
+        staying = [core for core in self._cores if not core.leaving]
+        for node in {*wanted, *(core.node for core in staying)}:
+            here = sorted((c for c in staying if c.node == node), key=lambda core: (core.ready, len(core.given)))
+            surplus = max(len(here) - wanted[node], 0)
+            for core in here[:surplus]:
+                core.leaving = True
+                self._place(core)
+                self._let_go(core)
+            for _ in range(wanted[node] - len(here)):
+                self._cores.append(self._new_core(node, planned=wanted.total()))
+        self._working &= wanted.keys()
+        self._waiting.append(left)
+        self._begun += 1
+        self._refusals.look()
+        self._tell_free()
+
+    def _share(self, shared: threading.Event) -> None:
+        self._options["num_cpus"] = 0
+        for old in [core for core in self._cores if core.reserves and not core.leaving and not self._follows(core)]:
+            core = self._new_core(old.node, old.replaced)
+            core.instead_of = old
+            self._cores.append(core)
+        self._sharing.append(shared)
+        self._tell_free()
+
+    def _follows(self, core: _Core) -> bool:
+        """Whether another actor starts in the place of this one."""
+        return any(each.instead_of is core for each in self._cores)
+
+    def _let_go(self, core: _Core) -> None:
+        if core.leaving and not core.given and not core.dead:
+            self._forget(core)
+            self._kill(core)
+            self._tell_free()
+
+    def _tell_free(self) -> None:
+        if not any(core.reserves for core in self._cores):
+            for shared in self._sharing:
+                shared.set()
+            self._sharing.clear()
+        if not any(core.leaving for core in self._cores):
+            for waiting in self._waiting:
+                waiting.set()
+            self._waiting.clear()

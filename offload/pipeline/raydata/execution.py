@@ -1,0 +1,162 @@
+"""``ray.data.Dataset`` sources, which run as the user's own Ray Data pipeline, followed by the transform and the wire format.
+
+Everything that offload uses of Ray Data beyond its everyday API is in this file, with a contract test:
+``iter_internal_ref_bundles`` is a developer API, and the fields of a block's statistics have moved between releases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray.data
+from ray import cloudpickle
+from ray.data import DataContext
+
+from offload.errors import RunError
+from offload.pipeline.blocks import whole_samples, wire
+from offload.pipeline.blocks.values import own_column
+from offload.pipeline.blocks.whole_samples import CONTENTS, SAMPLES
+from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns, RaggedError, UnsendableError, take
+from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.order.shuffling import mix
+from offload.pipeline.pool.pool import Block, Cost, PackedRecipe
+from offload.pipeline.raydata.columns import columns_of_block
+from offload.pipeline.work.block import plain, unsendable, unsendable_sample
+from offload.pipeline.work.recipe import Recipe, check_names, transform
+
+
+def encode_foreign(
+    recipe: Recipe, columns: Columns, *, id_column: str | None, done: Ranges, epoch: int = 0
+) -> pa.Table:
+    """Return the block of a batch of a plain ``ray.data.Dataset``, without the samples whose ids are in ``done``. Without an
+    ``id_column``, the reading side numbers the samples.
+
+    The transform processes a partly trained batch as a whole, as before: a part of it would draw other random numbers. If Ray Data
+    forms other batches, the random numbers of a per-batch transform still change.
+    """
+    ids = np.arange(len(next(iter(columns.values()), ())), dtype=np.int64)
+    seeded, fresh = recipe, np.arange(len(ids))
+    if id_column is not None:
+        ids = user_ids(columns, id_column) if len(ids) else ids
+        fresh = np.flatnonzero(~done.holds(ids))
+        if not len(fresh) or recipe.kind != "batch":
+            columns, ids = take(columns, fresh), ids[fresh]
+            fresh = np.arange(len(ids))
+    elif len(ids) and recipe.kind != "none":
+        # Rows are numbered per block, so only content tells blocks apart; it seeds their random numbers.
+        first: bytes = cloudpickle.dumps({name: column[0] for name, column in columns.items()})  # type: ignore[no-untyped-call]
+        seeded = dataclasses.replace(recipe, seed=mix(recipe.seed, zlib.crc32(first)))
+    encoded: Columns = {}
+    if len(ids):
+        if recipe.kind != "none":  # it may change its samples, and Ray gives arrays that cannot be written to
+            columns = {name: own_column(column) for name, column in columns.items()}
+        made = transform(seeded, columns, ids=ids, chunk=None, epoch=epoch)
+        reserved = [POSITION, ERROR, CONTENTS, *([SAMPLE_ID] if id_column not in (None, SAMPLE_ID) else [])]
+        check_names(recipe, made, reserved if recipe.whole else [*reserved, SAMPLES])
+        if recipe.whole or any(map(whole_samples.is_nested, made.values())):
+            return _encode_foreign_whole(recipe, made, ids, fresh, numbered=id_column is not None)
+        for name, column in made.items():
+            try:
+                given = plain(name, column)
+                encoded[name] = given if isinstance(given, np.ndarray) else wire.stack(name, given)
+            except RaggedError as error:
+                raise RunError(
+                    f"column {name!r} has rows of different shapes: {error.shapes[0]} for sample {ids[error.rows[0]]}, "
+                    f"{error.shapes[1]} for sample {ids[error.rows[1]]}. {wire.REMEDY_RAGGED}"
+                ) from None
+            except UnsendableError as error:
+                raise unsendable(error, recipe.words.sample(None, error.row, ids), recipe.words) from None
+    if id_column is not None:
+        encoded[SAMPLE_ID] = encoded[POSITION] = ids
+    try:
+        return wire.encode(encoded if len(fresh) == len(ids) else take(encoded, fresh))
+    except UnsendableError as error:
+        raise unsendable(error, recipe.words.sample(None, int(fresh[error.row]), ids), recipe.words) from None
+
+
+def _encode_foreign_whole(
+    recipe: Recipe, made: Columns, ids: np.ndarray[Any, Any], fresh: np.ndarray[Any, Any], *, numbered: bool
+) -> pa.Table:
+    rows = whole_samples.rows_of(made, len(ids))
+    block = wire.encode({SAMPLE_ID: ids[fresh], POSITION: ids[fresh]} if numbered else {})
+    try:
+        encoded = whole_samples.encode([rows[i] for i in fresh.tolist()])
+    except UnsendableError as error:
+        raise unsendable_sample(error, recipe.words.sample(None, int(fresh[error.row]), ids), recipe.words) from None
+    return pa.table({**{name: block.column(name) for name in block.column_names}, **encoded})
+
+
+def user_ids(columns: Columns, id_column: str) -> np.ndarray[Any, Any]:
+    """The ids that the user gave to samples. Raises RunError if the column does not exist, or holds other things than integers."""
+    if id_column not in columns:
+        raise RunError(
+            f"the data set has no column {id_column!r}, which from_ray(id_column=...) names; its columns are "
+            f"{', '.join(columns)}."
+        )
+    ids = np.asarray(columns[id_column])
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise RunError(
+            f"the id_column {id_column!r} must hold integers, found {ids.dtype}: number the samples instead."
+        )
+    return ids.astype(np.int64)
+
+
+def be_quiet() -> None:
+    """Keep Ray Data's progress bars and warnings out of the run's output. Failures still raise errors."""
+    DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+
+
+def encode_dataset(
+    dataset: ray.data.Dataset,
+    packed: PackedRecipe,
+    *,
+    id_column: str | None,
+    done: Ranges,
+    epoch: int,
+    task_cpus: float,
+    store_bytes: float,
+) -> Iterator[Block]:
+    """Execute a user's dataset followed by its transform, and yield its blocks in the wire format.
+
+    Dropping the iterator ends the execution. ``store_bytes`` limits its share of the object store, unless the user set less.
+    """
+    # A dataset executes with the context of its creation, not with that of this process.
+    dataset.context.enable_progress_bars = False
+    dataset.context.raise_original_map_exception = True  # Ray's own says only that a function failed
+    options = dataset.context.execution_options
+    limits = options.resource_limits
+    options.resource_limits = limits.copy(object_store_memory=min(limits.object_store_memory, store_bytes))
+    encoded = dataset.map_batches(
+        _encode,  # type: ignore[arg-type]  # a block is Arrow's or pandas'
+        batch_size=None,
+        batch_format=None,  # the blocks, as they are
+        fn_kwargs={"packed": packed, "id_column": id_column, "done": done, "epoch": epoch},
+        num_cpus=task_cpus,
+    )
+    return iterate(encoded)
+
+
+def _encode(block: Any, *, packed: PackedRecipe, id_column: str | None, done: Ranges, epoch: int) -> pa.Table:
+    return encode_foreign(packed.ready(), columns_of_block(block), id_column=id_column, done=done, epoch=epoch)
+
+
+def iterate(dataset: ray.data.Dataset) -> Iterator[Block]:
+    """Execute a dataset and yield its blocks, as references."""
+    for bundle in dataset.iter_internal_ref_bundles():
+        for entry in bundle.blocks:
+            stats = entry.metadata.exec_stats
+            cost = Cost(
+                rows=int(entry.metadata.num_rows or 0),
+                size_bytes=int(entry.metadata.size_bytes or 0),
+                cpu_s=float(getattr(stats, "cpu_time_s", None) or math.nan),
+                wall_s=float(getattr(stats, "wall_time_s", None) or math.nan),
+            )
+            yield Block(ref=entry.ref, cost=cost)

@@ -1,0 +1,88 @@
+"""The number of this preprocessing process among those of its run, for data sets that ask for it.
+
+It needs no torch: :mod:`offload.pipeline.work.worker_role` shows it to data sets that use torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ordinal:
+    """Process ``number`` of ``of``. No two processes that live at the same time in one run share a number, wherever they run.
+
+    ``of`` counts the processes that the run had planned when this one started; a run that grows later starts higher numbers.
+    """
+
+    number: int = 0
+    of: int = 1
+
+
+_here = Ordinal()
+
+
+def here() -> Ordinal:
+    """The number of this process; 0 of 1 in a process that no pool started."""
+    return _here
+
+
+def begin(ordinal: Ordinal) -> None:
+    """Give this process its number."""
+    global _here
+    _here = ordinal
+
+
+def lowest_free(taken: set[int], planned: int) -> Ordinal:
+    """The lowest number that none of the live processes has taken."""
+    number = next(i for i in range(len(taken) + 1) if i not in taken)
+    return Ordinal(number, max(planned, number + 1))
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LARGEST_MMAP_THRESHOLD = 32 << 20  # the largest value that glibc accepts on 64-bit machines
+KEPT_BYTES = 256 << 20
+
+
+def keep_freed_memory() -> None:
+    """Make this process keep up to ``KEPT_BYTES`` of the memory that it frees. Affects only glibc."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # TypeError: CDLL(None) on Windows
+        return
+    mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+    mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder. A process enters it as it unpickles it, if there is such a folder on its node. A recipe pickles it before the data set,
+    whose own unpickling may open files."""
+
+    path: str
+
+    @classmethod
+    def here(cls) -> Folder:
+        """This process's."""
+        try:
+            return cls(os.getcwd())
+        except FileNotFoundError:  # it has been removed
+            return cls("")
+
+    def enter(self) -> None:
+        """Enter it."""
+        with contextlib.suppress(OSError):
+            os.chdir(self.path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _entered, (self.path,)
+
+
+def _entered(path: str) -> Folder:
+    folder = Folder(path)
+    folder.enter()
+    return folder
