@@ -41,7 +41,7 @@ from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.images import turbojpeg
 from offload.pipeline.work.block import Scratch
 from offload.pipeline.work.environment import keep_freed_memory
-from offload.pipeline.work.recipe import process
+from offload.pipeline.work.processing import process
 
 BATCH = 64
 PLAIN, SIMPLEJPEG, EXACT, AUTO = "plain loop", "simplejpeg loop", 'offload, decode="exact"', 'offload, decode="auto"'

@@ -16,11 +16,12 @@ from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
-from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.datasets import Cores, Stream
 from offload.pipeline.feed.engine import HELD_SHARE
+from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach
-from offload.pipeline.pool.pool import Cost, Pool
+from offload.pipeline.pool.pool import Pool
+from offload.pipeline.pool.task import Cost
 from offload.pipeline.sources.from_torch import list_torch_dataset
 
 SAMPLE_S, SAMPLE_BYTES = 0.025, 150_000

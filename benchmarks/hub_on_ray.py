@@ -24,7 +24,7 @@ from offload import preload
 from offload.pipeline.feed.datasets import Cores, Stream
 from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.pipeline.feed.sizing import Rates, plan_tasks
-from offload.pipeline.pool.pool import PackedRecipe
+from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.train.hub.client import HubClient
 

@@ -17,10 +17,11 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
-from offload.pipeline.pool.pool import IN_FLIGHT, Block, Cost
+from offload.pipeline.pool.pool import IN_FLIGHT
+from offload.pipeline.pool.task import Block, Cost
 from offload.train.worker.fetching import FAR_AT_ONCE, PREFETCH_BLOCKS, allowed
 
 HUGE = 1e15  # bytes per second of memory

@@ -24,12 +24,15 @@ import ray
 from offload import machine
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import TAKE_TIMEOUT_S, Pass, PassKey, Reach, Slice
 from offload.pipeline.feed.tasks import PassTasks
 from offload.pipeline.index.rows import as_table
-from offload.pipeline.pool.pool import Cost, PackedRecipe, Pool, Preprocessor
+from offload.pipeline.pool.packed_recipe import PackedRecipe
+from offload.pipeline.pool.pool import Pool
+from offload.pipeline.pool.preprocessor import Preprocessor
+from offload.pipeline.pool.task import Cost
 from offload.train.hub.actor import Hub, take_turns
 from offload.train.hub.board import Board
 

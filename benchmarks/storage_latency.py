@@ -40,10 +40,10 @@ from benchmarks.environments import EnvironmentFailed
 from benchmarks.rows.protocol import ANSWER
 from benchmarks.s3_server import BUCKET, Server, linked, slow_s3
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.cache import spec
+from offload.pipeline.cache import accounts
 from offload.pipeline.feed.sizing import task_s
 from offload.pipeline.sources import read_ahead
-from offload.pipeline.work.recipe import process
+from offload.pipeline.work.processing import process
 
 BATCH = 64
 AT_ONCE = read_ahead.REQUESTS
@@ -160,9 +160,9 @@ def _own_rows(place: Path, server: Server, images: int) -> dict[str, Callable[[]
 
     def task(pipeline: Pipeline, **how: Any) -> int:
         """The samples of a task, as offload sizes it."""
-        spec.taken()
+        accounts.taken()
         _rate(pipeline, WARM_UP, task=WARM_UP, **how)
-        return BATCH * max(1, int(rate * task_s(1, spec.taken().first_wait_s / 2) / BATCH))
+        return BATCH * max(1, int(rate * task_s(1, accounts.taken().first_wait_s / 2) / BATCH))
 
     def row(pipeline: Pipeline, samples: int = images, **how: Any) -> Callable[[], float]:
         return lambda: _rate(pipeline, samples, task=task(pipeline, **how), **how)

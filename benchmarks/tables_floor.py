@@ -34,7 +34,7 @@ from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import epoch_permutation
 from offload.pipeline.work.block import Scratch
 from offload.pipeline.work.environment import keep_freed_memory
-from offload.pipeline.work.recipe import process
+from offload.pipeline.work.processing import process
 
 FILES = {"tabular": 8, "text": 4}
 BLOCK_BYTES = 64 << 20

@@ -36,7 +36,9 @@ from offload.pipeline.feed.engine import HELD_SHARE
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.passes import as_user_error
 from offload.pipeline.pool.core_watch import CoreWatch
-from offload.pipeline.pool.pool import DEAD, IN_FLIGHT, Block, Done, PackedRecipe, Pool, Task
+from offload.pipeline.pool.packed_recipe import PackedRecipe
+from offload.pipeline.pool.pool import IN_FLIGHT, Pool
+from offload.pipeline.pool.task import DEAD, Block, Done, Task
 from offload.pipeline.program.printed import Line, Outlet, Printed
 from offload.train.cluster.connection import alive_nodes
 

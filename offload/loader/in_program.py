@@ -22,7 +22,7 @@ from offload.loader.progress import Progress, too_few
 from offload.loader.stats import Clock, Measured
 from offload.pipeline.blocks.tensors import bytes_of
 from offload.pipeline.feed.meter import Meter
-from offload.pipeline.pool.pool import Block, Cost
+from offload.pipeline.pool.task import Block, Cost
 from offload.pipeline.work.worker_role import seed_as_torch
 
 

@@ -34,9 +34,9 @@ from offload.loader.session import Session
 from offload.loader.stats import Clock, Measured
 from offload.pipeline.blocks.packing import unpack
 from offload.pipeline.blocks.receiver import DirectBlocks
-from offload.pipeline.pool.pool import PackedRecipe
+from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.program.printed import Line
-from offload.pipeline.program.sendable import used
+from offload.pipeline.work.unpicklable import used
 from offload.report.streams import write_line
 from offload.train.cluster.connection import answer
 from offload.train.cluster.ray_processes import no_new_ray

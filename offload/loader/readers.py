@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from offload.loader.recipe import Batches, IterableRecipe
 from offload.pipeline.blocks.packing import Packed
-from offload.pipeline.pool.pool import Cost, PackedRecipe
+from offload.pipeline.pool.packed_recipe import PackedRecipe
+from offload.pipeline.pool.task import Cost
 from offload.pipeline.program.output_tail import Teller
 from offload.pipeline.work.environment import keep_freed_memory
 from offload.pipeline.work.watchdog import Nobody, Watch

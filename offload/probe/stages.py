@@ -21,8 +21,9 @@ from offload.measure.constant import Constant
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.cached import CachedSamplesReader
 from offload.pipeline.index.source import At, nowhere
+from offload.pipeline.work.processing import process
 from offload.pipeline.work.randomness import Drawn, Held, held_by
-from offload.pipeline.work.recipe import Recipe, process
+from offload.pipeline.work.recipe import Recipe
 
 PACK = "pack"
 LEAST_RAW_BYTES = 256  # below this, reading the counters dominates

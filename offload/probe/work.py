@@ -17,7 +17,8 @@ from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.packing import unpack
 from offload.pipeline.blocks.wire import HIDDEN, POSITION, SAMPLE_ID
 from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.recipe import Recipe, process
+from offload.pipeline.work.processing import process
+from offload.pipeline.work.recipe import Recipe
 from offload.pipeline.work.watchdog import Nobody, Watch
 
 SAMPLES = 64

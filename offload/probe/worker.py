@@ -19,7 +19,7 @@ import torch
 from offload.errors import RunError
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
-from offload.pipeline.pool.pool import PackedRecipe
+from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.program.pickling import Carried
 from offload.probe.context import ProbeContext
 from offload.probe.kept import Kept, row_bytes

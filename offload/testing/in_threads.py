@@ -17,10 +17,10 @@ import torch
 
 from offload.pipeline.blocks.receiver import DirectBlocks, Pending
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns
-from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
-from offload.pipeline.pool.pool import Block, Cost
+from offload.pipeline.pool.task import Block, Cost
 from offload.train.checkpoints import format as checkpoints
 from offload.train.hub.actor import Hub
 from offload.train.hub.board import Board

@@ -16,8 +16,8 @@ from offload.pipeline.feed.passes import Pass, PassKey, PassRequest
 from offload.pipeline.feed.tasks import IndexTasks
 from offload.pipeline.index.source import Index
 from offload.pipeline.order.ranges import Ranges
-from offload.pipeline.pool.pool import Block, Cost
-from offload.pipeline.work.recipe import process
+from offload.pipeline.pool.task import Block, Cost
+from offload.pipeline.work.processing import process
 
 
 def listed(pipeline: Pipeline) -> Index:

@@ -28,7 +28,8 @@ from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.raydata.execution import encode_foreign
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.sources.parquet import list_parquet
-from offload.pipeline.work.recipe import Recipe, process
+from offload.pipeline.work.processing import process
+from offload.pipeline.work.recipe import Recipe
 from offload.train.worker.delivery import as_tensor
 
 ROWS = 20  # of more than one chunk

@@ -14,11 +14,12 @@ import ray.data
 import offload
 from offload.errors import RunError
 from offload.pipeline.blocks import wire
-from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.datasets import Cores, Stream
 from offload.pipeline.feed.engine import HELD_SHARE
+from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Slice
-from offload.pipeline.pool.pool import Block, Cost, Pool
+from offload.pipeline.pool.pool import Pool
+from offload.pipeline.pool.task import Block, Cost
 from offload.pipeline.raydata.source import units_of
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.pipeline.work.block import Scratch

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from offload.errors import RunError
-from offload.pipeline.feed.feed import Feed, passes, tasks
 from offload.pipeline.feed.datasets import Cores, Stream
 from offload.pipeline.feed.engine import HELD_SHARE
+from offload.pipeline.feed.feed import Feed, passes, tasks
 from offload.pipeline.feed.passes import PassKey, PassRequest, Slice
-from offload.pipeline.pool.pool import Block, Cost, Task
+from offload.pipeline.pool.task import Block, Cost, Task
 from offload.pipeline.sources.from_torch import list_torch_dataset
 
 SAMPLES, ROWS, ROW_BYTES = 640, 16, 10

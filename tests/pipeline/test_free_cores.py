@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.pool.pool import FreeCores
+from offload.pipeline.pool.free_cores import FreeCores
 
 MOST = 2
 NODES = ("a", "b", "c")

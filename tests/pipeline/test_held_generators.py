@@ -18,7 +18,9 @@ from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.index.source import At, Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
-from offload.pipeline.work.recipe import Recipe, pack, process
+from offload.pipeline.pool.packed_recipe import pack
+from offload.pipeline.work.processing import process
+from offload.pipeline.work.recipe import Recipe
 
 Batch = dict[str, Any]
 ROWS = 60 * CHUNK

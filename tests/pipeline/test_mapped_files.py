@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from offload.errors import RunError
+from offload.pipeline.pool.packed_recipe import pack
 from offload.pipeline.program import pickling
 from offload.pipeline.sources.from_torch import list_torch_dataset
-from offload.pipeline.work.recipe import Recipe, pack
+from offload.pipeline.work.recipe import Recipe
 
 ROWS = 1000
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.sizing import for_speed
-from offload.pipeline.pool.pool import Block, Cost
+from offload.pipeline.pool.task import Block, Cost
 
 ROWS = 100
 

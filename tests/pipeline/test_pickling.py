@@ -15,7 +15,7 @@ import pytest
 
 from offload.errors import RunError
 from offload.pipeline.program import pickling
-from offload.pipeline.program.sendable import used
+from offload.pipeline.work.unpicklable import used
 from tests.helpers import ROOT
 
 SCRIPT = """

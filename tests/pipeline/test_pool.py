@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import ray
 
-from offload.pipeline.pool.pool import IN_FLIGHT, Block, Cost, Pool, Task
+from offload.pipeline.pool.pool import IN_FLIGHT, Pool
+from offload.pipeline.pool.task import Block, Cost, Task
 from tests.helpers import eventually
 
 FAR = [f"far-{number}" for number in range(20)]

@@ -24,7 +24,8 @@ from ray.data.expressions import col, download, random
 from torch.utils.data import TensorDataset
 
 from offload.pipeline.raydata import plan as ray_plan
-from offload.pipeline.raydata.plan import NotTakenOverError, Runner, take_over
+from offload.pipeline.raydata.plan import NotTakenOverError, take_over
+from offload.pipeline.raydata.runner import Runner
 from offload.pipeline.raydata.unit_maker import UnitMaker, joined
 
 pytestmark = [

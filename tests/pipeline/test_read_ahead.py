@@ -31,7 +31,8 @@ from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.read_ahead import REQUESTS, ReadAhead
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.work.recipe import Recipe, process
+from offload.pipeline.work.processing import process
+from offload.pipeline.work.recipe import Recipe
 
 
 @given(st.integers(0, 80), st.data())

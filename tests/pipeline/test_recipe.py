@@ -24,17 +24,18 @@ from torchvision import transforms as v1
 from offload.errors import RunError
 from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID
-from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.pipeline.images.split import split_transform
 from offload.pipeline.index.source import At, Samples, nowhere
 from offload.pipeline.order.chunks import CHUNK
 from offload.pipeline.order.ranges import Ranges
+from offload.pipeline.pool import packed_recipe
 from offload.pipeline.raydata.execution import encode_foreign
 from offload.pipeline.sources.from_torch import TorchReader
-from offload.pipeline.work import recipe as recipes
-from offload.pipeline.work.recipe import Recipe, process
+from offload.pipeline.work.processing import process
+from offload.pipeline.work.recipe import Recipe
 from tests.pipeline.test_feed import HandPool
 
 Batch = dict[str, Any]
@@ -671,18 +672,18 @@ def test_a_process_unpacks_a_stage_once() -> None:
 
     def fetch(name: str) -> np.ndarray[Any, Any]:
         fetched.append(name)
-        return recipes.pack(recipe(functools.partial(noisy_batch), seed=len(fetched)))
+        return packed_recipe.pack(recipe(functools.partial(noisy_batch), seed=len(fetched)))
 
     try:
-        first = recipes.unpack("a", lambda: fetch("a"))
-        assert recipes.unpack("a", lambda: fetch("a")) is first
+        first = packed_recipe.unpack("a", lambda: fetch("a"))
+        assert packed_recipe.unpack("a", lambda: fetch("a")) is first
         assert fetched == ["a"]
         for i in range(20):  # old recipes make room
-            recipes.unpack(f"b{i}", lambda: fetch("b"))
-        assert recipes.unpack("a", lambda: fetch("a")) is not first
-        assert len(recipes._ready) <= 8
+            packed_recipe.unpack(f"b{i}", lambda: fetch("b"))
+        assert packed_recipe.unpack("a", lambda: fetch("a")) is not first
+        assert len(packed_recipe._ready) <= 8
     finally:
-        recipes._ready.clear()
+        packed_recipe._ready.clear()
 
 
 def test_preprocessing_holds_to_one_core() -> None:
@@ -698,7 +699,7 @@ def test_preprocessing_holds_to_one_core() -> None:
 def test_lambdas_and_closures_travel() -> None:
     shift = 5
     made = recipe(lambda batch: {"label": batch["label"] + shift})
-    again = cloudpickle.loads(recipes.pack(made).tobytes())
+    again = cloudpickle.loads(packed_recipe.pack(made).tobytes())
     assert run(again, range(3))["label"].tolist() == [5, 6, 7]
 
 

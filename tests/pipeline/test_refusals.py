@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.pool.pool import SHARE, Refusals
+from offload.pipeline.pool.free_cores import SHARE, Refusals
 
 seconds = st.floats(0.0, 10.0)
 

@@ -30,8 +30,8 @@ from offload.pipeline.images import turbojpeg
 from offload.pipeline.images.decode import EncodedImage, decode_image, read_image
 from offload.pipeline.images.region_first import RegionFirst
 from offload.pipeline.images.split import split_transform
-from offload.pipeline.work import recipe as recipes
-from offload.pipeline.work.recipe import process
+from offload.pipeline.pool import packed_recipe
+from offload.pipeline.work.processing import process
 from tests.pipeline.test_region_decode import jpeg, picture
 
 TRAIN = {
@@ -268,7 +268,7 @@ def block_of(pipeline: Pipeline, epoch: int = 0) -> dict[str, Any]:
     index = pipeline.list()
     ids = pa.array(np.arange(len(index), dtype=np.int64))
     rows = index.table.append_column(SAMPLE_ID, ids).append_column(POSITION, ids)
-    recipe = pickle.loads(recipes.pack(pipeline.recipe(index, seed=5)).tobytes()).ready()
+    recipe = pickle.loads(packed_recipe.pack(pipeline.recipe(index, seed=5)).tobytes()).ready()
     return dict(wire.decode(process(recipe, rows, epoch=epoch)))
 
 

@@ -26,7 +26,7 @@ from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.describe.pipeline import from_torch, image_folder
 from offload.pipeline.images.split import SplitTransform, is_image_transform, split_transform
-from offload.pipeline.work.recipe import process
+from offload.pipeline.work.processing import process
 from offload.transforms import GaussianBlur
 from tests.pipeline.index_pass import a_pass, listed, stream_of
 

@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""Blocks of samples: their wire format, their memory, and their way between nodes."""

@@ -1,6 +1,8 @@
-"""Memory for blocks that a process receives, used again and again.
+"""Memory for blocks: reused for blocks that a process receives, and writable for blocks of the object store.
 
-The kernel clears fresh pages before it hands them out. For a block of 40 MB, that takes as long as receiving it.
+The kernel clears fresh pages before it hands them out. For a block of 40 MB, that takes as long as receiving it, so a receiver uses its
+memory again and again. Ray hands its object store's memory out as read-only, but every row of a block has exactly one reader, which may do
+with it what it likes. torch has no read-only tensors: an in-place operation on a read-only mapping would crash the process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Copies of samples that a source keeps, for transforms, which may write to what they get."""
+"""Values of samples: copies of those that a source keeps, since a transform may write to what it gets, and torchvision's annotations
+(boxes, masks, key points), which must change together with their image.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Room in a cache: what killed processes have left, sources that nobody uses, and contents that their source no longer has.
+"""Room in a cache: the files of its contents, the bytes that it uses, and what makes room for more.
 
+A content is a file with its version, its length and its checksum before it. All processes of a node share the number of bytes in use.
+Room comes from what killed processes have left, from sources that nobody uses, and from contents that their source no longer has.
 A lock on a file tells that its owner lives; the system releases it when a process ends, however it ends.
 """
 

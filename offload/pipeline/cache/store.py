@@ -22,8 +22,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from offload.pipeline.cache import room
-from offload.pipeline.cache import spec as accounts
+from offload.pipeline.cache import accounts, room
 from offload.pipeline.cache.room import Ledger
 from offload.pipeline.cache.spec import LEDGER, CacheSpec, make_folder
 

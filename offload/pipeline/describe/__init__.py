@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""What users write: sources by name, and their combinations, mixtures and caches."""

@@ -1,4 +1,8 @@
-"""A data set whose samples each node makes once, and then transforms anew in every epoch."""
+"""A data set whose samples each node makes once, and then transforms anew in every epoch.
+
+An inner recipe makes a sample, and its block's bytes are the cached content. Where it stops: :mod:`offload.pipeline.cache` keeps the
+contents, within its bound.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from offload.model.checks import check_text
 from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.values import annotated_parts
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Column
-from offload.pipeline.cache import spec as accounts
+from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import SANE, CacheSpec, parse_cache
 from offload.pipeline.cache.store import Source, opened
 from offload.pipeline.describe.combine import indexed
@@ -27,7 +31,8 @@ from offload.pipeline.images.split import OnUint8
 from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.order.chunks import TRAINED
 from offload.pipeline.sources.from_torch import plain
-from offload.pipeline.work.recipe import Recipe, process
+from offload.pipeline.work.processing import process
+from offload.pipeline.work.recipe import Recipe
 
 FORMAT = 2
 """The version of all contents: what else they depend on is in their key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,10 @@ from offload.pipeline.index.mixed import MixedIndex, mixed_index
 from offload.pipeline.index.source import Index, Tell, silent
 from offload.pipeline.order.shuffling import Draws
 from offload.pipeline.raydata.source import list_dataset_rows
+from offload.pipeline.work.processing import IndexRecipe
 from offload.pipeline.work.recipe import Recipe
+
+_R = TypeVar("_R", bound=Recipe)
 
 
 def weighted(pipeline: Any, weights: Any, *, samples: int | None = None) -> Pipeline:
@@ -150,7 +153,7 @@ def mix(
 class Mixed(Pipeline):
     """Several data sets in one, the result of :func:`mix`."""
 
-    def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> Recipe:
+    def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> IndexRecipe:
         """The recipe of all parts, each with its own transform."""
         assert isinstance(index, MixedIndex)
         whole = super().recipe(index, seed=seed, dataset=dataset)
@@ -166,7 +169,7 @@ class Mixed(Pipeline):
         )
 
 
-def seeded_alike(recipe: Recipe, seeded_by: str) -> Recipe:
+def seeded_alike(recipe: _R, seeded_by: str) -> _R:
     """The recipe and its parts, with their random numbers seeded by this column."""
     parts = tuple(seeded_alike(part, seeded_by) for part in recipe.parts)
     return dataclasses.replace(recipe, seeded_by=seeded_by, parts=parts)

@@ -38,7 +38,7 @@ _KNOWN: tuple[type[Sampler[Any]], ...] = (
 
 
 def described(name: str, value: object) -> Pipeline:
-    """The pipeline of ``datasets={name: value}``: a DataLoader's, or else as :func:`offload.pipeline.describe.pipeline.as_pipeline` gives it.
+    """The pipeline of ``datasets={name: value}``: a DataLoader's, or what :func:`offload.pipeline.describe.pipeline.as_pipeline` gives.
 
     Raises ConfigError for a value that describes no data set, or a loader whose order the run cannot follow.
     """

@@ -36,7 +36,8 @@ from offload.pipeline.sources.from_torch import (
 from offload.pipeline.sources.image_folder import list_image_folder
 from offload.pipeline.sources.parquet import list_parquet
 from offload.pipeline.sources.webdataset import list_webdataset
-from offload.pipeline.work.recipe import Kind, OnError, Recipe
+from offload.pipeline.work.processing import IndexRecipe
+from offload.pipeline.work.recipe import Kind, OnError
 
 if TYPE_CHECKING:
     import ray.data
@@ -90,9 +91,9 @@ class Pipeline:
         """Whether its transform yields any number of samples for one."""
         return self.kind == "generator" or any(part.yields for part in self.parts.values())
 
-    def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> Recipe:
+    def recipe(self, index: Index | None, *, seed: int, dataset: str = "") -> IndexRecipe:
         """The recipe that the tasks of this pipeline run. ``dataset``: its name, for messages."""
-        return Recipe(
+        return IndexRecipe(
             transform=self.transform,
             kind=self.kind,
             seed=seed,

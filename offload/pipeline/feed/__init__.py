@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""Passes over data sets as tasks of the right size, which an engine runs, and whose blocks the ranks share."""

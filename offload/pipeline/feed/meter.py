@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from offload.pipeline.feed.sizing import Rates
-from offload.pipeline.pool.pool import Block
+from offload.pipeline.pool.task import Block
 
 RECENT_OF_A_NODE = 8  # tasks
 UNKNOWN_SPEED = 0.25  # relative to the fastest: the assumed speed of a core before its first block

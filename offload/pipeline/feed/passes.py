@@ -19,7 +19,7 @@ import ray
 
 from offload.errors import OffloadError, RunError, find_offload_error
 from offload.pipeline.order.allot import Allotment, Share, Stripes
-from offload.pipeline.pool.pool import KILLED, Block
+from offload.pipeline.pool.task import KILLED, Block
 
 TAKE_TIMEOUT_S = 5.0
 

@@ -12,7 +12,8 @@ from offload.pipeline.feed.engine import HELD_SHARE, OWN_SHARE, Run
 from offload.pipeline.feed.pace import ANY, Room
 from offload.pipeline.feed.passes import Pass, PassKey, Slice
 from offload.pipeline.feed.tasks import IndexTasks, Issued, PassTasks, UnitTasks
-from offload.pipeline.pool.pool import Block, Pool
+from offload.pipeline.pool.pool import Pool
+from offload.pipeline.pool.task import Block
 
 ORDERED_WEIGHT = 0.7
 """How much a task under way counts against its node in an ordered pass. By simulation (``benchmarks/model_check.py``), slow links hold up a

@@ -1,4 +1,8 @@
-"""The tasks of one pass, in their order, and the blocks that come back."""
+"""The tasks of one pass, in their order, and the blocks that come back.
+
+A pass over an index has tasks of so many rows, sized when a core takes one. A pass over units has tasks of one unit each, whose number of
+samples only running them tells.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from offload.pipeline.index.rows import IndexRows, Picked, open_rows
 from offload.pipeline.order.chunks import CHUNK, whole_chunks
 from offload.pipeline.order.ranges import Missing, Ranges
 from offload.pipeline.order.unit_ids import Trained, UnitIds
-from offload.pipeline.pool.pool import Block, Task
+from offload.pipeline.pool.task import Block, Task
 
 Issued = tuple[Task, Callable[[Block | BaseException], None]]
 """A task, and the function to call with its block or error."""

@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""Images: decoding, decoding of regions, and the split of a transform between CPU and device."""

@@ -1,4 +1,7 @@
-"""Decode image files to arrays."""
+"""Decode image files to arrays: whole images, or the region that a transform needs.
+
+Where it stops: a region at full scale is bit for bit that of the decoded image. A smaller scale is close to it: the caller decides.
+"""
 
 from __future__ import annotations
 

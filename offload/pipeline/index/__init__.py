@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""Which samples there are: the rows of a source, in memory or on disk."""

@@ -1,8 +1,12 @@
 """Index rows in files: the names of more samples than memory should hold, as columns of which a process reads what it needs.
 
 A column of numbers is one file. A column of text or bytes is two: the bounds of its values, and their bytes. Taking rows reads these rows
-and those between neighbours. Where it stops: :mod:`offload.pipeline.index.listing_cache` knows the folders, and keeps the files for
-later runs.
+and those between neighbours.
+
+The files lie in a folder of one process, which removes it. A killed process leaves its folder behind with a free lock, and the next process
+of this host removes that one. Other hosts may share the disk, and not every shared disk knows their locks, so they leave it alone.
+
+Where it stops: :mod:`offload.pipeline.index.listing_cache` knows the folders, and keeps the files for later runs.
 """
 
 from __future__ import annotations

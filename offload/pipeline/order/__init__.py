@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""The order of samples and their division among tasks and ranks: permutations, ranges, chunks. Pure."""

@@ -1,4 +1,9 @@
-"""Chunks of a pass: runs of positions whose samples draw their random numbers together, whoever makes them."""
+"""Chunks of a pass: runs of positions whose samples draw their random numbers together, whoever makes them.
+
+Random numbers belong to a sample, or to a chunk of :data:`CHUNK` samples if a function takes several at once. They must not depend on the
+cut of a pass into tasks and calls. As long as a recipe draws none, a call may take many chunks, which costs light rows a fraction of the
+time. A task that draws nevertheless begins again chunk by chunk, with seeds, and so do all later ones (:class:`Calls`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The order of a pass and the random numbers of its augmentation, both functions of (seed, epoch) alone."""
+"""The order of a pass and the random numbers of its augmentation, both functions of (seed, epoch) alone.
+
+A pass visits each sample once, in shuffled order, or draws samples by weight with replacement (:class:`Draws`).
+"""
 
 from __future__ import annotations
 

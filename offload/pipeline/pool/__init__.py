@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""The preprocessing pool: one process per core, with two tasks in flight."""

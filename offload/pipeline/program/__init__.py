@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""What of the user's program reaches other processes, and what these print for it."""

@@ -7,11 +7,12 @@ would have kept, or would have found under their names. Here, these travel, too:
 * a constant without state that a module holds, such as ``dataclasses.MISSING``, by its name, so that ``is`` holds;
 * a class that its module holds under another path than its name says, such as a named tuple in the body of a class, by that path;
 * functions of the script with a cache, and other objects that pickle would look up in the script, by value;
-* an object that cannot be pickled and that an importable module holds, such as a library's console, by its name.
+* an object that cannot be pickled and that an importable module holds, such as a library's console, by its name;
+* a memory map, by the name of its file: NumPy would pickle its content, and each process would keep a copy, where forked ones share it.
 
 A process that sends a class back names it, and the program finds its own class object.
 
-Where it stops: :mod:`offload.pipeline.program.sendable` says what of a value cannot travel.
+Where it stops: :mod:`offload.pipeline.work.unpicklable` says what of a value cannot travel.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""A ``ray.data.Dataset`` as units of work for the pool, or executed by Ray Data."""

@@ -26,10 +26,12 @@ from offload.pipeline.blocks.whole_samples import CONTENTS, SAMPLES
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns, RaggedError, UnsendableError, take
 from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import mix
-from offload.pipeline.pool.pool import Block, Cost, PackedRecipe
+from offload.pipeline.pool.packed_recipe import PackedRecipe
+from offload.pipeline.pool.task import Block, Cost
 from offload.pipeline.raydata.columns import columns_of_block
 from offload.pipeline.work.block import plain, unsendable, unsendable_sample
-from offload.pipeline.work.recipe import Recipe, check_names, transform
+from offload.pipeline.work.recipe import Recipe
+from offload.pipeline.work.transform import check_names, transform
 
 
 def encode_foreign(

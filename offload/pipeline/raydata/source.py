@@ -1,4 +1,8 @@
-"""A ``ray.data.Dataset`` as a source of units, if the pool can take over its plan."""
+"""A ``ray.data.Dataset`` as a source: of units of work, if the pool can take over its plan, or of rows.
+
+Passes that pick samples one by one (mixed with other sources, or drawn by weight) need an index of rows: a unit's number and a row in it.
+So the number of rows of each unit must be known. Passes over a Dataset alone need no such numbers (:mod:`offload.pipeline.raydata.units`).
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ import numpy as np
 
 from offload.pipeline.index.rows import Runs
 from offload.pipeline.index.source import At, Index, Samples, nowhere
-from offload.pipeline.raydata.unit_maker import Made, UnitMaker, gathered
+from offload.pipeline.raydata.unit_maker import UnitMaker, UnitSamples, gathered
 
 if TYPE_CHECKING:
     import ray.data
 
-    from offload.pipeline.raydata.plan import Chain
+    from offload.pipeline.raydata.runner import Chain
 
 
 def units_of(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool = False) -> UnitIndex | str:
@@ -114,7 +118,7 @@ class UnitReader:
     def __init__(self, units: pa.Table, chains: Sequence[Chain], *, changed: bool) -> None:
         self.units, self.chains, self.changed = units, chains, changed
         self._maker: UnitMaker | None = None
-        self._held: tuple[tuple[int, int, int], Made] | None = None
+        self._held: tuple[tuple[int, int, int], UnitSamples] | None = None
         self._seed = self._epoch = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,7 +140,7 @@ class UnitReader:
         label = self.units.column("label")[rows.column("unit")[row].as_py()].as_py()
         return f"row {rows.column('row')[row].as_py()} of {label}"
 
-    def _made(self, number: int) -> Made:
+    def _made(self, number: int) -> UnitSamples:
         key = (number, self._seed, self._epoch)
         if self._held is None or self._held[0] != key:
             if self._maker is None:

@@ -24,11 +24,11 @@ from offload.pipeline.work.randomness import seed_generators
 from offload.pipeline.work.wording import FAILURES, say
 
 if TYPE_CHECKING:
-    from offload.pipeline.raydata.plan import Chain, Runner
+    from offload.pipeline.raydata.runner import Chain, Runner
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class UnitSamples:
     """The samples of a unit. ``errors`` maps the number of a sample without content to its error."""
 
     label: str
@@ -42,7 +42,7 @@ class UnitMaker:
 
     def __init__(self, chains: Sequence[Chain]) -> None:
         """Construct the classes of the steps. Raises RunError for a class that raises."""
-        from offload.pipeline.raydata.plan import Runner  # it imports Ray Data, which most runs do not need
+        from offload.pipeline.raydata.runner import Runner  # it imports Ray Data, which most runs do not need
 
         try:
             constructed: dict[int, Any] = {}
@@ -53,7 +53,7 @@ class UnitMaker:
                 "Correct its constructor: it runs on every node."
             ) from None
 
-    def make(self, unit: Mapping[str, Any], number: int, *, seed: int, epoch: int, skip: bool) -> Made:
+    def make(self, unit: Mapping[str, Any], number: int, *, seed: int, epoch: int, skip: bool) -> UnitSamples:
         """Run the steps of a unit (a row of a :class:`UnitIndex`'s table), with random numbers of its own.
 
         ``skip``: whether rows that fail become samples without content. Raises RunError if they must not, or if the unit does not hold
@@ -91,7 +91,7 @@ class UnitMaker:
                     f"{runner.chain} made {count} rows of {name}, and {source} {promised}. Its steps must depend on their rows and "
                     "seeded random numbers alone, and map_batches(udf_modifying_row_count=False) return as many rows as it gets."
                 )
-        return Made(label=unit["label"], columns=columns, count=count, errors=errors)
+        return UnitSamples(label=unit["label"], columns=columns, count=count, errors=errors)
 
 
 COUNT = "count"
@@ -109,7 +109,7 @@ def unit_name(label: str) -> str:
     return f"{label} of the ray.data.Dataset"
 
 
-def gathered(units: NDArray[Any], rows: NDArray[Any], made: Callable[[int], Made], *, changed: bool) -> Samples:
+def gathered(units: NDArray[Any], rows: NDArray[Any], made: Callable[[int], UnitSamples], *, changed: bool) -> Samples:
     """The samples at these rows of these units. ``changed``: a transform may change them in place, so it gets copies: a call may be
     repeated, and a row drawn again."""
     cuts = (np.flatnonzero(np.diff(units)) + 1).tolist()

@@ -23,13 +23,15 @@ from offload.pipeline.order.ranges import Ranges
 from offload.pipeline.order.shuffling import generator, mix
 from offload.pipeline.order.unit_ids import UnitIds
 from offload.pipeline.raydata.execution import user_ids
-from offload.pipeline.raydata.unit_maker import Made, UnitMaker, expected_rows, gathered, unit_name
+from offload.pipeline.raydata.unit_maker import UnitMaker, UnitSamples, expected_rows, gathered, unit_name
 from offload.pipeline.work.block import Gather, Processed, Scratch, assemble
-from offload.pipeline.work.recipe import Recipe, check_block_names, process
+from offload.pipeline.work.processing import process
+from offload.pipeline.work.recipe import Recipe
+from offload.pipeline.work.transform import check_block_names
 from offload.pipeline.work.watchdog import Watch
 
 if TYPE_CHECKING:
-    from offload.pipeline.raydata.plan import Chain
+    from offload.pipeline.raydata.runner import Chain
 
 UNIT, DONE = "unit", "done"
 """Columns of a task: the number of a unit, and the ranges of its trained places, flat."""
@@ -39,9 +41,9 @@ UNIT, DONE = "unit", "done"
 class UnitIndex:
     """The units of a source.
 
-    ``table`` has a row for each: what its chain is given, the numbers of chain and rows (:class:`offload.pipeline.raydata.plan.Unit`), and its
-    label. ``samples``: their number in a pass, None if only running the source tells. ``identity`` is equal for sources with equal units.
-    ``notes`` are for the user.
+    ``table`` has a row for each: what its chain is given, the numbers of chain and rows (:class:`offload.pipeline.raydata.plan.Unit`), and
+    its label. ``samples``: their number in a pass, None if only running the source tells. ``identity`` is equal for sources with
+    equal units. ``notes`` are for the user.
     """
 
     table: pa.Table
@@ -76,7 +78,7 @@ class UnitRecipe:
         return dataclasses.replace(self, inner=self.inner.ready(), maker=UnitMaker(self.chains))
 
     def process(self, rows: pa.Table, *, epoch: int, scratch: Scratch, watch: Watch) -> pa.Table:
-        """Return the block of these units, as :func:`offload.pipeline.work.recipe.process` does for index rows."""
+        """Return the block of these units, as :func:`offload.pipeline.work.processing.process` does for index rows."""
         given = rows.to_pylist()
         labels = [unit["label"] for unit in given]
         made: Iterable[_Unit] = (self._made(unit, epoch, watch) for unit in given)
@@ -167,7 +169,7 @@ class _Unit:
     """A unit in a pass: its samples, their ids, and the places that were trained before."""
 
     number: int
-    made: Made
+    made: UnitSamples
     ids: NDArray[np.int64]
     done: Ranges
 
@@ -175,7 +177,7 @@ class _Unit:
 class _Held:
     """A reader of samples that exist already, of units with these labels. A transform may change what it reads."""
 
-    def __init__(self, labels: Sequence[str], made: Sequence[Made]) -> None:
+    def __init__(self, labels: Sequence[str], made: Sequence[UnitSamples]) -> None:
         self._labels, self._made = labels, made
 
     def read(self, rows: pa.Table, at: At = nowhere) -> Samples:
@@ -195,7 +197,7 @@ def _joined_index(tables: Sequence[pa.Table], given: Sequence[Mapping[str, Any]]
     return index.combine_chunks()
 
 
-def _with_ids(made: Made, name: str, ids: NDArray[np.int64]) -> Columns:
+def _with_ids(made: UnitSamples, name: str, ids: NDArray[np.int64]) -> Columns:
     """The columns, with ids for rows that failed before they had one."""
     if name not in made.columns or not made.errors:
         return made.columns

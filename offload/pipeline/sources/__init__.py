@@ -1,1 +1,1 @@
-"""The sources of samples. Each source lists its samples once (an index) and reads any of them in any task."""
+"""The sources of samples: folders of images, Parquet files, tar shards, and torch data sets."""

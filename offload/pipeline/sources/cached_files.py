@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from offload.pipeline.cache import spec as accounts
+from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import CacheSpec
 from offload.pipeline.cache.store import Source, opened
 from offload.pipeline.sources.files import Positioned

@@ -1,4 +1,8 @@
-"""Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` runs on every CPU of the cluster, unchanged."""
+"""Any map-style ``torch.utils.data.Dataset``: its ``__getitem__`` runs on every CPU of the cluster, unchanged.
+
+Open files, h5py and lmdb handles and database connections belong to the process that opened them. A data set with such handles comes from a
+factory, which every preprocessing process calls for itself.
+"""
 
 from __future__ import annotations
 
@@ -103,8 +107,8 @@ class TorchReader:
     it is, not even copied, since the transform of images does both.
 
     While it reads, ``torch.utils.data.get_worker_info()`` answers as in a worker of torch: ``id`` and ``num_workers`` are the
-    number of this process and of the run's processes (:class:`offload.pipeline.work.environment.Ordinal`), and ``seed`` is that of the rows'
-    random numbers.
+    number of this process and of the run's processes (:class:`offload.pipeline.work.environment.Ordinal`), and ``seed`` is that of the
+    rows'     random numbers.
     """
 
     def __init__(

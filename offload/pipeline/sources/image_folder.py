@@ -1,4 +1,8 @@
-"""A folder of images with a sub-folder for each class: ``PATH/<class>/<anything>.jpg``."""
+"""A folder of images with a sub-folder for each class: ``PATH/<class>/<anything>.jpg``.
+
+A row is the path of an image and the number of its class. Rows come a folder at a time, so that the names of millions of images go to disk
+(:mod:`offload.pipeline.index.stored`) as they are listed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parquet files, with one sample per row. Row groups come in random order, and so do the rows within each."""
+"""Parquet files, with one sample per row. Row groups come in random order, and so do the rows within each.
+
+Folders named ``KEY=VALUE`` stand for columns (Hive partitions), as Spark, pandas and Ray Data write them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The rows of a table in the order of a task, taken from each row group at once.
+"""The rows of Parquet tables: in the order of a task, and with the same columns, of one type each, for all files.
 
 A task visits the rows of a row group in random order, some thousand rows a call. If each call took its own, it would read most of the
-row group from memory again. Where it stops: :mod:`offload.pipeline.sources.parquet` reads row groups.
+row group from memory again, so a task takes its rows of a row group at once (:class:`Stretches`). pandas writes integers as floats where
+some are missing, so all files' types are merged. Where it stops: :mod:`offload.pipeline.sources.parquet` reads row groups.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from offload.pipeline.cache import spec
+from offload.pipeline.cache import accounts
 
 REQUESTS = 32  # in flight at once, for each core
 BUFFERED_BYTES = 64 << 20  # of files that wait for their turn, for each core, as far as their mean tells
@@ -69,7 +69,7 @@ class ReadAhead(Generic[Place, Content]):
         try:
             return future.result()
         finally:
-            spec.count(first_wait_s=time.perf_counter() - began)
+            accounts.count(first_wait_s=time.perf_counter() - began)
 
     def _request(self) -> None:
         """Request more files, up to the limits."""

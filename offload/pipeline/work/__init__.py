@@ -1,1 +1,1 @@
-"""TODO: the room's one sentence."""
+"""One core's task: read, transform and pack samples, with reproducible random numbers."""

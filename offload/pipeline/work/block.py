@@ -1,4 +1,9 @@
-"""The block of a task: the chunks that it has made, joined, with what may travel to a worker and what may not."""
+"""The block of a task: the chunks that it has made, joined, with what may travel to a worker and what may not.
+
+Blocks are tens of MB. Stacking all rows at the end would read each row from memory again, and write each block to pages that the
+kernel has to clear first: 5 % of the time of decoding and cropping a JPEG. So the rows go to reused memory (:class:`Gather`) while they
+are still in the core's cache.
+"""
 
 from __future__ import annotations
 

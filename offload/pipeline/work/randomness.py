@@ -1,4 +1,7 @@
-"""The random numbers of preprocessing: seeded for every sample or chunk, and whether anybody draws them."""
+"""The random numbers of preprocessing: seeded for every sample or chunk, and whether anybody draws them.
+
+A transform may hold generators itself. Each process would go on with its own copy of the same stream, so these are seeded, too.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from offload.pipeline.describe.pipeline import Pipeline
 from offload.pipeline.feed.datasets import Stream
 from offload.pipeline.index.rows import close_rows
 from offload.pipeline.index.source import Index
-from offload.pipeline.pool.pool import PackedRecipe
+from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.raydata.units import UnitIndex, UnitRecipe
 from offload.train.messages import TRAIN
 

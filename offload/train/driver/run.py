@@ -24,8 +24,8 @@ from offload.pipeline.describe.cached import check_names
 from offload.pipeline.feed.datasets import Cores, Stream
 from offload.pipeline.pool.ray_state import held
 from offload.pipeline.program.pickling import Carried
-from offload.pipeline.program.sendable import obstacle, used
 from offload.pipeline.work.environment import Folder
+from offload.pipeline.work.unpicklable import obstacle, used
 from offload.prices import built_in
 from offload.report.live import LiveLine
 from offload.report.run_dir import RunDirectory

@@ -14,8 +14,8 @@ from pathlib import Path
 import ray
 
 from offload.errors import RunError
-from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.feed import Feed
 from offload.pipeline.pool.core_watch import CoreWatch
 from offload.pipeline.program.printed import Outlet, Printed
 from offload.report.run_tail import Tails, tails_in

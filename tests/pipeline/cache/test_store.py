@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from offload.pipeline.cache import room
-from offload.pipeline.cache import spec as accounts
+from offload.pipeline.cache import accounts, room
 from offload.pipeline.cache.room import Ledger, entry_bytes
 from offload.pipeline.cache.spec import LEDGER, CacheSpec, parse_cache
 from offload.pipeline.cache.store import Source, Store, opened

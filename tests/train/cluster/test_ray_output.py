@@ -10,7 +10,7 @@ import ray._private.worker
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
 from offload.pipeline.blocks.sender import BlockSender
-from offload.pipeline.pool.pool import Preprocessor
+from offload.pipeline.pool.preprocessor import Preprocessor
 from offload.train.cluster import ray_output
 from offload.train.cluster.ray_output import CLASSES, keep_to_logs
 from tests.helpers import eventually

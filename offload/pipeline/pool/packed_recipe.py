@@ -1,0 +1,98 @@
+"""A recipe on its way to preprocessing processes: pickled once, and unpickled and prepared once in each of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import numpy as np
+import ray
+
+import offload.ray_forks  # noqa: F401  # a transform may fork
+from offload.pipeline.program import pickling
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.watchdog import Watch
+
+
+class TaskOutput(Protocol):
+    """The output of a task. It may use the process's :class:`Scratch`, which the next task overwrites."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of samples."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+
+
+class TaskRecipe(Protocol):
+    """The work of a kind of tasks. It travels to each process once, pickled."""
+
+    def ready(self) -> Self:
+        """Import and construct, in the process that works, what the work needs."""
+
+    def process(self, rows: Any, *, epoch: int, scratch: Scratch, watch: Watch) -> TaskOutput:
+        """Do the work of one task, and tell ``watch`` about it."""
+
+
+def pack(recipe: Any, classes: list[type] | None = None) -> np.ndarray[Any, Any]:
+    """The recipe as bytes, in an array: tasks read it in shared memory and unpickle it once per process. ``classes`` gets the classes that
+    travel with it."""
+    return np.frombuffer(pickling.dumps(recipe, classes), dtype=np.uint8)
+
+
+_ready: dict[str, Any] = {}
+
+
+_newest: dict[str, str] = {}  # the key of each owner's newest recipe
+
+
+def unpack(key: str, packed: Callable[[], np.ndarray[Any, Any]], owner: str = "") -> Any:
+    """The recipe ``key`` of this process, unpickled and prepared at its first use. It replaces an earlier one of the same ``owner``."""
+    if key not in _ready:
+        # Keep only the recipes of the newest few runs: one may hold a data set of millions of names.
+        while len(_ready) >= 8:
+            _ready.pop(next(iter(_ready)))
+        if owner:
+            _ready.pop(_newest.get(owner, ""), None)
+            _newest[owner] = key
+        _ready[key] = loaded(packed())
+    return _ready[key]
+
+
+def loaded(packed: np.ndarray[Any, Any]) -> Any:
+    """The recipe, unpickled and prepared in this process."""
+    return pickling.loads(packed.tobytes()).ready()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRecipe:
+    """A recipe in the object store, with the key under which a process keeps it unpickled. ``owner``: of whose recipes a process keeps
+    only the newest; empty: the recipe stands for itself. ``classes``: those that travelled with it, which live in this process as long as
+    their batches may come back."""
+
+    key: str
+    ref: ray.ObjectRef[np.ndarray[Any, Any]]
+    owner: str = ""
+    classes: tuple[type, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, recipe: TaskRecipe, owner: str = "") -> PackedRecipe:
+        classes: list[type] = []
+        packed = pack(recipe, classes)
+        key = hashlib.blake2b(packed.tobytes(), digest_size=16).hexdigest()
+        return cls(key=key, ref=ray.put(packed), owner=owner, classes=tuple(classes))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"classes": ()}
+
+    def ready(self) -> Any:
+        """The recipe, unpickled once per process."""
+        return unpack(self.key, lambda: ray.get(self.ref), self.owner)
+
+    def anew(self) -> Any:
+        """The recipe, unpickled anew: what its objects store does not outlive their use."""
+        return loaded(ray.get(self.ref))

@@ -1,0 +1,106 @@
+"""The process of one core, which runs one task after another.
+
+A block lies in the process's scratch memory until the next task, so the process hands it to the object store first.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import ray
+
+import offload.ray_forks  # noqa: F401  # a transform may fork
+from offload import machine
+from offload.pipeline.cache import accounts
+from offload.pipeline.pool.packed_recipe import PackedRecipe, TaskOutput, TaskRecipe
+from offload.pipeline.pool.task import Cost
+from offload.pipeline.program.output_tail import Teller
+from offload.pipeline.work.block import Scratch
+from offload.pipeline.work.environment import Ordinal, begin, keep_freed_memory
+from offload.pipeline.work.watchdog import GIVEN_UP, Watch
+
+AT_ONCE_S = 0.25  # longest gap between consecutive tasks; a longer one means that the core was idle or in set-up
+
+
+TOLD_S = 10.0  # time for the hub to answer a process that is about to end
+
+
+class _Board:
+    """The watch's board: it reports slow calls of a preprocessing process, and its cache's end, to the hub. ``run``: the hub's handle, or
+    None."""
+
+    def __init__(self, run: Any) -> None:
+        self._run, self._node = run, ray.get_runtime_context().get_node_id()
+
+    def slow(self, what: str, seconds: float) -> None:
+        if self._run is not None:
+            self._run.slow.remote(self._node, what, seconds)
+
+    def given_up(self, what: str, seconds: float) -> None:
+        if self._run is not None:
+            ray.get(self._run.given_up.remote(self._node, what, seconds), timeout=TOLD_S)
+        os._exit(GIVEN_UP)
+
+    def cache_stopped(self, reason: str) -> None:
+        if self._run is not None:
+            self._run.cache_stopped.remote(self._node, reason)
+
+
+class Preprocessor:
+    """The actor of one core. ``run``: the hub's handle, to which the process reports slow calls and what it prints. ``me``: its number in
+    the pool. ``title``: its name in Ray's dashboard."""
+
+    def __init__(self, run: Any = None, me: Ordinal | None = None, title: str = "preprocessing") -> None:
+        self._title = title
+        begin(me or Ordinal())
+        keep_freed_memory()
+        self._board = _Board(run)
+        self._watch = Watch(self._board)
+        self._watch.start()
+        self._teller = Teller(run)
+        self._scratch = Scratch()  # safe to reuse: a returned block is in the object store before the next call begins
+        self._ended: tuple[float, float] | None = None
+        self._done = 0  # tasks
+
+    def __repr__(self) -> str:
+        return self._title
+
+    def warm(self, recipe: PackedRecipe) -> None:
+        """Import and set up the needs of the recipe before there is work."""
+        self._watch.doing(lambda: "setting up the preprocessing of a data set")
+        try:
+            with self._teller.working(recipe.key):
+                recipe.ready()
+        finally:
+            self._watch.idle()
+
+    def process(self, rows: Any, recipe: PackedRecipe, epoch: int) -> tuple[TaskOutput, Cost]:
+        """Make the block of these rows, and return it with its cost."""
+        with self._teller.working(recipe.key):
+            return self._process(rows, recipe, epoch)
+
+    def _process(self, rows: Any, recipe: PackedRecipe, epoch: int) -> tuple[TaskOutput, Cost]:
+        ready: TaskRecipe = recipe.ready()
+        cpu, wall = time.process_time(), time.perf_counter()
+        busy = time.thread_time() + machine.core_wait_s()
+        since = cpu
+        if self._ended is not None and wall - self._ended[1] < AT_ONCE_S:
+            since = self._ended[0]  # storing the last block is part of the price
+        block = ready.process(rows, epoch=epoch, scratch=self._scratch, watch=self._watch)
+        cpu_s, wall_s = time.process_time() - since, time.perf_counter() - wall
+        blocked_s = wall_s - (time.thread_time() + machine.core_wait_s() - busy)
+        # Measuring takes long, and the memory soon stops growing: measure after the first, second, fourth, … task.
+        self._done += 1
+        process_bytes = 0 if self._done & (self._done - 1) else machine.process_bytes()
+        self._ended = time.process_time(), time.perf_counter()
+        read = accounts.taken()
+        if read.problem is not None:
+            self._board.cache_stopped(read.problem)
+        cost = Cost(
+            rows=block.num_rows, size_bytes=block.nbytes, cpu_s=cpu_s, wall_s=wall_s, process_bytes=process_bytes,
+            blocked_s=blocked_s, cache_bytes=read.cache_bytes, storage_bytes=read.storage_bytes,
+            first_wait_s=read.first_wait_s,
+        )  # fmt: skip
+        return block, cost
