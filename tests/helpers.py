@@ -138,7 +138,7 @@ def end_loaders() -> None:
     import ray
     import torch
 
-    from offload.loader import session as sessions
+    from offload.loader.job import session as sessions
 
     def ended() -> bool:
         gc.collect()  # in each look: it does nothing while another thread collects

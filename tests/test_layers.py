@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -26,7 +27,18 @@ LAYERS = [
     {"offload.train.messages"},
     {"offload.train.checkpoints", "offload.train.cluster"},
     {"offload.train.config", "offload.train"},
-    {"offload.pipeline"},
+    # Rooms of offload.pipeline, from the user's words to pure functions.
+    {"offload.pipeline.describe"},
+    {"offload.pipeline.feed"},
+    {"offload.pipeline.raydata"},
+    {"offload.pipeline.sources"},
+    {"offload.pipeline.pool"},
+    {"offload.pipeline.work"},
+    {"offload.pipeline.images"},
+    {"offload.pipeline.index"},
+    {"offload.pipeline.blocks"},
+    {"offload.pipeline.program"},
+    {"offload.pipeline.cache", "offload.pipeline.order", "offload.pipeline"},
     {"offload.adapt"},
     {"offload.report"},  # on plain data: it reads files, not objects of the layers that write them
     {"offload.measure", "offload.prices"},
@@ -76,12 +88,17 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def layer_of(module: str) -> str | None:
+    """The most specific name in LAYERS that this module or its package bears."""
     parts = module.split(".")
     return next((".".join(parts[:n]) for n in (4, 3, 2, 1) if ".".join(parts[:n]) in LEVEL), None)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path: Path) -> None:
+def test_imports_point_down() -> None:
+    for path in MODULES:
+        check_imports(path)
+
+
+def check_imports(path: Path) -> None:
     module = module_of(path)
     if module == PUBLIC or module.startswith(TESTING):
         return
@@ -113,6 +130,48 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(" → ".join(error.args[1]))
+
+
+MOST_MODULES = 16
+"""In one folder: a newcomer reads its listing at a glance."""
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    folders = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    assert {str(folder.relative_to(ROOT)): n for folder, n in folders.items() if n > MOST_MODULES} == {}
+
+
+MOST_ATTRIBUTES = 20
+"""Of one class, which otherwise does the work of several."""
+
+
+def attributes_of(node: ast.ClassDef) -> set[str]:
+    """What the methods of a class assign to ``self``."""
+    return {
+        target.attr
+        for target in ast.walk(node)
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.ctx, ast.Store)
+        and isinstance(target.value, ast.Name)
+        and target.value.id == "self"
+    }
+
+
+def test_no_class_has_too_many_attributes() -> None:
+    many = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and len(attributes_of(node)) > MOST_ATTRIBUTES:
+                many[f"{module_of(path)}.{node.name}"] = len(attributes_of(node))
+    assert many == {}
+
+
+MOST_LINES = 900
+
+
+def test_no_module_is_too_long() -> None:
+    lengths = {module_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert {module: n for module, n in lengths.items() if n > MOST_LINES} == {}
 
 
 def test_testing_uses_only_what_is_public() -> None:
@@ -194,4 +253,4 @@ def test_the_check_sees_imports_wherever_they_stand(tmp_path: Path, monkeypatch:
     path.write_text("import offload.cli.main\ndef f():\n    from ..train import context\n    from . import y\n")
     assert list(imports(path)) == ["offload.cli.main", "offload.train.context", "offload.model.y"]
     with pytest.raises(AssertionError, match=r"imports offload.cli.main \(offload.cli\), which is not below it"):
-        test_imports_point_down(path)
+        check_imports(path)

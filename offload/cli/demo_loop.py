@@ -24,7 +24,7 @@ ENDLESS = 1_000_000_000  # samples of an epoch: the loop ends by time, before an
 def main(loader: str, images: str, seconds: str, workers: str, cores: str, file: str) -> None:
     """Run the loop, and write its measurements."""
     os.sched_setaffinity(0, set(map(int, cores.split(","))))  # before torch starts threads
-    from offload.loader.session import end_unused
+    from offload.loader.job.session import end_unused
 
     device, step = accelerator()
     found = measured(batches(loader, Path(images), int(workers)), step, float(seconds))

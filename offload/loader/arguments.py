@@ -1,7 +1,7 @@
 """The arguments that decide which batches an epoch has. A state in the middle of an epoch holds them, and the resumed loader must have the
 same.
 
-Where it stops: it compares what it can read without running the user's code. :mod:`offload.loader.trail` finds samplers of other kinds that
+Where it stops: it compares what it can read without running the user's code. :mod:`offload.loader.state.trail` finds samplers of other kinds that
 give another order.
 """
 
@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from offload.errors import ConfigError
-from offload.loader.job import Job
+from offload.loader.job.ranks import Job
 from offload.model.checks import shown
 
 GENERATOR = "torch.Generator"  # that of a loader that has one

@@ -17,8 +17,8 @@ from typing import Any
 import torch.utils.data
 
 from offload.loader.device import Finish
-from offload.loader.draws import Aside, global_state
-from offload.loader.progress import Progress, too_few
+from offload.loader.state.draws import Aside, global_state
+from offload.loader.state.progress import Progress, too_few
 from offload.loader.stats import Clock, Measured
 from offload.pipeline.blocks.tensors import bytes_of
 from offload.pipeline.feed.meter import Meter

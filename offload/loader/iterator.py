@@ -25,12 +25,12 @@ from torch._utils import ExceptionWrapper
 
 from offload.errors import ConfigError, OffloadError, RunError
 from offload.loader.device import Finish
-from offload.loader.feed import Taken
+from offload.loader.job.feed import Taken
+from offload.loader.job.session import Session
 from offload.loader.line import Place
-from offload.loader.progress import Progress, too_few
 from offload.loader.recipe import Batches, BatchOrder
 from offload.loader.remarks import Remarks, say
-from offload.loader.session import Session
+from offload.loader.state.progress import Progress, too_few
 from offload.loader.stats import Clock, Measured
 from offload.pipeline.blocks.packing import unpack
 from offload.pipeline.blocks.receiver import DirectBlocks

@@ -13,20 +13,20 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from offload.errors import ConfigError
 from offload.loader import probing
-from offload.loader import session as sessions
 from offload.loader.arguments import arguments_of, check_same, samplers_of
 from offload.loader.device import Finish
-from offload.loader.draws import Aside, generators_of, restore, restore_own, state_of, written
 from offload.loader.in_program import InProgram, seeded
 from offload.loader.iterator import Iteration, Plan
-from offload.loader.job import Job
-from offload.loader.node_choice import PLACEMENTS
+from offload.loader.job import session as sessions
+from offload.loader.job.node_choice import PLACEMENTS
+from offload.loader.job.ranks import Job
 from offload.loader.orders import orders_of
-from offload.loader.progress import Progress
 from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.remarks import Remarks
+from offload.loader.state.draws import Aside, generators_of, restore, restore_own, state_of, written
+from offload.loader.state.progress import Progress
+from offload.loader.state.trail import Trail
 from offload.loader.stats import Clock, LoaderStats
-from offload.loader.trail import Trail
 from offload.model.checks import check_callable, check_choice, check_count, check_text
 from offload.pipeline.order.shuffling import mix
 

@@ -18,7 +18,7 @@ import torch
 from offload.errors import ConfigError, OffloadError, RunError, argument
 from offload.interrupts import handled
 from offload.loader import probing
-from offload.loader.session import end_unused
+from offload.loader.job.session import end_unused
 from offload.machine import usable_cores
 from offload.measure.findings import Findings
 from offload.measure.sizes import Measured

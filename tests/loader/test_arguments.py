@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 import offload
 from offload.errors import ConfigError
 from offload.loader import loader as loader_module
-from offload.loader import session as sessions
-from offload.loader.progress import too_few
+from offload.loader.job import session as sessions
+from offload.loader.state.progress import too_few
 from offload.pipeline.work.worker_role import in_role
 
 

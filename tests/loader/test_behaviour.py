@@ -25,8 +25,8 @@ import torch.utils.data as torch_data
 
 import offload
 from offload.errors import ConfigError, RunError
-from offload.loader import session as sessions
-from offload.loader.readers import TASK_S
+from offload.loader.job import session as sessions
+from offload.loader.job.readers import TASK_S
 from tests.helpers import end_loaders, eventually, title_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from offload.loader.draws import generators_of, restore, restore_own, state_of
+from offload.loader.state.draws import generators_of, restore, restore_own, state_of
 
 
 class Stepped(torch.utils.data.SequentialSampler):

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.loader.feed import FIRST_TASK_S, LEAST_TASK_S, _MapStream
-from offload.loader.readers import MOST_BATCHES, TASK_S
+from offload.loader.job.feed import FIRST_TASK_S, LEAST_TASK_S, _MapStream
+from offload.loader.job.readers import MOST_BATCHES, TASK_S
 from offload.loader.recipe import BatchOrder
 from offload.pipeline.program.printed import Outlet
 

@@ -14,7 +14,7 @@ import torch.utils.data
 from ray import cloudpickle
 
 import offload
-from offload.loader import session as sessions
+from offload.loader.job import session as sessions
 from tests.helpers import ROOT
 from tests.test_kinds import load
 

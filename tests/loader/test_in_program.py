@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import offload
 from offload.errors import ConfigError
 from offload.loader import probing
-from offload.loader import session as sessions
+from offload.loader.job import session as sessions
 from tests.loader.same import same
 
 

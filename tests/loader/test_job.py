@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from offload.loader import job
-from offload.loader.job import Job
+from offload.loader.job import ranks
+from offload.loader.job.ranks import Job
 
 TORCHRUN = {
     "RANK": "1",
@@ -49,7 +49,7 @@ def test_ranks_that_only_torch_distributed_knows_are_one_job(monkeypatch: pytest
     for rank in range(2):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         jobs.append(Job.of(env))
-    assert [(job.rank, job.world_size) for job in jobs] == [(0, 2), (1, 2)]
+    assert [(ranks.rank, ranks.world_size) for ranks in jobs] == [(0, 2), (1, 2)]
     assert jobs[0].name == jobs[1].name
     assert Job.of({**env, "RANK": "5", "WORLD_SIZE": "6"}).rank == 5  # the launcher's word comes first
     assert (
@@ -80,18 +80,18 @@ def test_ranks_that_met_without_an_address_in_the_environment_are_one_job(
             env = {"RANK": f"{rank}", "WORLD_SIZE": "2"} if ranks_in_environment else {}
             jobs.append(Job.of(env))
             assert Job.of(env) == jobs[-1]
-    assert [(job.rank, job.world_size) for job in jobs] == [(0, 2), (1, 2)] * 2
+    assert [(ranks.rank, ranks.world_size) for ranks in jobs] == [(0, 2), (1, 2)] * 2
     assert jobs[0].name == jobs[1].name != jobs[2].name == jobs[3].name
 
 
 def test_torch_has_the_store_by_which_ranks_met(tmp_path: Path) -> None:
     """The contract behind the test above, which puts stores in the place of torch's own: torch has no public function for it."""
-    assert job._agreed() == ""
+    assert ranks._agreed() == ""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
-        told = job._agreed()
+        told = ranks._agreed()
         assert told
-        assert job._agreed() == told
+        assert ranks._agreed() == told
     finally:
         torch.distributed.destroy_process_group()
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.loader.json_state import TAG, decoded, encoded
+from offload.loader.state.json_state import TAG, decoded, encoded
 from offload.train.checkpoints.plain import NotPlainError
 from tests.train.checkpoints.test_plain import LEAVES, containers
 

@@ -23,7 +23,7 @@ import torch.utils.data as torch_data
 
 import offload
 from offload.errors import ConfigError, RunError
-from offload.loader import session as sessions
+from offload.loader.job import session as sessions
 from tests.helpers import eventually
 from tests.loader.same import same
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offload.errors import ConfigError
-from offload.loader.node_choice import NodeChoice
+from offload.loader.job.node_choice import NodeChoice
 from offload.model.placement import NodeResources
 
 

@@ -12,7 +12,7 @@ import torch.utils.data as torch_data
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offload.loader.readers import KEPT_S, STUCK_S, IterableReader, Reader, Resting
+from offload.loader.job.readers import KEPT_S, STUCK_S, IterableReader, Reader, Resting
 from offload.loader.recipe import IterableRecipe
 from offload.pipeline.blocks.packing import unpack
 

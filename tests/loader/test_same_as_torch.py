@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import offload
-from offload.loader import session as sessions
+from offload.loader.job import session as sessions
 from tests.loader.same import same
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.loader.trail import Trail
+from offload.loader.state.trail import Trail
 
 INDICES = st.integers(-5, 2**70) | st.text(max_size=3) | st.tuples(st.integers(0, 9), st.text(max_size=3))
 BATCHES = st.lists(st.lists(INDICES, max_size=4), max_size=8)

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.pipeline.images import turbojpeg
-from offload.pipeline.images.decode import DecodeError, EncodedImage, decode_image, decode_region, read_image
+from offload.pipeline.images.decode import DecodeError, decode_image
+from offload.pipeline.images.region_decode import EncodedImage, decode_region, read_image
 
 BROKEN = "corrupt or truncated image"
 

@@ -27,7 +27,8 @@ from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID
 from offload.pipeline.describe.pipeline import Pipeline
 from offload.pipeline.images import turbojpeg
-from offload.pipeline.images.decode import EncodedImage, decode_image, read_image
+from offload.pipeline.images.decode import decode_image
+from offload.pipeline.images.region_decode import EncodedImage, read_image
 from offload.pipeline.images.region_first import RegionFirst
 from offload.pipeline.images.split import split_transform
 from offload.pipeline.pool import packed_recipe

@@ -13,7 +13,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 import offload
-from offload.loader import session
+from offload.loader.job import session
 from offload.pipeline.blocks import receiver
 from offload.train.cluster.ray_processes import minimal_agents
 from tests.programs.direct_blocks import sender_processes, wait_for

@@ -28,7 +28,7 @@ import torch
 
 import offload
 from offload import uncaught
-from offload.loader import session
+from offload.loader.job import session
 from offload.train.cluster.ray_processes import minimal_agents
 
 TRIES = 5

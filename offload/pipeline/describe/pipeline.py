@@ -22,7 +22,7 @@ from offload.model.checks import (
 )
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
 from offload.pipeline.cache.spec import CacheSpec, parse_cache
-from offload.pipeline.images.decode import DECODE, Decode
+from offload.pipeline.images.region_decode import DECODE, Decode
 from offload.pipeline.images.split import is_image_transform, split_transform, takes_one_image, unsplit_transform
 from offload.pipeline.index.source import Index, Lister, silent
 from offload.pipeline.sources.files import Path

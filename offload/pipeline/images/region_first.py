@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from offload.pipeline.images.decode import EncodedImage, Image
+from offload.pipeline.images.decode import Image
+from offload.pipeline.images.region_decode import EncodedImage
 
 AsInput = Callable[[np.ndarray[Any, Any]], Any]
 

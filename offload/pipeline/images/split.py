@@ -19,7 +19,7 @@ from offload.pipeline.blocks.values import own
 from offload.pipeline.blocks.whole_samples import is_nested
 from offload.pipeline.blocks.wire import Array, as_array, is_pillow, is_tensor
 from offload.pipeline.images import on_device as device
-from offload.pipeline.images.decode import EncodedImage
+from offload.pipeline.images.region_decode import EncodedImage
 from offload.pipeline.images.region_first import region_first, takes_encoded
 
 _CONVERSIONS = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor", "MaybeToTensor", "MaybePILToTensor"}

@@ -18,7 +18,8 @@ import pyarrow.fs as pafs
 
 from offload.errors import ConfigError
 from offload.pipeline.cache.spec import CacheSpec
-from offload.pipeline.images.decode import EXTENSIONS, DecodeError, read_image
+from offload.pipeline.images.decode import EXTENSIONS, DecodeError
+from offload.pipeline.images.region_decode import read_image
 from offload.pipeline.index.listing_cache import (
     cache,
     cache_rows,

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from offload.errors import ConfigError
 from offload.pipeline.aside import each_aside
 from offload.pipeline.cache.spec import CacheSpec
-from offload.pipeline.images.decode import DecodeError, read_image
+from offload.pipeline.images.decode import DecodeError
+from offload.pipeline.images.region_decode import read_image
 from offload.pipeline.index.rows import Runs
 from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles

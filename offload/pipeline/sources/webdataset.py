@@ -23,7 +23,8 @@ import pyarrow.fs as pafs
 from offload.errors import ConfigError
 from offload.pipeline.blocks.wire import Column, stack, stack_lists
 from offload.pipeline.cache.spec import CacheSpec
-from offload.pipeline.images.decode import DecodeError, read_image
+from offload.pipeline.images.decode import DecodeError
+from offload.pipeline.images.region_decode import read_image
 from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.order.shuffling import Consecutive
 from offload.pipeline.sources.cached_files import CachedFiles

@@ -16,7 +16,7 @@ from offload.errors import RunError
 from offload.pipeline.blocks.values import annotation
 from offload.pipeline.blocks.whole_samples import CONTENTS, SAMPLES
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Columns, is_pillow, take
-from offload.pipeline.images.decode import UndecodableError
+from offload.pipeline.images.region_decode import UndecodableError
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.work.randomness import Drawn, seed_generators
 from offload.pipeline.work.recipe import Recipe

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offload.loader import session as sessions
+from offload.loader.job import session as sessions
 from offload.train.cluster import connection, idle
 
 

@@ -25,9 +25,9 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload.errors import OffloadError, RunError
+from offload.loader.job.node_choice import NodeChoice
+from offload.loader.job.readers import KEPT_PER_CORE, MOST_BATCHES, TASK_S, IterableReader, Read, Reader, Resting
 from offload.loader.line import IterableLine, MapLine, Place
-from offload.loader.node_choice import NodeChoice
-from offload.loader.readers import KEPT_PER_CORE, MOST_BATCHES, TASK_S, IterableReader, Read, Reader, Resting
 from offload.loader.recipe import BatchOrder, Imports
 from offload.loader.stats import Measured
 from offload.pipeline.blocks.sender import BlockSenders

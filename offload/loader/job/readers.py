@@ -3,7 +3,7 @@
 A worker of an iterable data set has a process of its own, which serves one iteration at a time. Afterwards it rests: a new process would
 take longer to start than a small epoch takes. In each iteration it gets the data set anew.
 
-Where it stops: :mod:`offload.loader.feed` starts and ends the processes.
+Where it stops: :mod:`offload.loader.job.feed` starts and ends the processes.
 """
 
 from __future__ import annotations

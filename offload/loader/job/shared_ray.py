@@ -16,7 +16,7 @@ from typing import IO
 import ray
 
 from offload import forks
-from offload.loader.job import Job
+from offload.loader.job.ranks import Job
 from offload.preload.launch import own_folder
 from offload.train.cluster.connection import Cluster, kept
 from offload.train.cluster.ray_settings import token_in_use

@@ -21,10 +21,10 @@ import ray
 
 from offload import preload
 from offload.errors import ConfigError, RunError
-from offload.loader.feed import LoaderFeed
-from offload.loader.job import Job
-from offload.loader.node_choice import NodeChoice
-from offload.loader.shared_ray import shared
+from offload.loader.job.feed import LoaderFeed
+from offload.loader.job.node_choice import NodeChoice
+from offload.loader.job.ranks import Job
+from offload.loader.job.shared_ray import shared
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.pool.ray_state import held
 from offload.ray_forks import check_not_forked
@@ -40,7 +40,7 @@ SHARE_S = 60.0  # time for processes that reserve no CPUs to take the place of t
 THREADS = 32
 THREADS_PER_RANK = 4
 NAMESPACE = "offload"
-MODULES = ("offload.loader.readers",)
+MODULES = ("offload.loader.job.readers",)
 
 
 class Session:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from offload.errors import ConfigError
-from offload.loader.json_state import decoded, encoded
+from offload.loader.state.json_state import decoded, encoded
 from offload.train.checkpoints.plain import NotPlainError
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from offload.errors import ConfigError
 from offload.loader.arguments import GENERATOR, other_rank
-from offload.loader.draws import read, read_version_1, written
-from offload.loader.trail import Trail
+from offload.loader.state.draws import read, read_version_1, written
+from offload.loader.state.trail import Trail
 from offload.model.checks import check_count, check_mapping
 
 VERSION = 2
@@ -27,8 +27,8 @@ class Progress:
     Args:
         epoch: the number of epochs begun before.
         batches: those that the program has got.
-        start: the state at the beginning of the epoch, as :func:`offload.loader.draws.state_of` gives it, with what the loader adds.
-        between: before the epoch has begun, the state of what the loader draws from alone, as :func:`offload.loader.draws.generators_of`
+        start: the state at the beginning of the epoch, as :func:`offload.loader.state.draws.state_of` gives it, with what the loader adds.
+        between: before the epoch has begun, the state of what the loader draws from alone, as :func:`offload.loader.state.draws.generators_of`
             gives it.
         arguments: those of the epoch, see :func:`offload.loader.arguments.arguments_of`.
         trail: the checksums of the batches that the sampler has given.
