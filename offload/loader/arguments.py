@@ -1,8 +1,8 @@
 """The arguments that decide which batches an epoch has. A state in the middle of an epoch holds them, and the resumed loader must have the
 same.
 
-Where it stops: it compares what it can read without running the user's code. :mod:`offload.loader.state.trail` finds samplers of other kinds that
-give another order.
+Where it stops: it compares what it can read without running the user's code. :mod:`offload.loader.state.trail` finds samplers of other kinds
+that give another order.
 """
 
 from __future__ import annotations

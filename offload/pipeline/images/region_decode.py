@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from offload.pipeline.images.decode import DecodeError, Image, decode_image
+
 if TYPE_CHECKING:
     pass
 from dataclasses import dataclass
