@@ -29,7 +29,7 @@ class Progress:
         batches: those that the program has got.
         start: the state at the beginning of the epoch, as :func:`offload.loader.state.draws.state_of` gives it, with what the loader adds.
         between: before the epoch has begun, the state of what the loader draws from alone, as
-    :func:`offload.loader.state.draws.generators_of`             gives it.
+            :func:`offload.loader.state.draws.generators_of` gives it.
         arguments: those of the epoch, see :func:`offload.loader.arguments.arguments_of`.
         trail: the checksums of the batches that the sampler has given.
     """
