@@ -16,7 +16,7 @@ from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.engine import HELD_SHARE
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach
@@ -158,7 +158,7 @@ def _feed(nodes: tuple[str, ...], blocks: int, under_way: queue.SimpleQueue[tupl
     stores = dict.fromkeys(nodes, STORE_BYTES)
     held = HELD_SHARE * len(stores) * STORE_BYTES / SAMPLE_BYTES
     samples = (blocks + FIRST_BLOCKS + 2 * len(nodes)) * 16 * LOCAL_BATCH + round(held)
-    stream = Stream(recipe=recipe, rows=list_torch_dataset(range(samples)).rows, shuffle=True)
+    stream = FeedDataset(recipe=recipe, rows=list_torch_dataset(range(samples)).rows, shuffle=True)
     feed = Feed({"train": stream}, Cores(nodes=nodes, task_cpus=1.0, stores=stores), pool=Alone)
     feed.begin(1)
     return feed

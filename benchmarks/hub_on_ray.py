@@ -21,7 +21,7 @@ import ray
 
 from benchmarks import counting_ranks, stand_ins
 from offload import preload
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.pipeline.feed.sizing import Rates, plan_tasks
 from offload.pipeline.pool.packed_recipe import PackedRecipe
@@ -82,7 +82,7 @@ class Case:
         self.stores = dict.fromkeys(self.nodes, float(NODE_STORE_BYTES))
         place = Cores(nodes=self.nodes, task_cpus=1.0, stores=self.stores, runtime_env=environment)
         index = list_torch_dataset(range(self.samples)).rows
-        stream = Stream(recipe=PackedRecipe.of(load), rows=index, shuffle=True)
+        stream = FeedDataset(recipe=PackedRecipe.of(load), rows=index, shuffle=True)
         hub_class: Any = ray.remote(stand_ins.ScaleHub)
         self.began = time.time()
         self.actor = hub_class.options(**options, max_concurrency=8 + 6 * workers, enable_task_events=False).remote(

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Reach, Slice
 from offload.pipeline.pool.pool import IN_FLIGHT
@@ -298,7 +298,7 @@ class Simulation:
     def __init__(self, world: World) -> None:
         self.world, self.clock = world, Clock()
         self.links = Links(self.clock, world.nodes)
-        stream = Stream(
+        stream = FeedDataset(
             recipe=cast(Any, None), rows=pa.table({"i": np.arange(world.samples)}), shuffle=True, seed=world.seed
         )
         cores = Cores(

@@ -24,7 +24,7 @@ import ray
 from offload import machine
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import TAKE_TIMEOUT_S, Pass, PassKey, Reach, Slice
 from offload.pipeline.feed.tasks import PassTasks
@@ -184,7 +184,7 @@ class ScaleHub(Hub):
     """The hub, which also measures itself. ``processes`` stand for its cores; without any, each core has a process. ``slower``: see
     :class:`Load`."""
 
-    def __init__(self, streams: dict[str, Stream], cores: Cores, processes: Sequence[Any], slower: int) -> None:
+    def __init__(self, streams: dict[str, FeedDataset], cores: Cores, processes: Sequence[Any], slower: int) -> None:
         take_turns()
         StoodPool.processes = processes
         self._slower = slower

@@ -1,8 +1,8 @@
 """The arguments that decide which batches an epoch has. A state in the middle of an epoch holds them, and the resumed loader must have the
 same.
 
-Where it stops: it compares what it can read without running the user's code. :mod:`offload.loader.state.trail` finds samplers of other kinds
-that give another order.
+Where it stops: it compares what it can read without running the user's code. :mod:`offload.loader.state.trail` finds samplers of other
+kinds that give another order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from offload.errors import ConfigError
-from offload.loader.job.ranks import Job
+from offload.loader.job.ranks import Ranks
 from offload.model.checks import shown
 
 GENERATOR = "torch.Generator"  # that of a loader that has one
@@ -66,7 +66,7 @@ def samplers_of(*outermost: Any) -> list[Any]:
     return found
 
 
-def arguments_of(loader: torch.utils.data.DataLoader[Any], job: Job) -> dict[str, Any]:
+def arguments_of(loader: torch.utils.data.DataLoader[Any], job: Ranks) -> dict[str, Any]:
     """The arguments of a loader that decide which batches an epoch has, as plain data."""
     found = {
         "rank": job.rank,

@@ -17,20 +17,20 @@ from typing import Any
 import torch.utils.data
 
 from offload.loader.device import Finish
-from offload.loader.state.draws import Aside, global_state
-from offload.loader.state.progress import Progress, too_few
-from offload.loader.stats import Clock, Measured
+from offload.loader.state.draws import SecondGenerators, global_state
+from offload.loader.state.progress import EpochProgress, too_few
+from offload.loader.stats import MadeRates, WaitClock
 from offload.pipeline.blocks.tensors import bytes_of
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.pool.task import Block, Cost
 from offload.pipeline.work.worker_role import seed_as_torch
 
 
-def seeded(seed: int) -> Aside:
+def seeded(seed: int) -> SecondGenerators:
     """Generators with this seed, beside the program's."""
-    with Aside(global_state()).used():
+    with SecondGenerators(global_state()).used():
         seed_as_torch(0, seed)
-        return Aside(global_state())
+        return SecondGenerators(global_state())
 
 
 _NOTHING = object()
@@ -44,10 +44,10 @@ class InProgram:
         self,
         loader: torch.utils.data.DataLoader[Any],
         *,
-        aside: Aside | None,
+        aside: SecondGenerators | None,
         finish: Finish,
-        progress: Progress,
-        clock: Clock,
+        progress: EpochProgress,
+        clock: WaitClock,
     ) -> None:
         self.loader = loader
         self._drawing = contextlib.nullcontext if aside is None else aside.used
@@ -141,5 +141,5 @@ def _collated(collate: Any, several: bool, told: list[int], found: Any) -> Any:
     return collate(found)
 
 
-def _measured(meter: Meter) -> Measured:
-    return Measured({"cores": 1.0, **meter.summary()}, meter.costs())
+def _measured(meter: Meter) -> MadeRates:
+    return MadeRates({"cores": 1.0, **meter.summary()}, meter.costs())

@@ -26,16 +26,16 @@ from torch._utils import ExceptionWrapper
 from offload.errors import ConfigError, OffloadError, RunError
 from offload.loader.device import Finish
 from offload.loader.job.feed import Taken
-from offload.loader.job.session import Session
-from offload.loader.line import Place
-from offload.loader.recipe import Batches, BatchOrder
+from offload.loader.job.session import FeedSession
+from offload.loader.line import BatchPlace
+from offload.loader.recipe import BatchOrder, FinishedBatches
 from offload.loader.remarks import Remarks, say
-from offload.loader.state.progress import Progress, too_few
-from offload.loader.stats import Clock, Measured
+from offload.loader.state.progress import EpochProgress, too_few
+from offload.loader.stats import MadeRates, WaitClock
 from offload.pipeline.blocks.packing import unpack
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.pool.packed_recipe import PackedRecipe
-from offload.pipeline.program.printed import Line
+from offload.pipeline.program.printed import PrintedLine
 from offload.pipeline.work.unpicklable import used
 from offload.report.streams import write_line
 from offload.train.cluster.connection import answer
@@ -49,7 +49,7 @@ PATIENCE_S = 0.5  # time between looks for the end of the iteration
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class IterationPlan:
     """What an iteration needs to know of its loader.
 
     Args:
@@ -86,7 +86,7 @@ class Iteration:
 
     loader: object = None  # keeps the loader, and with it the connection, as long as there is an iteration
 
-    def __init__(self, plan: Plan, session: Session, progress: Progress, clock: Clock) -> None:
+    def __init__(self, plan: IterationPlan, session: FeedSession, progress: EpochProgress, clock: WaitClock) -> None:
         self._orders = plan.orders
         self._ordered = self._received = 0
         self._progress = progress
@@ -203,7 +203,7 @@ class _Fetcher:
     """The side of an iteration that knows the feed. Its thread holds no reference to the iteration, so that the garbage collector can
     end it."""
 
-    def __init__(self, session: Session, plan: Plan) -> None:
+    def __init__(self, session: FeedSession, plan: IterationPlan) -> None:
         self.lead = 0
         self._name, self._session, self._plan = uuid.uuid4().hex, session, plan
         self._items: queue.Queue[Any] = queue.Queue(maxsize=READY)
@@ -266,7 +266,7 @@ class _Fetcher:
         """See :meth:`offload.loader.device.Finish.hand_over`."""
         self._plan.finish.hand_over(batch)
 
-    def asked(self) -> Callable[[], Measured]:
+    def asked(self) -> Callable[[], MadeRates]:
         """A function that waits for the measurements: the present ones, or the last after the end. It keeps no data set."""
         ref = self._last
         if ref is None and not self._session.ended:
@@ -328,7 +328,7 @@ class _Fetcher:
                     self._put(_End() if start >= skip else too_few(skip, "data set", start))
                     return
 
-    def _finished(self, block: Batches, item: int) -> Any:
+    def _finished(self, block: FinishedBatches, item: int) -> Any:
         if block.stored:
             self._plan.remarks.once(
                 "stored",
@@ -353,14 +353,14 @@ class _Fetcher:
 class _Coming:
     """Brings the blocks of these batches here, a few ahead of the one that is wanted: all of them may be more than this host's memory."""
 
-    def __init__(self, direct: DirectBlocks, places: Sequence[Place]) -> None:
+    def __init__(self, direct: DirectBlocks, places: Sequence[BatchPlace]) -> None:
         self._direct = direct
         self._further = deque({place.ref: place.node for place in places}.items())
         self._under_way: dict[Any, Callable[[], Any] | None] = {}  # None: through Ray
-        self._here: dict[Any, Batches] = {}
+        self._here: dict[Any, FinishedBatches] = {}
         self._left = Counter(place.ref for place in places)  # batches
 
-    def block(self, ref: Any) -> Batches:
+    def block(self, ref: Any) -> FinishedBatches:
         """Wait for the block of the next batch. Raises ObjectLostError if it is gone."""
         while self._further and len(self._under_way) < AT_ONCE:
             self._start(*self._further.popleft())
@@ -380,7 +380,7 @@ class _Coming:
             ray.wait([ref], timeout=0, fetch_local=True)
 
 
-def _show(lines: Sequence[Line]) -> None:
+def _show(lines: Sequence[PrintedLine]) -> None:
     for line in lines:
         write_line(line.stream, line.text)
 
@@ -399,12 +399,12 @@ def _packed(recipe: Any, owner: str) -> PackedRecipe:
         ) from None
 
 
-def _measured(session: Session, ref: Any) -> Measured:
+def _measured(session: FeedSession, ref: Any) -> MadeRates:
     if ref is not None and not session.ended:
         with contextlib.suppress(ray.exceptions.RayError, RunError), no_new_ray():
-            measured: Measured = answer(ref)
+            measured: MadeRates = answer(ref)
             return measured
-    return Measured({}, [])
+    return MadeRates({}, [])
 
 
 def _lost(error: BaseException) -> RunError:

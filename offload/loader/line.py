@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from offload.loader.recipe import BatchOrder
 
 
-class Place(NamedTuple):
+class BatchPlace(NamedTuple):
     """The place of a batch: number ``item`` of the block behind a reference, which a node made."""
 
     ref: Any
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 class _Made:
     """A finished batch, with its size in its node's object store."""
 
-    place: Place
+    place: BatchPlace
     size_bytes: int
 
 
@@ -75,11 +75,11 @@ class MapLine:
         for item, order in enumerate(orders):
             self._under_way.discard(order.number)
             if order.number >= self._next and order.number not in self._made:
-                made = _Made(place=Place(ref, item, node), size_bytes=size_bytes // len(orders))
+                made = _Made(place=BatchPlace(ref, item, node), size_bytes=size_bytes // len(orders))
                 self._made[order.number] = made
                 self.held_bytes[node] += made.size_bytes
 
-    def take(self, start: int, want: int) -> list[Place]:
+    def take(self, start: int, want: int) -> list[BatchPlace]:
         """Up to ``want`` batches from number ``start`` on, as far as they are ready. The consumer has all batches before."""
         for number in range(self._next, start):
             self._orders.pop(number, None)
@@ -113,13 +113,13 @@ class IterableLine:
     its turn."""
 
     def __init__(self, workers: int) -> None:
-        self._queues: list[deque[Place]] = [deque() for _ in range(workers)]
+        self._queues: list[deque[BatchPlace]] = [deque() for _ in range(workers)]
         self._ended = [False] * workers
         self._turn = 0
-        self._delivered: deque[Place] = deque()  # from number _next on
+        self._delivered: deque[BatchPlace] = deque()  # from number _next on
         self._next = 0
 
-    def made(self, worker: int, place: Place) -> None:
+    def made(self, worker: int, place: BatchPlace) -> None:
         """Add the next batch of a worker."""
         self._queues[worker].append(place)
 
@@ -135,7 +135,7 @@ class IterableLine:
         """The number of a worker's batches that wait for their turn."""
         return len(self._queues[worker])
 
-    def take(self, start: int, want: int) -> list[Place]:
+    def take(self, start: int, want: int) -> list[BatchPlace]:
         """See :meth:`MapLine.take`."""
         while self._next < start and self._delivered:
             self._delivered.popleft()
@@ -148,7 +148,7 @@ class IterableLine:
         """Whether there are no batches from number ``start`` on."""
         return all(self._ended) and not any(self._queues) and start >= self._next + len(self._delivered)
 
-    def _in_turn(self) -> Place | None:
+    def _in_turn(self) -> BatchPlace | None:
         """The next batch, if it is ready."""
         for _ in self._queues:
             queue = self._queues[self._turn]

@@ -16,17 +16,17 @@ from offload.loader import probing
 from offload.loader.arguments import arguments_of, check_same, samplers_of
 from offload.loader.device import Finish
 from offload.loader.in_program import InProgram, seeded
-from offload.loader.iterator import Iteration, Plan
+from offload.loader.iterator import Iteration, IterationPlan
 from offload.loader.job import session as sessions
 from offload.loader.job.node_choice import PLACEMENTS
-from offload.loader.job.ranks import Job
+from offload.loader.job.ranks import Ranks
 from offload.loader.orders import orders_of
 from offload.loader.recipe import BatchOrder, IterableRecipe, MapRecipe
 from offload.loader.remarks import Remarks
-from offload.loader.state.draws import Aside, generators_of, restore, restore_own, state_of, written
-from offload.loader.state.progress import Progress
+from offload.loader.state.draws import SecondGenerators, generators_of, restore, restore_own, state_of, written
+from offload.loader.state.progress import EpochProgress
 from offload.loader.state.trail import Trail
-from offload.loader.stats import Clock, LoaderStats
+from offload.loader.stats import LoaderStats, WaitClock
 from offload.model.checks import check_callable, check_choice, check_count, check_text
 from offload.pipeline.order.shuffling import mix
 
@@ -116,8 +116,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             None if on_device is None else check_callable("DataLoader: on_device", on_device, sane=_ON_DEVICE)
         )
         self.placement = check_choice("DataLoader: placement", placement, PLACEMENTS)
-        self._progress = Progress(over=True, epoch=-1)
-        self._loaded: Progress | None = None
+        self._progress = EpochProgress(over=True, epoch=-1)
+        self._loaded: EpochProgress | None = None
         self._drawn: int | None = None
         self._remarks = Remarks()
         self._check_workers()
@@ -126,7 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _begin(self) -> None:
         """Set up what belongs to this process alone."""
         self._user = sessions.User()
-        self._clock = Clock()
+        self._clock = WaitClock()
         self._current: weakref.ref[Iteration | InProgram] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,8 +141,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _get_iterator(self) -> Iteration | InProgram:  # type: ignore[override]
         """A new iteration. It leaves earlier ones alone, with ``persistent_workers`` too."""
-        progress = self._loaded or Progress(epoch=self._progress.epoch + 1)
-        job = Job.of()
+        progress = self._loaded or EpochProgress(epoch=self._progress.epoch + 1)
+        job = Ranks.of()
         arguments, trail = arguments_of(self, job), Trail()
         drawn_from = (self._samplers(), self.generator, self.dataset)
         if progress.start is None:
@@ -172,11 +172,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._current = weakref.ref(iteration)
         return iteration
 
-    def _feed(self, progress: Progress, trail: Trail, job: Job, aside: Aside | None) -> Iteration:
+    def _feed(self, progress: EpochProgress, trail: Trail, job: Ranks, aside: SecondGenerators | None) -> Iteration:
         """An iteration over batches that the cluster makes."""
         seed, orders = self._draw(progress, trail, job, aside)
         return Iteration(
-            Plan(
+            IterationPlan(
                 recipe=self._recipe(seed),
                 workers=self.num_workers,
                 fresh=self.worker_init_fn is not None,  # it may do what a process can do only once
@@ -198,11 +198,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Whether the program itself reads."""
         return isinstance(self.dataset, IterableDataset) and not self.num_workers
 
-    def _read(self, progress: Progress, aside: Aside | None) -> InProgram:
+    def _read(self, progress: EpochProgress, aside: SecondGenerators | None) -> InProgram:
         """An iteration over batches that the program itself makes."""
         self._check_workers()
         if self.seed is not None:
-            aside = seeded(mix(self.seed, progress.epoch, Job.of().rank))
+            aside = seeded(mix(self.seed, progress.epoch, Ranks.of().rank))
         finish = Finish(pin=False, on_device=self.on_device)  # torch's iterator pins
         iteration = InProgram(self, aside=aside, finish=finish, progress=progress, clock=self._clock)
         self._remarks.once(
@@ -241,7 +241,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises ConfigError if ``state`` does not come from :meth:`state_dict`. If ``state`` was taken in the middle of an epoch, and that
         epoch would have other batches with this loader, the next ``iter()`` raises it.
         """
-        self._loaded = Progress.of(state)
+        self._loaded = EpochProgress.of(state)
 
     def stats(self) -> LoaderStats:
         """The measurements since the loader was made, or since :meth:`reset_stats`."""
@@ -258,7 +258,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return samplers_of(self.sampler, self.batch_sampler)
 
     def _draw(
-        self, progress: Progress, trail: Trail, job: Job, aside: Aside | None
+        self, progress: EpochProgress, trail: Trail, job: Ranks, aside: SecondGenerators | None
     ) -> tuple[int, Iterator[BatchOrder] | None]:
         """Draw the seed of the epoch and the order of its samples, in torch's order of drawing. A resumed epoch draws ``aside``, and as the
         loader drew with which it began. ``trail`` is to follow the order."""
@@ -321,5 +321,5 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             num_workers=self.num_workers,
             seed=seed,
             worker_init_fn=self.worker_init_fn,
-            variables=Job.of().variables(),
+            variables=Ranks.of().variables(),
         )

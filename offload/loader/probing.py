@@ -32,7 +32,7 @@ class ProbedError(BaseException):
     """The probe has measured enough, and the program ends."""
 
 
-class Source(NamedTuple):
+class LoaderSource(NamedTuple):
     """What a loader reads, without the loader, whose end gives the cluster's cores back."""
 
     dataset: Any
@@ -62,7 +62,7 @@ class LoaderProbe:
     measuring_s: float = 0.0
     seen: set[str] = field(default_factory=set)
     unnamed: bool = False
-    source: Source | None = None
+    source: LoaderSource | None = None
 
     def wants(self, loader: torch.utils.data.DataLoader[Any]) -> bool:
         """Whether this is the loader to measure. Raises ProbedError if it is measured already."""
@@ -73,7 +73,7 @@ class LoaderProbe:
         self.unnamed = self.unnamed or not names
         if self.name not in names:
             return False
-        self.source = Source(loader.dataset, loader.collate_fn, loader.sampler, loader.batch_sampler)
+        self.source = LoaderSource(loader.dataset, loader.collate_fn, loader.sampler, loader.batch_sampler)
         return True
 
     @property

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from torch._utils import ExceptionWrapper
 
-from offload.loader.stored import Stored
+from offload.loader.stored import StoredWatch
 from offload.pipeline.blocks.packing import Packed, pack
 from offload.pipeline.order.shuffling import mix
 from offload.pipeline.work.block import Scratch
-from offload.pipeline.work.environment import Folder
+from offload.pipeline.work.environment import WorkingFolder
 from offload.pipeline.work.randomness import seed_generators
 from offload.pipeline.work.recipe import hold_to_one_core
 from offload.pipeline.work.watchdog import Watch
@@ -46,7 +46,7 @@ class BatchOrder(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batches:
+class FinishedBatches:
     """The finished batches of a task, in order, each packed. An exception of the user's code is an ExceptionWrapper in the place of its
     batch, to be raised where the batch is wanted. ``num_rows``: the number of their samples. ``stored``: the name of an attribute that the
     methods of the data set have changed, if that is worth a remark."""
@@ -75,9 +75,9 @@ class Imports:
         hold_to_one_core()
         return self
 
-    def process(self, rows: Any, *, epoch: int, scratch: Scratch, watch: Watch) -> Batches:
+    def process(self, rows: Any, *, epoch: int, scratch: Scratch, watch: Watch) -> FinishedBatches:
         """Make nothing."""
-        return Batches((), 0)
+        return FinishedBatches((), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,21 +90,21 @@ class MapRecipe:
     ``num_workers=0``; a worker of torch has a copy of its own, too.
     """
 
-    folder: Folder = field(default_factory=Folder.here)
+    folder: WorkingFolder = field(default_factory=WorkingFolder.here)
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batches: bool
     num_workers: int = 0
     worker_init_fn: Callable[[int], None] | None = None
     initialised: set[int] = field(default_factory=set)
-    stored: Stored = field(default_factory=Stored)
+    stored: StoredWatch = field(default_factory=StoredWatch)
 
     def ready(self) -> MapRecipe:
         """Prepare this process."""
         hold_to_one_core()
         return self
 
-    def process(self, rows: Sequence[BatchOrder], *, epoch: int, scratch: Scratch, watch: Watch) -> Batches:
+    def process(self, rows: Sequence[BatchOrder], *, epoch: int, scratch: Scratch, watch: Watch) -> FinishedBatches:
         """Make these batches."""
         self.folder.enter()  # of several loaders, one may have begun in another
         made = []
@@ -115,7 +115,7 @@ class MapRecipe:
             made.append(caught(order.batch, self._batch, order, copied=len(rows) > 1))
         watch.idle()
         samples = sum(len(order.indices) if self.batches else 1 for order in rows)
-        return Batches(tuple(made), samples, self.stored.since(before))
+        return FinishedBatches(tuple(made), samples, self.stored.since(before))
 
     def _batch(self, order: BatchOrder) -> Any:
         number = order.batch % self.num_workers if self.num_workers else 0
@@ -147,7 +147,7 @@ class IterableRecipe:
     ``folder``: the program's, which must be the first field.
     """
 
-    folder: Folder = field(default_factory=Folder.here)
+    folder: WorkingFolder = field(default_factory=WorkingFolder.here)
     dataset: Any
     collate_fn: Callable[[Any], Any]
     batch_size: int | None

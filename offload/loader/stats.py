@@ -15,7 +15,7 @@ from offload.model.checks import rate_shown
 STALLED = 0.05  # share of waiting from which on the input holds the program up
 
 
-class Measured(NamedTuple):
+class MadeRates(NamedTuple):
     """The measurements of an iteration where its batches are made: ``cores``, and its rates as in
     :meth:`offload.pipeline.feed.meter.Meter.summary`; core-seconds and bytes per sample of its recent tasks."""
 
@@ -69,11 +69,11 @@ def _cores(count: int) -> str:
     return f"{count} core{'' if count == 1 else 's'}"
 
 
-class Clock:
+class WaitClock:
     """The program's side of the measurements. ``ask``: how to learn the other side, that of the processes that make batches."""
 
     def __init__(self) -> None:
-        self.ask: Callable[[], Measured] | None = None
+        self.ask: Callable[[], MadeRates] | None = None
         self._rates: Mapping[str, float] = {}
         self._lock = threading.Lock()
         self.reset()

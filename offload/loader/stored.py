@@ -16,21 +16,21 @@ MOST = 16  # data sets within a data set
 _GROWING = frozenset({list, dict, set, bytearray, deque, OrderedDict, defaultdict, Counter})
 
 
-class _Held(NamedTuple):
+class _Attributes(NamedTuple):
     """The attributes of a data set, and the lengths of those that may grow. It keeps the values, so that no other takes their address."""
 
     values: dict[str, Any]
     lengths: dict[str, int]
 
 
-class Stored:
+class StoredWatch:
     """Finds the first attribute that changes in a data set, or in one that it holds, as a ``Subset`` does."""
 
     def __init__(self) -> None:
         self._datasets: list[Any] | None = None
         self._found = False
 
-    def look(self, dataset: Any) -> list[_Held]:
+    def look(self, dataset: Any) -> list[_Attributes]:
         """What the data sets hold now; nothing once a change was found."""
         if self._found:
             return []
@@ -38,7 +38,7 @@ class Stored:
             self._datasets = _inside(dataset)
         return [_held(each) for each in self._datasets]
 
-    def since(self, before: list[_Held]) -> str:
+    def since(self, before: list[_Attributes]) -> str:
         """The name of an attribute that has changed since, such as ``Images.cache``; empty if there is none."""
         for held, dataset in zip(before, self._datasets or (), strict=False):
             if (name := _changed(held, _held(dataset))) is not None:
@@ -47,12 +47,12 @@ class Stored:
         return ""
 
 
-def _held(dataset: Any) -> _Held:
+def _held(dataset: Any) -> _Attributes:
     values = dict(vars(dataset))
-    return _Held(values, {name: len(value) for name, value in values.items() if type(value) in _GROWING})
+    return _Attributes(values, {name: len(value) for name, value in values.items() if type(value) in _GROWING})
 
 
-def _changed(before: _Held, now: _Held) -> str | None:
+def _changed(before: _Attributes, now: _Attributes) -> str | None:
     nothing = object()
     for name, value in now.values.items():
         if value is not before.values.get(name, nothing) or now.lengths.get(name) != before.lengths.get(name):

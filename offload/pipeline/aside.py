@@ -118,7 +118,7 @@ def each_in_order(
             moved.notify_all()
 
 
-class Aside:
+class SideThread:
     """Repeated calls, one at a time, for a thread that must not wait for them. A context manager: a call still running at its
     exit goes on alone."""
 
@@ -128,7 +128,7 @@ class Aside:
         self._idle.set()
         self._raised: BaseException | None = None
 
-    def __enter__(self) -> Aside:
+    def __enter__(self) -> SideThread:
         threading.Thread(target=self._run, daemon=True, name="aside").start()
         return self
 

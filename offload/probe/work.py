@@ -11,7 +11,7 @@ import pyarrow as pa
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset
 
-from offload.loader.probing import Source
+from offload.loader.probing import LoaderSource
 from offload.loader.recipe import BatchOrder, MapRecipe
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.packing import unpack
@@ -62,7 +62,7 @@ class LoaderWork:
     scratch: Scratch = field(default_factory=Scratch)
 
     @classmethod
-    def of(cls, source: Source) -> LoaderWork | None:
+    def of(cls, source: LoaderSource) -> LoaderWork | None:
         """The work of the first samples that the loader's sampler gives now; None for an iterable data set."""
         if isinstance(source.dataset, IterableDataset):
             return None

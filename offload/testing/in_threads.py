@@ -17,7 +17,7 @@ import torch
 
 from offload.pipeline.blocks.receiver import DirectBlocks, Pending
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID, Columns
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, Reach, Slice
 from offload.pipeline.pool.task import Block, Cost
@@ -137,7 +137,7 @@ class Nodes:
 class LocalHub(Hub):
     """The hub, in this process, with :class:`Nodes` as its pool."""
 
-    def __init__(self, streams: dict[str, Stream], cores: Cores) -> None:
+    def __init__(self, streams: dict[str, FeedDataset], cores: Cores) -> None:
         made: list[Nodes] = []
 
         def pool(*arguments: Any) -> Nodes:

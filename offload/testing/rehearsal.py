@@ -28,7 +28,7 @@ import torch
 from offload.model.batch_split import BatchSplit
 from offload.model.bundle import Bundle
 from offload.model.placement import NodeResources, WorkerResources
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.testing.in_threads import (
     Book,
@@ -142,7 +142,7 @@ class _Job:
         self.lock = threading.RLock()
         rows = list_torch_dataset(range(rehearsal.samples)).rows
         recipe: Any = None
-        stream = Stream(recipe=recipe, rows=rows, shuffle=True, seed=rehearsal.seed)
+        stream = FeedDataset(recipe=recipe, rows=rows, shuffle=True, seed=rehearsal.seed)
         first = rehearsal.random.randint(1, MOST_WORKERS)
         terms = Terms(worker=WORKER, bounds=(1, MOST_WORKERS), first=(1, first), chosen=rehearsal.random.random() < 0.5)
         fleet, actions = step(Starting(terms=terms), ClusterSeen(now_s=time.monotonic(), nodes=self.nodes()))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offload.loader.line import IterableLine, MapLine, Place
+from offload.loader.line import BatchPlace, IterableLine, MapLine
 from offload.loader.recipe import BatchOrder
 
 NODES = ("a", "b")
@@ -103,7 +103,7 @@ def test_the_workers_of_an_iterable_data_set_take_turns(shares: list[int], rng: 
             got.append((place.ref, place.item))
         worker = rng.randrange(len(shares))
         if left[worker]:
-            line.made(worker, Place(worker, shares[worker] - left[worker], "node"))
+            line.made(worker, BatchPlace(worker, shares[worker] - left[worker], "node"))
             left[worker] -= 1
         elif worker not in ended:
             ended.add(worker)

@@ -12,7 +12,7 @@ import torch.utils.data as torch_data
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offload.loader.job.readers import KEPT_S, STUCK_S, IterableReader, Reader, Resting
+from offload.loader.job.readers import KEPT_S, STUCK_S, IterableReader, ReadingProcess, Resting
 from offload.loader.recipe import IterableRecipe
 from offload.pipeline.blocks.packing import unpack
 
@@ -27,11 +27,11 @@ class RestingMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.resting = Resting()
         self.now = 0.0
-        self.using: list[Reader] = []
-        self.running: dict[Reader, float] = {}  # its code still runs, since the end of its iteration
-        self.waiting: dict[Reader, float] = {}
+        self.using: list[ReadingProcess] = []
+        self.running: dict[ReadingProcess, float] = {}  # its code still runs, since the end of its iteration
+        self.waiting: dict[ReadingProcess, float] = {}
 
-    def ended(self, readers: list[Reader]) -> None:
+    def ended(self, readers: list[ReadingProcess]) -> None:
         for reader in readers:
             assert reader in self.running or reader in self.waiting
             self.running.pop(reader, None)
@@ -43,7 +43,7 @@ class RestingMachine(RuleBasedStateMachine):
         fitting = [r for r in self.waiting if (r.owner, r.worker, r.node) == (owner, worker, node)]
         if reader is None:
             assert not fitting
-            reader = Reader(actor=None, node=node, client="c", owner=owner, worker=worker)
+            reader = ReadingProcess(actor=None, node=node, client="c", owner=owner, worker=worker)
         else:
             assert reader in fitting
             del self.waiting[reader]

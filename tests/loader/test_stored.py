@@ -12,7 +12,7 @@ import torch.utils.data as torch_data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.loader.stored import Stored
+from offload.loader.stored import StoredWatch
 
 
 class Images(torch_data.Dataset[Any]):
@@ -50,7 +50,7 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
 
 @given(st.sampled_from(sorted(CHANGES)), st.sampled_from(sorted(WRAPPED)), st.integers(0, 2))
 def test_the_first_change_is_told(change: str, wrapped: str, looks_before: int) -> None:
-    images, stored = Images(), Stored()
+    images, stored = Images(), StoredWatch()
     dataset = WRAPPED[wrapped](images)
     for _ in range(looks_before):
         assert not stored.since(stored.look(dataset))
@@ -63,7 +63,7 @@ def test_the_first_change_is_told(change: str, wrapped: str, looks_before: int) 
 
 
 def test_a_reading_method_stores_nothing() -> None:
-    images, stored = Images(), Stored()
+    images, stored = Images(), StoredWatch()
     before = stored.look(images)
     assert (images.names[0], images.cache.get(1), len(images.seen), float(images.values[0])) == ("a", None, 0, 0.0)
     assert not stored.since(before)
@@ -77,7 +77,7 @@ class Slotted:
     "dataset", [[1, 2], range(3), torch.zeros(3), Slotted(), "text"], ids=lambda each: type(each).__name__
 )
 def test_anything_may_be_a_data_set(dataset: Any) -> None:
-    stored = Stored()
+    stored = StoredWatch()
     assert not stored.since(stored.look(dataset))
 
 
@@ -85,4 +85,4 @@ def test_it_looks_at_few_data_sets_and_not_into_long_lists() -> None:
     images = Images()
     images.names = ["name"] * 100_000
     many = torch_data.ConcatDataset([images, *(Images() for _ in range(1000))])
-    assert len(Stored().look(many)) <= 16
+    assert len(StoredWatch().look(many)) <= 16

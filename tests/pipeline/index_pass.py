@@ -10,7 +10,7 @@ import numpy as np
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION
 from offload.pipeline.describe.pipeline import Pipeline
-from offload.pipeline.feed.datasets import Stream
+from offload.pipeline.feed.datasets import FeedDataset
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.passes import Pass, PassKey, PassRequest
 from offload.pipeline.feed.tasks import IndexTasks
@@ -25,10 +25,12 @@ def listed(pipeline: Pipeline) -> Index:
     return pipeline.list()
 
 
-def stream_of(pipeline: Pipeline, *, seed: int = 7, shuffle: bool = True) -> Stream:
+def stream_of(pipeline: Pipeline, *, seed: int = 7, shuffle: bool = True) -> FeedDataset:
     index = listed(pipeline)
     recipe: Any = pipeline.recipe(index, seed=seed)
-    return Stream(recipe=recipe, rows=index.rows, groups=index.groups, draws=index.draws, shuffle=shuffle, seed=seed)
+    return FeedDataset(
+        recipe=recipe, rows=index.rows, groups=index.groups, draws=index.draws, shuffle=shuffle, seed=seed
+    )
 
 
 class Ref:
@@ -36,7 +38,7 @@ class Ref:
         return str(id(self))
 
 
-def a_pass(stream: Stream, *, epoch: int = 0, done: Any = ()) -> dict[int, dict[str, Any]]:
+def a_pass(stream: FeedDataset, *, epoch: int = 0, done: Any = ()) -> dict[int, dict[str, Any]]:
     """All rows that the tasks of a pass return, by their position."""
     request = PassRequest(world_size=1, first_rows=8, epoch=epoch, done=tuple(done))
     assert stream.samples is not None

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.pool.core_watch import LOOK_S, NEVER_S, SAY_S, SHARE_S, Patience, Seen
+from offload.pipeline.pool.core_watch import LOOK_S, NEVER_S, SAY_S, SHARE_S, CoreUse, Patience
 from offload.pipeline.pool.ray_state import Held, Holder
 
 WORKER, OTHER = Holder(what="r worker", cpus=1.0, ours=True), Holder(what="actor Counter", cpus=1.0)
@@ -21,7 +21,7 @@ def stays(what: str) -> bool:
 def verdicts(looks: int = LOOKS, **seen: Any) -> list[str]:
     """What follows from so many looks that find the same."""
     patience = Patience(stays)
-    made = [patience.verdict(Seen(now_s=LOOK_S * i, **seen)) for i in range(looks)]
+    made = [patience.verdict(CoreUse(now_s=LOOK_S * i, **seen)) for i in range(looks)]
     return [each for each in made if each is not None]
 
 
@@ -68,7 +68,7 @@ def test_nothing_follows_where_nobody_waits_or_tasks_run(looks: list[dict[str, A
     """Tasks that run come to an end, and whoever waits has its turn."""
     patience = Patience(stays)
     for i, each in enumerate(looks):
-        made = patience.verdict(Seen(now_s=10 * LOOK_S * i, **each))
+        made = patience.verdict(CoreUse(now_s=10 * LOOK_S * i, **each))
         if not each["awaited"] or each["held"].tasks:
             assert made is None
         if made in ("say", "never"):

@@ -14,7 +14,7 @@ import ray.data
 import offload
 from offload.errors import RunError
 from offload.pipeline.blocks import wire
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.engine import HELD_SHARE
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest, Slice
@@ -124,7 +124,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Feed]]:
     def feed(transform: Any = None, store_bytes: float = 1e9) -> Feed:
         node = ray.get_runtime_context().get_node_id()
         cores = Cores(nodes=(node, node), task_cpus=1.0, stores={node: store_bytes})
-        stream: Stream = build(transform).stream(seed=1)
+        stream: FeedDataset = build(transform).stream(seed=1)
         made.append(Feed({"train": stream}, cores, pool=pool))
         return made[0]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offload.errors import RunError
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.engine import HELD_SHARE
 from offload.pipeline.feed.feed import Feed, passes, tasks
 from offload.pipeline.feed.passes import PassKey, PassRequest, Slice
@@ -43,7 +43,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Feed]:
     def made(store_bytes: float = 1e9, *, shuffle: bool = False, clock: Callable[[], float] = time.monotonic) -> Feed:
         table = list_torch_dataset([{"x": 0.0}] * SAMPLES).table
         recipe: Any = None
-        streams = {n: Stream(recipe=recipe, rows=table, shuffle=shuffle) for n in ("train", "val")}
+        streams = {n: FeedDataset(recipe=recipe, rows=table, shuffle=shuffle) for n in ("train", "val")}
         return Feed(
             streams,
             Cores(nodes=("a", "b"), task_cpus=1.0, stores={"a": store_bytes / 2, "b": store_bytes / 2}),

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.pipeline.program import output_tail
-from offload.pipeline.program.output_tail import LONGEST, Lines, Tail, Teller
-from offload.pipeline.program.printed import SAME, Line, Printed
+from offload.pipeline.program.output_tail import LONGEST, OutputTail, Teller, WholeLines
+from offload.pipeline.program.printed import SAME, Printed, PrintedLine
 from tests.helpers import eventually
 
 
 @given(st.text(alphabet="ab\r\nü"), st.lists(st.integers(0, 40)))
 def test_lines_are_the_same_however_the_text_arrives(text: str, cuts: list[int]) -> None:
-    whole, parts = Lines(), Lines()
+    whole, parts = WholeLines(), WholeLines()
     at = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     found = [line for start, stop in pairwise(at) for line in parts.add(text[start:stop])]
     assert found + parts.rest() == whole.add(text) + whole.rest()
@@ -31,7 +31,7 @@ def test_lines_are_the_same_however_the_text_arrives(text: str, cuts: list[int])
 def test_of_a_progress_bar_the_newest_state_counts() -> None:
     """Each state would be a line of the driver's otherwise, and all of them would wait in memory for the end of the line."""
     told: list[str] = []
-    lines = Lines()
+    lines = WholeLines()
     for step in range(3):
         told += lines.add(f"\rstep {step}")
         assert lines.settled() == []
@@ -46,7 +46,7 @@ def test_of_a_progress_bar_the_newest_state_counts() -> None:
 
 
 def test_a_line_that_nobody_ends_comes_once_it_has_settled() -> None:
-    lines = Lines()
+    lines = WholeLines()
     assert lines.add("is it") == lines.settled() == []
     assert lines.add(" over?") == lines.settled() == []
     assert lines.settled() == ["is it over?"]
@@ -54,7 +54,7 @@ def test_a_line_that_nobody_ends_comes_once_it_has_settled() -> None:
 
 
 def test_what_ray_tells_its_log_monitor_is_no_output() -> None:
-    assert Lines().add(":job_id:01000000\n:actor_name:Preprocessor\nhello\n") == ["hello"]
+    assert WholeLines().add(":job_id:01000000\n:actor_name:Preprocessor\nhello\n") == ["hello"]
 
 
 @pytest.fixture
@@ -66,19 +66,19 @@ def log(tmp_path: Path) -> Iterator[int]:
 
 def test_a_tail_begins_where_the_file_ends_and_waits_for_whole_characters(log: int) -> None:
     os.write(log, b"before\n")
-    tail = Tail(log, "stderr")
+    tail = OutputTail(log, "stderr")
     assert list(tail.read()) == []
     os.write(log, "grü".encode()[:-1])
     assert list(tail.read()) == []
     os.write(log, "ü\n".encode()[1:] + b"\xff\nrest")
-    assert list(tail.read()) == [Line("stderr", "grü"), Line("stderr", "\ufffd")]
-    assert list(tail.read(last=True)) == [Line("stderr", "rest")]
+    assert list(tail.read()) == [PrintedLine("stderr", "grü"), PrintedLine("stderr", "\ufffd")]
+    assert list(tail.read(last=True)) == [PrintedLine("stderr", "rest")]
     tail.close()
 
 
 def test_there_is_nothing_to_read_of_a_pipe() -> None:
     read, write = os.pipe()
-    tail = Tail(write, "stdout")
+    tail = OutputTail(write, "stdout")
     os.write(write, b"hello\n")
     assert list(tail.read(last=True)) == []
     os.close(read)
@@ -102,15 +102,15 @@ class _Hub:
 
 @pytest.fixture
 def hub(log: int, monkeypatch: pytest.MonkeyPatch) -> _Hub:
-    monkeypatch.setattr(output_tail, "Output", lambda: _OneStream(Tail(log, "stderr")))
+    monkeypatch.setattr(output_tail, "Output", lambda: _OneStream(OutputTail(log, "stderr")))
     return _Hub()
 
 
 class _OneStream:
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: OutputTail) -> None:
         self._tail = tail
 
-    def read(self, **how: bool) -> list[Line]:
+    def read(self, **how: bool) -> list[PrintedLine]:
         return list(self._tail.read(**how))
 
 
@@ -122,7 +122,7 @@ def test_the_hub_knows_what_work_has_printed_before_anybody_has_its_outcome(
     with teller.working("images"):
         os.write(log, b"a warning\n" * (SAME + 4))
     (key, printed) = hub.told.pop()
-    warning = Line("stderr", "a warning")
+    warning = PrintedLine("stderr", "a warning")
     assert (key, printed.lines, printed.more) == ("images", (warning,) * SAME, {warning: 4})
     with teller.working("images"):
         pass
@@ -135,11 +135,13 @@ def test_the_hub_knows_what_work_has_printed_before_anybody_has_its_outcome(
 
     with pytest.raises(ValueError, match="bad"):
         fails()
-    assert hub.told.pop()[1].lines == (Line("stderr", "its last words"),)
+    assert hub.told.pop()[1].lines == (PrintedLine("stderr", "its last words"),)
 
 
 def test_the_hub_hears_of_work_that_takes_long(hub: _Hub, log: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_tail, "LOOK_S", 0.01)
     with Teller(hub).working("images"):
         os.write(log, b"this sample is large")
-        eventually(lambda: [printed.lines for _, printed in hub.told] == [(Line("stderr", "this sample is large"),)])
+        eventually(
+            lambda: [printed.lines for _, printed in hub.told] == [(PrintedLine("stderr", "this sample is large"),)]
+        )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.feed.pace import FIRST_BYTES, LINK_S, Pace, Room
+from offload.pipeline.feed.pace import FIRST_BYTES, LINK_S, BlockRoom, Pace
 
 
 class Clock:
@@ -39,7 +39,7 @@ def room(
     made: float = 0.0,
     others: float = 0.0,
     makes: float = 1e12,
-) -> Room:
+) -> BlockRoom:
     return pace.room(
         node,
         held_bytes=here - made - travelling,

@@ -7,9 +7,19 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.pipeline.program.printed import BURST, MOST_COUNTS, PER_S, SAME, TELL_S, Limit, Line, Outlet, Printed
+from offload.pipeline.program.printed import (
+    BURST,
+    MOST_COUNTS,
+    PER_S,
+    SAME,
+    TELL_S,
+    Limit,
+    Outlet,
+    Printed,
+    PrintedLine,
+)
 
-lines = st.builds(Line, st.sampled_from(["stdout", "stderr"]), st.sampled_from(["a", "b", "c", "d"]))
+lines = st.builds(PrintedLine, st.sampled_from(["stdout", "stderr"]), st.sampled_from(["a", "b", "c", "d"]))
 
 
 class Clock:
@@ -20,7 +30,7 @@ class Clock:
 
 
 @given(st.lists(st.lists(lines)))
-def test_each_line_is_shown_or_counted_once_and_the_order_stays(parts: list[list[Line]]) -> None:
+def test_each_line_is_shown_or_counted_once_and_the_order_stays(parts: list[list[PrintedLine]]) -> None:
     limit = Limit(Clock())
     shown = [line for part in parts for line in limit.admit(part)]
     held = limit.held_back()
@@ -39,7 +49,7 @@ def test_a_burst_passes_and_then_so_many_lines_per_second(floods: list[tuple[flo
     printed = shown = 0
     for pause_s, count in floods:
         clock.now_s += pause_s
-        shown += len(limit.admit(Line("stderr", f"line {printed + number}") for number in range(count)))
+        shown += len(limit.admit(PrintedLine("stderr", f"line {printed + number}") for number in range(count)))
         printed += count
         assert shown <= BURST + PER_S * clock.now_s + 1
     assert shown + sum(limit.held_back().beyond.values()) == printed
@@ -47,7 +57,7 @@ def test_a_burst_passes_and_then_so_many_lines_per_second(floods: list[tuple[flo
 
 
 @given(st.lists(st.lists(lines), max_size=5))
-def test_what_a_process_holds_back_counts_in_the_end(processes: list[list[Line]]) -> None:
+def test_what_a_process_holds_back_counts_in_the_end(processes: list[list[PrintedLine]]) -> None:
     outlet = Outlet(Limit(Clock()))
     shown = []
     for printed in processes:
@@ -57,7 +67,7 @@ def test_what_a_process_holds_back_counts_in_the_end(processes: list[list[Line]]
         outlet.put(Printed(lines=tuple(passed), more=held.more, beyond=held.beyond))
         shown += outlet.take()
     total = Counter(line for printed in processes for line in printed)
-    told = {Line(line.stream, line.text.rpartition(": ")[2]): line.text for line in outlet.take(last=True)}
+    told = {PrintedLine(line.stream, line.text.rpartition(": ")[2]): line.text for line in outlet.take(last=True)}
     for line, count in total.items():
         more = count - Counter(shown)[line]
         assert (line in told) == (more > 0)
@@ -69,7 +79,7 @@ def test_what_a_process_holds_back_counts_in_the_end(processes: list[list[Line]]
 def test_counts_come_once_a_minute_and_then_the_text_is_shown_again() -> None:
     clock = Clock()
     outlet = Outlet(Limit(clock))
-    warning = Line("stderr", "Corrupt JPEG data")
+    warning = PrintedLine("stderr", "Corrupt JPEG data")
     for _ in range(2):
         outlet.put(Printed(lines=(warning,) * 1200))
         assert outlet.take() == [warning] * SAME
@@ -77,14 +87,14 @@ def test_counts_come_once_a_minute_and_then_the_text_is_shown_again() -> None:
         clock.now_s += TELL_S
         outlet.put(Printed())
         assert outlet.take() == [
-            Line("stderr", f"… and {1200 - SAME:,} more lines like this: Corrupt JPEG data"),
+            PrintedLine("stderr", f"… and {1200 - SAME:,} more lines like this: Corrupt JPEG data"),
         ]
         assert not outlet.holds_back
 
 
 def test_many_texts_share_a_count() -> None:
     limit = Limit(Clock())
-    texts = [Line("stdout", f"sample {number}") for number in range(3 * MOST_COUNTS)]
+    texts = [PrintedLine("stdout", f"sample {number}") for number in range(3 * MOST_COUNTS)]
     limit.pass_on(Printed(more=dict.fromkeys(texts, 2), beyond={"stdout": 5}))
     *most, rest = limit.counts(last=True)
     assert len(most) == MOST_COUNTS
@@ -92,4 +102,4 @@ def test_many_texts_share_a_count() -> None:
 
 
 def test_empty_lines_are_no_flood() -> None:
-    assert len(Limit(Clock()).admit([Line("stdout", "")] * 10)) == 10
+    assert len(Limit(Clock()).admit([PrintedLine("stdout", "")] * 10)) == 10

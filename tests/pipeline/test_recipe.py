@@ -24,7 +24,7 @@ from torchvision import transforms as v1
 from offload.errors import RunError
 from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.feed.passes import PassKey, PassRequest
 from offload.pipeline.images.split import split_transform
@@ -268,7 +268,7 @@ def test_the_bytes_of_a_sample_are_the_same_wherever_a_resume_cuts(
     transform: Any, kind: Any, reader: Any, done: set[int], first_rows: int, epoch: int
 ) -> None:
     made = recipe(transform, kind, reader=reader)
-    stream = Stream(recipe=None, rows=pa.table({"item": np.arange(70)}), shuffle=True, seed=7)  # type: ignore[arg-type]
+    stream = FeedDataset(recipe=None, rows=pa.table({"item": np.arange(70)}), shuffle=True, seed=7)  # type: ignore[arg-type]
 
     def blocks(trained: Ranges) -> Batch:
         feed = Feed({"train": stream}, Cores(nodes=("here",) * 2, task_cpus=1.0, stores={"here": 1e9}), pool=HandPool)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.pipeline.order.ranges import Ranges
-from offload.pipeline.order.unit_ids import Trained, UnitIds
+from offload.pipeline.order.unit_ids import TrainedPart, UnitIds
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
@@ -27,7 +27,7 @@ def test_positions_tell_which_part_of_each_unit_was_trained(
         )
         positions.append(ids.positions(unit, count, places))
         if len(places):
-            expected[unit] = Trained(count, Ranges.of(places))
+            expected[unit] = TrainedPart(count, Ranges.of(places))
     everything = np.concatenate(positions)
     assert len(set(everything.tolist())) == len(everything)
     assert ids.trained(Ranges.of(everything)) == expected

@@ -22,7 +22,7 @@ import offload
 from offload.errors import ConfigError, RunError
 from offload.pipeline.blocks import whole_samples, wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.feed.datasets import Stream
+from offload.pipeline.feed.datasets import FeedDataset
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.passes import Pass, PassKey, PassRequest, Slice
 from offload.pipeline.feed.tasks import UnitTasks
@@ -90,7 +90,7 @@ class Passing:
         made = offload.from_ray(ray.data.range(1), transform, on_error=on_error, collate_fn=collate_fn)
         inner = made.recipe(None, seed=3, dataset="train")
         recipe = UnitRecipe(inner=inner, chains=units.chains, ids=units.ids, shuffle=shuffle, id_column=id_column)
-        self.stream = Stream(
+        self.stream = FeedDataset(
             recipe=cast(Any, recipe.ready()), units=units.table, unit_samples=units.samples, shuffle=shuffle, seed=3
         )
 

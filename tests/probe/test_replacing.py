@@ -14,7 +14,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import offload
-from offload.loader.probing import Source
+from offload.loader.probing import LoaderSource
 from offload.measure.equivalents import DROP_INS, DropIn
 from offload.pipeline.describe.pipeline import as_pipeline
 from offload.probe.replacing import instances, measure, replaced
@@ -52,8 +52,8 @@ def rows_of(dataset: Any) -> RowWork:
     return RowWork(pipeline.recipe(index, seed=0).ready(), index.table)
 
 
-def source_of(loader: Any) -> Source:
-    return Source(loader.dataset, loader.collate_fn, loader.sampler, loader.batch_sampler)
+def source_of(loader: Any) -> LoaderSource:
+    return LoaderSource(loader.dataset, loader.collate_fn, loader.sampler, loader.batch_sampler)
 
 
 def held(holds: str) -> Images:

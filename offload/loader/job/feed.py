@@ -26,10 +26,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from offload.errors import OffloadError, RunError
 from offload.loader.job.node_choice import NodeChoice
-from offload.loader.job.readers import KEPT_PER_CORE, MOST_BATCHES, TASK_S, IterableReader, Read, Reader, Resting
-from offload.loader.line import IterableLine, MapLine, Place
+from offload.loader.job.readers import (
+    KEPT_PER_CORE,
+    MOST_BATCHES,
+    TASK_S,
+    IterableReader,
+    Read,
+    ReadingProcess,
+    Resting,
+)
+from offload.loader.line import BatchPlace, IterableLine, MapLine
 from offload.loader.recipe import BatchOrder, Imports
-from offload.loader.stats import Measured
+from offload.loader.stats import MadeRates
 from offload.pipeline.blocks.sender import BlockSenders
 from offload.pipeline.feed.datasets import Cores
 from offload.pipeline.feed.engine import HELD_SHARE
@@ -39,7 +47,7 @@ from offload.pipeline.pool.core_watch import CoreWatch
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.pool import IN_FLIGHT, Pool
 from offload.pipeline.pool.task import DEAD, Block, Done, Task
-from offload.pipeline.program.printed import Line, Outlet, Printed
+from offload.pipeline.program.printed import Outlet, Printed, PrintedLine
 from offload.train.cluster.connection import alive_nodes
 
 RECENT = 8  # tasks
@@ -58,11 +66,11 @@ class Taken(NamedTuple):
     """The answer to a loader: batches, the number of batches that it should order ahead, whether these are the last, remarks, what the
     user's code has printed, whether some of it was only counted, and the error that keeps preprocessing from going on."""
 
-    places: list[Place]
+    places: list[BatchPlace]
     lead: int
     over: bool
     remarks: list[str]
-    printed: Sequence[Line] = ()
+    printed: Sequence[PrintedLine] = ()
     counted: bool = False
     error: OffloadError | None = None
 
@@ -111,7 +119,7 @@ class _MapStream(_Stream):
 class _IterableStream(_Stream):
     line: IterableLine
     fresh: bool
-    readers: dict[int, Reader] = field(default_factory=dict)  # by worker
+    readers: dict[int, ReadingProcess] = field(default_factory=dict)  # by worker
     reading: set[int] = field(default_factory=set)
     most: int = 1  # batches of a reader's task so far
 
@@ -238,7 +246,7 @@ class LoaderFeed:
                 )
         self._look()
 
-    def close(self, stream: str) -> Measured:
+    def close(self, stream: str) -> MadeRates:
         """End an iteration, finished or not. Return its measurements."""
         with self._changed:
             measured = self.measured(stream)
@@ -274,15 +282,15 @@ class LoaderFeed:
         """The number of iterations that are fed."""
         return len(self._streams)
 
-    def measured(self, stream: str) -> Measured:
+    def measured(self, stream: str) -> MadeRates:
         """The measurements of an iteration."""
         current = self._streams.get(stream)
         rates = {"cores": float(self._cores.cores)}
         if current is None:
-            return Measured(rates, [])
-        return Measured({**rates, **current.meter.summary()}, current.meter.costs())
+            return MadeRates(rates, [])
+        return MadeRates({**rates, **current.meter.summary()}, current.meter.costs())
 
-    def counted(self, stream: str) -> list[Line]:
+    def counted(self, stream: str) -> list[PrintedLine]:
         """How many lines were held back that the user's code has printed, in words."""
         current = self._streams.get(stream)
         return [] if current is None else current.outlet.take(last=True)
@@ -435,7 +443,7 @@ class LoaderFeed:
         of_node = self._cores.stores.get(node, float("inf"))
         return held.total() < HELD_SHARE * self._cores.store_bytes and held[node] < HELD_SHARE * of_node
 
-    def _new_reader(self, client: str, owner: str, worker: int) -> Reader:
+    def _new_reader(self, client: str, owner: str, worker: int) -> ReadingProcess:
         nodes = sorted(set(self._cores.nodes))
         node = nodes[self._readers % len(nodes)]
         self._readers += 1
@@ -444,14 +452,14 @@ class LoaderFeed:
             runtime_env=dict(self._cores.runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
-        return Reader(actor=made.remote(self.run), node=node, client=client, owner=owner, worker=worker)
+        return ReadingProcess(actor=made.remote(self.run), node=node, client=client, owner=owner, worker=worker)
 
-    def _begin(self, stream: _IterableStream, reader: Reader) -> None:
+    def _begin(self, stream: _IterableStream, reader: ReadingProcess) -> None:
         reader.begun = reader.actor.begin.remote(stream.recipe, reader.worker).future()
         stream.readers[reader.worker] = reader
         self._read(stream, reader)
 
-    def _read(self, stream: _IterableStream, reader: Reader) -> None:
+    def _read(self, stream: _IterableStream, reader: ReadingProcess) -> None:
         """Let a reader make more batches, unless two of its tasks wait for the loader."""
         worker = reader.worker
         if worker in stream.reading or stream.line.has_ended(worker) or stream.line.waiting(worker) >= 2 * stream.most:
@@ -472,7 +480,7 @@ class LoaderFeed:
             except Exception as error:  # this thread serves other iterations, too
                 self._fail(stream, error)
 
-    def _has_read(self, stream: _IterableStream, reader: Reader, ref: Any, made: Future[Read]) -> None:
+    def _has_read(self, stream: _IterableStream, reader: ReadingProcess, ref: Any, made: Future[Read]) -> None:
         worker = reader.worker
         with self._changed:
             if stream.readers.get(worker) is not reader:
@@ -487,24 +495,24 @@ class LoaderFeed:
                 self._add(stream, reader, ref, made.result())
             self._changed.notify_all()
 
-    def _add(self, stream: _IterableStream, reader: Reader, ref: Any, read: Read) -> None:
+    def _add(self, stream: _IterableStream, reader: ReadingProcess, ref: Any, read: Read) -> None:
         stream.measure(Block(ref=ref, cost=read.cost), read.batches)
         stream.most = max(stream.most, read.batches)
         for item in range(read.batches):
-            stream.line.made(reader.worker, Place(ref, item, reader.node))
+            stream.line.made(reader.worker, BatchPlace(ref, item, reader.node))
         if read.ended:
             stream.line.end(reader.worker)
             if not stream.fresh:  # the next iteration may follow at once
                 self._rest(stream, stream.readers.pop(reader.worker))
         self._read(stream, reader)
 
-    def _rest(self, stream: _IterableStream, reader: Reader) -> None:
+    def _rest(self, stream: _IterableStream, reader: ReadingProcess) -> None:
         """Keep a reader for the next iteration of its loader."""
         self._resting.rest(reader, time.monotonic())
         rested: Future[bool] = reader.actor.rest.remote().future()
         rested.add_done_callback(lambda made: self._news.put((stream, lambda: self._has_rested(reader, made))))
 
-    def _has_rested(self, reader: Reader, rested: Future[bool]) -> None:
+    def _has_rested(self, reader: ReadingProcess, rested: Future[bool]) -> None:
         with self._changed:
             if rested.exception() is None and rested.result():
                 self._keep(reader)
@@ -512,11 +520,11 @@ class LoaderFeed:
                 _end(self._resting.drop(lambda each: each is reader))
             self._changed.notify_all()
 
-    def _keep(self, reader: Reader) -> None:
+    def _keep(self, reader: ReadingProcess) -> None:
         reader.kept = True
         _end(self._resting.ready(reader, KEPT_PER_CORE * self._cores.cores))
 
-    def _replace(self, reader: Reader) -> None:
+    def _replace(self, reader: ReadingProcess) -> None:
         """End a reader, and start one in its place for the next iteration."""
         _end([reader])
         if self._cores.nodes:
@@ -570,7 +578,7 @@ class LoaderFeed:
                 ray.kill(self.run)
 
 
-def _end(readers: Sequence[Reader]) -> None:
+def _end(readers: Sequence[ReadingProcess]) -> None:
     for reader in readers:
         ray.kill(reader.actor)
 

@@ -18,7 +18,7 @@ _RANK = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Ranks:
     """A job's name, which all its ranks know, and this process's place in it."""
 
     name: str
@@ -26,7 +26,7 @@ class Job:
     world_size: int = 1
 
     @classmethod
-    def of(cls, env: Mapping[str, str] = os.environ) -> Job:
+    def of(cls, env: Mapping[str, str] = os.environ) -> Ranks:
         """The job that the environment describes, as torchrun, Ray Train and most launchers do, or that torch.distributed has joined; else
         one of this process alone."""
         rank, world_size, described = _place(env)

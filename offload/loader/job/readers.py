@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from offload.loader.recipe import Batches, IterableRecipe
+from offload.loader.recipe import FinishedBatches, IterableRecipe
 from offload.pipeline.blocks.packing import Packed
 from offload.pipeline.pool.packed_recipe import PackedRecipe
 from offload.pipeline.pool.task import Cost
@@ -60,12 +60,12 @@ class IterableReader:
         """Begin an iteration, as this worker."""
         self._packed, self._key, self._worker = recipe, recipe.key, worker
 
-    def read(self) -> tuple[Batches, Read]:
+    def read(self) -> tuple[FinishedBatches, Read]:
         """The next batches: one or more, for about TASK_S."""
         with self._teller.working(self._key):
             return self._read()
 
-    def _read(self) -> tuple[Batches, Read]:
+    def _read(self) -> tuple[FinishedBatches, Read]:
         if self._packed is not None:
             recipe: IterableRecipe = self._packed.anew()
             self._batches, self._packed = recipe.batches(self._watch, self._worker), None
@@ -78,7 +78,7 @@ class IterableReader:
                 break
             items.append(made[0])
             samples += made[1]
-        block = Batches(tuple(items), samples)
+        block = FinishedBatches(tuple(items), samples)
         cost = Cost(
             rows=samples,
             size_bytes=block.nbytes,
@@ -97,7 +97,7 @@ class IterableReader:
 
 
 @dataclass(eq=False, kw_only=True)
-class Reader:
+class ReadingProcess:
     """A process, as the feed knows it.
 
     Args:
@@ -140,13 +140,13 @@ class Resting:
     """
 
     def __init__(self) -> None:
-        self._rests: dict[Reader, _Rest] = {}  # the oldest first
+        self._rests: dict[ReadingProcess, _Rest] = {}  # the oldest first
 
-    def rest(self, reader: Reader, now: float) -> None:
+    def rest(self, reader: ReadingProcess, now: float) -> None:
         """Note that a reader's iteration has ended, though its code may still run."""
         self._rests[reader] = _Rest(now)
 
-    def ready(self, reader: Reader, most: int) -> list[Reader]:
+    def ready(self, reader: ReadingProcess, most: int) -> list[ReadingProcess]:
         """Note that a reader could serve another iteration. Return the surplus: an older one in the same place, or the oldest if there are
         more than ``most``. The readers of the same loader are no surplus."""
         if reader not in self._rests:
@@ -162,7 +162,7 @@ class Resting:
         """Whether user's code still runs in a reader of this loader."""
         return any(each.owner == owner and not rest.ready for each, rest in self._rests.items())
 
-    def take(self, owner: str, worker: int, nodes: Collection[str]) -> Reader | None:
+    def take(self, owner: str, worker: int, nodes: Collection[str]) -> ReadingProcess | None:
         """A reader that is ready, for an iteration of this loader; None if there is none on these nodes."""
         for reader in self._ready():
             if (reader.owner, reader.worker) == (owner, worker) and reader.node in nodes:
@@ -170,18 +170,18 @@ class Resting:
                 return reader
         return None
 
-    def drop(self, which: Callable[[Reader], bool]) -> list[Reader]:
+    def drop(self, which: Callable[[ReadingProcess], bool]) -> list[ReadingProcess]:
         """Forget some readers, and return them."""
         return self._dropped([reader for reader in self._rests if which(reader)])
 
-    def late(self, now: float) -> list[Reader]:
+    def late(self, now: float) -> list[ReadingProcess]:
         """Forget those that have rested for long, or whose code does not end, and return them."""
         return self.drop(lambda each: now - self._rests[each].since > (KEPT_S if self._rests[each].ready else STUCK_S))
 
-    def _ready(self) -> list[Reader]:
+    def _ready(self) -> list[ReadingProcess]:
         return [reader for reader, rest in self._rests.items() if rest.ready]
 
-    def _dropped(self, readers: list[Reader]) -> list[Reader]:
+    def _dropped(self, readers: list[ReadingProcess]) -> list[ReadingProcess]:
         for reader in readers:
             del self._rests[reader]
         return readers

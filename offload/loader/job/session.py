@@ -23,7 +23,7 @@ from offload import preload
 from offload.errors import ConfigError, RunError
 from offload.loader.job.feed import LoaderFeed
 from offload.loader.job.node_choice import NodeChoice
-from offload.loader.job.ranks import Job
+from offload.loader.job.ranks import Ranks
 from offload.loader.job.shared_ray import shared
 from offload.pipeline.blocks.receiver import DirectBlocks
 from offload.pipeline.pool.ray_state import held
@@ -43,7 +43,7 @@ NAMESPACE = "offload"
 MODULES = ("offload.loader.job.readers",)
 
 
-class Session:
+class FeedSession:
     """The connection. ``address``: the cluster's address, as :class:`offload.DataLoader` takes it."""
 
     def __init__(self, address: str | None, placement: str) -> None:
@@ -56,7 +56,7 @@ class Session:
         self._iterations: set[str] = set()
         self.is_programs = False
         """Whether the program's own code uses its Ray, too: then it stays until the program ends it."""
-        self._job, self._placement = Job.of(), placement
+        self._job, self._placement = Ranks.of(), placement
         try:
             cluster = self._stack.enter_context(shared(self._job, address))
             self._cluster_address = here()
@@ -182,7 +182,7 @@ class User:
         self.name = uuid.uuid4().hex
         self._held = False
 
-    def session(self, address: str | None, placement: str) -> Session:
+    def session(self, address: str | None, placement: str) -> FeedSession:
         """The session for this cluster. Starts it if there is none.
 
         Raises ConfigError as :func:`offload.train.cluster.connection.connected` does, RunError in a process that was forked from one
@@ -198,14 +198,14 @@ class User:
                 check_not_forked()
                 for other in list(_sessions.values()):
                     other.make_room()
-                session = _sessions[key] = _on_a_lasting_thread(lambda: Session(address, placement))
+                session = _sessions[key] = _on_a_lasting_thread(lambda: FeedSession(address, placement))
             session.renew()
             _users.setdefault(key, set()).add(self.name)
             return session
 
 
 _lock = threading.Lock()
-_sessions: dict[tuple[str | None, str], Session] = {}
+_sessions: dict[tuple[str | None, str], FeedSession] = {}
 _users: dict[tuple[str | None, str], set[str]] = {}
 
 
@@ -220,11 +220,11 @@ def _key(address: str | None, placement: str) -> tuple[str | None, str]:
     return address, placement
 
 
-def _on_a_lasting_thread(make: Callable[[], Session]) -> Session:
+def _on_a_lasting_thread(make: Callable[[], FeedSession]) -> FeedSession:
     """Call ``make`` on the main thread, or on one that never ends: Linux ends Ray's processes with the thread that started them."""
     if threading.current_thread() is threading.main_thread():
         return make()
-    made: Future[Session] = Future()
+    made: Future[FeedSession] = Future()
 
     def run() -> None:
         try:
@@ -322,7 +322,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _feed_of(job: Job, cluster: Cluster, placement: str) -> tuple[Any, Mapping[str, float]]:
+def _feed_of(job: Ranks, cluster: Cluster, placement: str) -> tuple[Any, Mapping[str, float]]:
     """The job's feed, made by whichever rank comes first, and its CPUs by node id if this rank made it."""
     name = f"loader-{job.name}-{placement}" if job.world_size > 1 else None
     if name is not None:

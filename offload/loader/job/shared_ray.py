@@ -16,7 +16,7 @@ from typing import IO
 import ray
 
 from offload import forks
-from offload.loader.job.ranks import Job
+from offload.loader.job.ranks import Ranks
 from offload.preload.launch import own_folder
 from offload.train.cluster.connection import Cluster, kept
 from offload.train.cluster.ray_settings import token_in_use
@@ -27,7 +27,7 @@ TOKEN = "RAY_AUTH_TOKEN"
 
 
 @contextmanager
-def shared(job: Job, address: str | None) -> Iterator[Cluster]:
+def shared(job: Ranks, address: str | None) -> Iterator[Cluster]:
     """A connection to the cluster at ``address``; without one, to a Ray of this machine that the job's ranks share."""
     if ray.is_initialized() or job.world_size == 1 or address or os.environ.get("RAY_ADDRESS"):
         with kept(address) as cluster:
@@ -42,7 +42,7 @@ def shared(job: Job, address: str | None) -> Iterator[Cluster]:
 class _Meeting:
     """The ranks' meeting point: a file with the address and the token of their Ray, which only this user can read."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Ranks) -> None:
         folder = Path(own_folder())
         self._path = folder / f"ranks-{job.name}.json"
         self._users = folder / f"ranks-{job.name}.users"

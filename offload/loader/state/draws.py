@@ -53,10 +53,10 @@ def restore_own(
 
 def restore(
     state: Mapping[str, Any], samplers: Iterable[Any], generator: torch.Generator | None, dataset: Any = None
-) -> Aside:
+) -> SecondGenerators:
     """Set them back to the beginning of an epoch, and return the global generators, to be used aside."""
     restore_own(state, samplers, generator, dataset)
-    return Aside(state["random"])
+    return SecondGenerators(state["random"])
 
 
 def written(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def read_version_1(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(state: dict[str, Any]) -> dict[str, Any]:
     if "random" in state:
-        with Aside(state["random"]).used():
+        with SecondGenerators(state["random"]).used():
             pass
     for each in (state, *state["samplers"]):
         if not isinstance(each.get("generator"), torch.Tensor | None):
@@ -121,7 +121,7 @@ def _read_sampler(found: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "own": found["object"]} if "object" in found else state
 
 
-class Aside:
+class SecondGenerators:
     """A second set of global generators, for a resumed sampler: within :meth:`used`, Python, NumPy and torch draw from it, and the
     program's own random numbers stay what they are."""
 

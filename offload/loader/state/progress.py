@@ -21,7 +21,7 @@ VERSION = 2
 
 
 @dataclass(eq=False, kw_only=True)
-class Progress:
+class EpochProgress:
     """The place in an epoch.
 
     Args:
@@ -63,7 +63,7 @@ class Progress:
         }
 
     @classmethod
-    def of(cls, state: object) -> Progress:
+    def of(cls, state: object) -> EpochProgress:
         """The place that :meth:`state` described, in this release or in those that wrote tensors. Raises ConfigError for anything else."""
         found = check_mapping("DataLoader: the state", state, sane="the result of state_dict()")
         if found.get("version") not in (1, VERSION) or not {"epoch", "batches", "start"} <= found.keys():

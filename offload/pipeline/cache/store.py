@@ -52,9 +52,9 @@ class Store:
         self._next_sweep = 0.0
         threading.Thread(target=self._join, daemon=True, name="cache").start()
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> CachedSource:
         """The contents of a source. Raises OSError."""
-        return Source(self, self.folder / room.SOURCES / name)
+        return CachedSource(self, self.folder / room.SOURCES / name)
 
     def stop(self, error: OSError) -> None:
         """Store nothing any more; what is there may still be read."""
@@ -81,7 +81,7 @@ class Store:
         """Whether the folder is tidy, so that contents may be added and removed."""
         return self._joined.is_set() and not self.stopped
 
-    def reserve(self, size: int, unused_in: Source) -> tuple[str, int] | None:
+    def reserve(self, size: int, unused_in: CachedSource) -> tuple[str, int] | None:
         """A new file, with room for this many bytes on disk, and its descriptor; None if there is no room. Raises OSError."""
         if size > self.limit_bytes:
             return None
@@ -129,7 +129,7 @@ class Store:
             self.ledger.used -= before
 
 
-class Source:
+class CachedSource:
     """The contents of one source, by key."""
 
     def __init__(self, store: Store, folder: Path) -> None:

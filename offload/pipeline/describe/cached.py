@@ -23,9 +23,9 @@ from offload.pipeline.blocks.values import annotated_parts
 from offload.pipeline.blocks.wire import ERROR, POSITION, SAMPLE_ID, Column
 from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import SANE, CacheSpec, parse_cache
-from offload.pipeline.cache.store import Source, opened
+from offload.pipeline.cache.store import CachedSource, opened
 from offload.pipeline.describe.combine import indexed
-from offload.pipeline.describe.pipeline import CollateFn, Kept, OnDevice, Pipeline, build_pipeline
+from offload.pipeline.describe.pipeline import CachedAs, CollateFn, OnDevice, Pipeline, build_pipeline
 from offload.pipeline.images.on_device import ToChannelsFirst
 from offload.pipeline.images.split import OnUint8
 from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
@@ -52,7 +52,7 @@ class CachedSamplesReader:
     def __init__(self, recipe: Recipe, spec: CacheSpec, name: str, *, one_by_one: bool = False) -> None:
         self._recipe, self._spec, self._name, self._one_by_one = recipe, spec, name, one_by_one
         self._ready: Recipe | None = None
-        self._source: Source | None = None
+        self._source: CachedSource | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ready": None, "_source": None}
@@ -225,7 +225,7 @@ def cached(
         notes=(*inner.notes, *outer.notes),
         aside=inner.aside,
         caches=(*inner.caches, *outer.caches),
-        kept=(*inner.kept, Kept(name=name, folder=spec.folder, made_by=inner)),
+        kept=(*inner.kept, CachedAs(name=name, folder=spec.folder, made_by=inner)),
     )
 
 

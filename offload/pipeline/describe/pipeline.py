@@ -25,7 +25,7 @@ from offload.pipeline.cache.spec import CacheSpec, parse_cache
 from offload.pipeline.images.region_decode import DECODE, Decode
 from offload.pipeline.images.split import is_image_transform, split_transform, takes_one_image, unsplit_transform
 from offload.pipeline.index.source import Index, Lister, silent
-from offload.pipeline.sources.files import Path
+from offload.pipeline.sources.files import PathLike
 from offload.pipeline.sources.from_torch import (
     DEFAULT_COLUMNS,
     factory_name,
@@ -47,7 +47,7 @@ CollateFn = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class CachedAs:
     """Samples that nodes keep: the name by which they find them, in this folder, and the data set that makes them."""
 
     name: str
@@ -75,7 +75,7 @@ class Pipeline:
     """Whether ``list`` may run on another thread: the user's code may be bound to the thread that made it."""
     caches: tuple[CacheSpec, ...] = ()
     """The caches of its sources, on each node."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[CachedAs, ...] = ()
     """The samples that :func:`offload.cached` keeps."""
     parts: Mapping[str, Pipeline] = field(default_factory=dict)
     """The data sets that :func:`offload.mix` joined."""
@@ -107,7 +107,7 @@ class Pipeline:
 
 
 def image_folder(
-    path: Path,
+    path: PathLike,
     transform: Any = None,
     *,
     per_sample: bool = False,
@@ -241,7 +241,7 @@ def from_torch(
 
 
 def parquet(
-    path: Path,
+    path: PathLike,
     transform: Any = None,
     *,
     columns: Sequence[str] | None = None,
@@ -299,7 +299,7 @@ def parquet(
 
 
 def webdataset(
-    shards: Path | Sequence[Path],
+    shards: PathLike | Sequence[PathLike],
     transform: Any = None,
     *,
     per_sample: bool = False,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
+class FeedDataset:
     """A data set of the run, ready to feed: an index (``rows``, ``groups`` and ``draws`` of its source), ``units`` (the table of a
     :class:`offload.pipeline.raydata.units.UnitIndex`, with ``unit_samples`` if their sum is known), or a ``dataset``.
 

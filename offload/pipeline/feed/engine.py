@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any, Protocol
 
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.pace import Pace
 from offload.pipeline.feed.passes import Pass, PassKey, Slice
@@ -27,7 +27,7 @@ class Run(Protocol):
     """Guards passes and their tasks."""
     handle: Any
     """The hub's handle, for processes that report to it."""
-    streams: dict[str, Stream]
+    streams: dict[str, FeedDataset]
     meters: dict[str, Meter]
     cores: Cores
     pace: Pace

@@ -18,7 +18,7 @@ from typing import Any
 
 from offload.errors import RunError
 from offload.pipeline.blocks.sender import BlockSenders
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.engine import Engine
 from offload.pipeline.feed.meter import Meter
 from offload.pipeline.feed.pace import Pace
@@ -35,7 +35,7 @@ class Feed:
 
     def __init__(
         self,
-        streams: dict[str, Stream],
+        streams: dict[str, FeedDataset],
         cores: Cores,
         pool: Callable[..., Any] = Pool,
         handle: Any = None,

@@ -36,14 +36,14 @@ FIRST_BYTES = 1 << 20
 """The size of the first blocks of a node whose link nobody knows."""
 
 
-class Room(NamedTuple):
+class BlockRoom(NamedTuple):
     """The bytes of a node's next block: above ``most_bytes`` it would be late, and it should have ``good_bytes`` at most."""
 
     most_bytes: float = math.inf
     good_bytes: float = math.inf
 
 
-ANY = Room()
+ANY = BlockRoom()
 """No limit."""
 
 
@@ -86,7 +86,7 @@ class Pace:
         left_bytes: float,
         near_bytes_per_s: float,
         makes_bytes_per_s: float,
-    ) -> Room:
+    ) -> BlockRoom:
         """The room for a node's next block, so that links have carried all blocks before the workers' own nodes ``near`` could make the
         rest of ``left_bytes``.
 
@@ -99,7 +99,7 @@ class Pace:
             own = self._arrived.get(node, 0.0) / seconds
             of_all = (sum(self._arrived.values()) - sum(self._arrived.get(each, 0.0) for each in near)) / seconds
         if not own:
-            return Room(0.0 if held_bytes or travelling_bytes else math.inf, FIRST_BYTES)
+            return BlockRoom(0.0 if held_bytes or travelling_bytes else math.inf, FIRST_BYTES)
         if not held_bytes and own >= KEEPS_UP * makes_bytes_per_s:
             return ANY  # nothing waits for this link, whose rate nobody knows then: it carries less than it could
         # Of one node, a few blocks tell little. What all links carry together is known sooner.
@@ -108,4 +108,4 @@ class Pace:
             (left_bytes * rate - here * near_bytes_per_s) / (near_bytes_per_s + rate)
             for here, rate in ((begun_bytes, OWN_SLACK * own), (far_bytes, MARGIN * of_all))
         )
-        return Room(max(most, 0.0), LINK_S * own)
+        return BlockRoom(max(most, 0.0), LINK_S * own)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from offload.pipeline.feed.engine import HELD_SHARE, OWN_SHARE, Run
-from offload.pipeline.feed.pace import ANY, Room
+from offload.pipeline.feed.pace import ANY, BlockRoom
 from offload.pipeline.feed.passes import Pass, PassKey, Slice
 from offload.pipeline.feed.tasks import IndexTasks, Issued, PassTasks, UnitTasks
 from offload.pipeline.pool.pool import Pool
@@ -141,7 +141,7 @@ class PoolEngine:
         """The pool reports a node's first block."""
         self._feed.works(node)
 
-    def _room_on_link(self, node: str, current: Pass, tasks: PassTasks) -> Room:
+    def _room_on_link(self, node: str, current: Pass, tasks: PassTasks) -> BlockRoom:
         """The room for a node's next block, so that links have carried all blocks before the workers' own nodes could make the rest of a
         pass."""
         feed, homes = self._feed, self._feed.homes()
@@ -150,7 +150,7 @@ class PoolEngine:
         if node in homes or not near:
             return ANY
         if (rates is None or not feed.pace.knows(node)) and tasks.tasks_under_way(node) >= cores[node]:
-            return Room(0.0)  # the first blocks may be large, and the link slow
+            return BlockRoom(0.0)  # the first blocks may be large, and the link slow
         if rates is None:
             return ANY
         near_samples_per_s = meter.samples_per_s(homes) or near / max(rates.core_seconds_per_sample, 1e-9)

@@ -17,15 +17,15 @@ import numpy as np
 import pyarrow as pa
 
 from offload.errors import RunError
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.meter import Meter
-from offload.pipeline.feed.pace import ANY, Room
+from offload.pipeline.feed.pace import ANY, BlockRoom
 from offload.pipeline.feed.passes import Pass, Slice
 from offload.pipeline.feed.sizing import aligned, block_bytes, for_speed, plan_tasks
 from offload.pipeline.index.rows import IndexRows, Picked, open_rows
 from offload.pipeline.order.chunks import CHUNK, whole_chunks
 from offload.pipeline.order.ranges import Missing, Ranges
-from offload.pipeline.order.unit_ids import Trained, UnitIds
+from offload.pipeline.order.unit_ids import TrainedPart, UnitIds
 from offload.pipeline.pool.task import Block, Task
 
 Issued = tuple[Task, Callable[[Block | BaseException], None]]
@@ -35,7 +35,7 @@ Issued = tuple[Task, Callable[[Block | BaseException], None]]
 class PassTasks(ABC):
     """The tasks of a pass, each sized when a core takes it. It puts their blocks into the pass, and can make a block again."""
 
-    def __init__(self, stream: Stream, current: Pass, meter: Meter, cores: Callable[[], Cores]) -> None:
+    def __init__(self, stream: FeedDataset, current: Pass, meter: Meter, cores: Callable[[], Cores]) -> None:
         self._packed, self._pass, self._meter, self._cores = stream.recipe, current, meter, cores
         self._local_batch_size = current.request.first_rows // current.request.world_size
         self._planned: deque[int] = deque()
@@ -63,7 +63,7 @@ class PassTasks(ABC):
         """What the next task gets to process, and about how many rows that is: about ``size``, and no more than ``most`` if fewer can be
         cut."""
 
-    def next(self, node: str, room: Room = ANY) -> Issued | None:
+    def next(self, node: str, room: BlockRoom = ANY) -> Issued | None:
         """The next task, for a core of this node; None if all are issued, or if a block would outgrow ``room.most_bytes``."""
         if self.exhausted():
             return None
@@ -182,7 +182,7 @@ class IndexTasks(PassTasks):
     """The tasks of a pass over an indexed source. A task gets its size when a core takes it."""
 
     def __init__(
-        self, stream: Stream, rows: IndexRows, current: Pass, meter: Meter, cores: Callable[[], Cores]
+        self, stream: FeedDataset, rows: IndexRows, current: Pass, meter: Meter, cores: Callable[[], Cores]
     ) -> None:
         super().__init__(stream, current, meter, cores)
         open_rows(rows)
@@ -233,7 +233,7 @@ class UnitTasks(PassTasks):
     """The tasks of a pass over units. Each holds whole units: about as many rows as one of :class:`IndexTasks`."""
 
     def __init__(
-        self, stream: Stream, units: pa.Table, current: Pass, meter: Meter, cores: Callable[[], Cores]
+        self, stream: FeedDataset, units: pa.Table, current: Pass, meter: Meter, cores: Callable[[], Cores]
     ) -> None:
         super().__init__(stream, current, meter, cores)
         self._units = units
@@ -303,7 +303,7 @@ class UnitTasks(PassTasks):
         return rows
 
     def _rows_of(self, units: list[int]) -> pa.Table:
-        trained = [self._trained.get(unit, Trained(-1, Ranges())) for unit in units]
+        trained = [self._trained.get(unit, TrainedPart(-1, Ranges())) for unit in units]
         table = self._units.take(pa.array(units, pa.int64())).combine_chunks()
         table = table.append_column("unit", pa.array(units, pa.int64()))
         table = table.append_column("count", pa.array([t.count if t.count >= 0 else None for t in trained], pa.int64()))

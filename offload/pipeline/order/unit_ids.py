@@ -18,7 +18,7 @@ BITS = 62
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedPart:
     """The part of a unit that was trained: the places ``done`` among its ``count`` samples."""
 
     count: int
@@ -54,7 +54,7 @@ class UnitIds:
         """The positions of these places in a unit that gave ``count`` samples."""
         return places + (unit << 2 * self.bits | count << self.bits)
 
-    def trained(self, positions: Ranges) -> dict[int, Trained]:
+    def trained(self, positions: Ranges) -> dict[int, TrainedPart]:
         """The trained part of each unit, by its number.
 
         Raises ValueError for positions that this pass cannot have.
@@ -68,4 +68,4 @@ class UnitIds:
             if unit >= self.units or known != count or last > count:
                 raise ValueError(f"position {start} of {self.units} units: unit {unit}, {count} samples, place {first}")
             pairs.append((first, last))
-        return {unit: Trained(count, Ranges(tuple(pairs))) for unit, (count, pairs) in found.items()}
+        return {unit: TrainedPart(count, Ranges(tuple(pairs))) for unit, (count, pairs) in found.items()}

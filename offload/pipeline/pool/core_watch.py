@@ -26,7 +26,7 @@ Verdict = Literal["share", "say", "never"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class CoreUse:
     """What a look has found.
 
     Args:
@@ -61,7 +61,7 @@ class Patience:
         """The time for which our own work has waited in vain."""
         return 0.0 if self._starved_since is None else now_s - self._starved_since
 
-    def verdict(self, seen: Seen) -> Verdict | None:
+    def verdict(self, seen: CoreUse) -> Verdict | None:
         """What to do now, if anything."""
         # Where tasks run, CPUs come free again, and whoever waits has its turn.
         in_vain = seen.awaited > SLACK and seen.held.tasks < SLACK
@@ -121,9 +121,9 @@ class CoreWatch(threading.Thread):
     def _look(self) -> None:
         starving, reserves = self._starving(), self._reserves()
         awaited = awaited_cpus() if starving or reserves else 0.0
-        seen = Seen(now_s=time.monotonic(), starving=starving, awaited=awaited)
+        seen = CoreUse(now_s=time.monotonic(), starving=starving, awaited=awaited)
         if awaited:
-            seen = Seen(
+            seen = CoreUse(
                 now_s=seen.now_s,
                 starving=starving,
                 awaited=awaited,

@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 
-from offload.pipeline.program.printed import Limit, Line, Printed, Stream
+from offload.pipeline.program.printed import Limit, Printed, PrintedLine, Stream
 
 LOOK_S = 0.5
 TOLD_S = 10.0  # time for the hub to take what a process has printed
@@ -29,7 +29,7 @@ RAYS = (":job_id:", ":actor_name:", ":task_name:")
 """How lines begin by which Ray tells its own log monitor whose output follows."""
 
 
-class Lines:
+class WholeLines:
     """Whole lines of a stream that arrives in parts. Of a line that a progress bar writes again and again, only the newest state counts."""
 
     def __init__(self) -> None:
@@ -64,18 +64,18 @@ def _newest(line: str) -> str:
     return text[text.rfind("\r") + 1 :] + line[len(text) :][:1]
 
 
-class Tail:
+class OutputTail:
     """The tail of the file to which a descriptor of this process writes, from now on."""
 
     def __init__(self, descriptor: int, stream: Stream) -> None:
         self._descriptor, self._stream = descriptor, stream
         self._file: int | None = None
         self._at = self._size()
-        self._lines = Lines()
+        self._lines = WholeLines()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def read(self, *, settled: bool = False, last: bool = False) -> Iterator[Line]:
-        """Yield the new lines. ``settled``: see :meth:`Lines.settled`; ``last``: a line without an end, too."""
+    def read(self, *, settled: bool = False, last: bool = False) -> Iterator[PrintedLine]:
+        """Yield the new lines. ``settled``: see :meth:`WholeLines.settled`; ``last``: a line without an end, too."""
         size = self._size()
         while self._at < size:
             found = self._part()
@@ -88,8 +88,8 @@ class Tail:
         elif settled:
             yield from self._named(self._lines.settled())
 
-    def _named(self, texts: list[str]) -> list[Line]:
-        return [Line(self._stream, text) for text in texts]
+    def _named(self, texts: list[str]) -> list[PrintedLine]:
+        return [PrintedLine(self._stream, text) for text in texts]
 
     def _size(self) -> int:
         with contextlib.suppress(OSError):
@@ -115,11 +115,11 @@ class Output:
     """What this process prints from now on."""
 
     def __init__(self) -> None:
-        self._tails = (Tail(1, "stdout"), Tail(2, "stderr"))
+        self._tails = (OutputTail(1, "stdout"), OutputTail(2, "stderr"))
         self._reading = threading.Lock()
 
-    def read(self, *, settled: bool = False, last: bool = False) -> list[Line]:
-        """The new lines, those of standard output first. The arguments are those of :meth:`Tail.read`."""
+    def read(self, *, settled: bool = False, last: bool = False) -> list[PrintedLine]:
+        """The new lines, those of standard output first. The arguments are those of :meth:`OutputTail.read`."""
         with self._reading:
             return [line for tail in self._tails for line in tail.read(settled=settled, last=last)]
 

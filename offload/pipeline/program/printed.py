@@ -24,7 +24,7 @@ KNOWN = 1000  # texts that a limit remembers
 SHOWN_OF_LINE = 120  # characters of a line that a count repeats
 
 
-class Line(NamedTuple):
+class PrintedLine(NamedTuple):
     """A printed line, without its end."""
 
     stream: Stream
@@ -35,8 +35,8 @@ class Line(NamedTuple):
 class Printed:
     """Lines to show, in their order; how many more there were of one text; and how many more of each stream beyond the limit."""
 
-    lines: tuple[Line, ...] = ()
-    more: dict[Line, int] = field(default_factory=dict)
+    lines: tuple[PrintedLine, ...] = ()
+    more: dict[PrintedLine, int] = field(default_factory=dict)
     beyond: dict[Stream, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -52,12 +52,12 @@ class Limit:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._room, self._at = float(BURST), now_s()
-        self._seen: OrderedDict[Line, int] = OrderedDict()
-        self._more: Counter[Line] = Counter()
+        self._seen: OrderedDict[PrintedLine, int] = OrderedDict()
+        self._more: Counter[PrintedLine] = Counter()
         self._beyond: Counter[Stream] = Counter()
         self._told_at = now_s()
 
-    def admit(self, lines: Iterable[Line]) -> list[Line]:
+    def admit(self, lines: Iterable[PrintedLine]) -> list[PrintedLine]:
         """The lines that may be shown now."""
         now_s = self._now_s()
         self._room = min(self._room + (now_s - self._at) * PER_S, BURST)
@@ -76,7 +76,7 @@ class Limit:
                 shown.append(line)
         return shown
 
-    def pass_on(self, printed: Printed) -> list[Line]:
+    def pass_on(self, printed: Printed) -> list[PrintedLine]:
         """The lines of another limit that may be shown now. What it held back counts here."""
         self._more.update(printed.more)
         self._beyond.update(printed.beyond)
@@ -89,7 +89,7 @@ class Limit:
             each.clear()
         return held
 
-    def counts(self, *, last: bool = False) -> list[Line]:
+    def counts(self, *, last: bool = False) -> list[PrintedLine]:
         """What was held back, in words: once a minute, and at the end."""
         if not last and self._now_s() - self._told_at < TELL_S:
             return []
@@ -107,16 +107,16 @@ class Limit:
         return bool(self._more or self._beyond)
 
 
-def _more(line: Line, count: int) -> Line:
+def _more(line: PrintedLine, count: int) -> PrintedLine:
     if count == 1:
         return line
     text = line.text if len(line.text) <= SHOWN_OF_LINE else f"{line.text[:SHOWN_OF_LINE]}…"
-    return Line(line.stream, f"… and {count:,} more lines like this: {text}")
+    return PrintedLine(line.stream, f"… and {count:,} more lines like this: {text}")
 
 
-def _beyond(held: tuple[Stream, int]) -> Line:
+def _beyond(held: tuple[Stream, int]) -> PrintedLine:
     stream, count = held
-    return Line(
+    return PrintedLine(
         stream, f"… and {count:,} more line{'s' if count > 1 else ''} from preprocessing, which Ray's logs hold"
     )
 
@@ -126,7 +126,7 @@ class Outlet:
 
     def __init__(self, limit: Limit | None = None) -> None:
         self._limit = limit or Limit()
-        self._waiting: list[Line] = []
+        self._waiting: list[PrintedLine] = []
         self._lock = threading.Lock()
 
     def put(self, printed: Printed) -> None:
@@ -139,7 +139,7 @@ class Outlet:
         """Whether there are counts to tell at the end."""
         return self._limit.holds_back
 
-    def take(self, *, last: bool = False) -> list[Line]:
+    def take(self, *, last: bool = False) -> list[PrintedLine]:
         """The lines to show now. ``last``: with the counts of what was held back."""
         with self._lock:
             lines, self._waiting = self._waiting, []

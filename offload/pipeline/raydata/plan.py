@@ -160,7 +160,7 @@ def take_over(dataset: ray.data.Dataset, *, shuffle: bool = True, has_ids: bool 
     dag = dag._apply_transform(functools.partial(_prepared, shuffled=shuffled))
     optimized: Any = LogicalOptimizer().optimize(LogicalPlan(dag, context))
     physical, _ = create_planner().plan(optimized)
-    plan = _Plan(physical.op_map, context)
+    plan = _PlanWalk(physical.op_map, context)
     sources = plan.drafts(physical.dag)
     for unit, _ in sources:
         _check_size(unit)
@@ -356,7 +356,7 @@ Draft = tuple[Unit, tuple[Any, ...]]
 """A unit, and the operators of its steps."""
 
 
-class _Plan:
+class _PlanWalk:
     """A walk from the end of a plan to its sources."""
 
     def __init__(self, logical: Mapping[Any, Any], context: DataContext) -> None:

@@ -16,9 +16,9 @@ import pyarrow.fs as pafs
 
 from offload.pipeline.cache import accounts
 from offload.pipeline.cache.spec import CacheSpec
-from offload.pipeline.cache.store import Source, opened
+from offload.pipeline.cache.store import CachedSource, opened
 from offload.pipeline.sources.files import Positioned
-from offload.pipeline.sources.versions import Seen, look_at, storage_name
+from offload.pipeline.sources.versions import FileState, look_at, storage_name
 
 FILE = ""
 """The name of the part that is the whole file."""
@@ -32,7 +32,7 @@ class CachedFiles:
         self._storage = storage_name(fs)
         self._name = _digest(self._storage, root)
         self._opening = threading.Lock()
-        self._source: Source | None = None
+        self._source: CachedSource | None = None
         self._tried = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class CachedFiles:
         accounts.count(cache_bytes=len(content))
         return content
 
-    def seen(self, path: str, listed: Mapping[str, Seen]) -> Seen | None:
+    def seen(self, path: str, listed: Mapping[str, FileState]) -> FileState | None:
         """A file's size and version: as listed, or now if it is local."""
         return look_at(path) if self._local else listed.get(path)
 
@@ -74,7 +74,7 @@ class CachedFiles:
         found = look_at(path) if self._local else None
         return None if found is None else found.version
 
-    def _opened(self) -> Source | None:
+    def _opened(self) -> CachedSource | None:
         """The source's contents in this process's cache; None if that cannot be used."""
         if not self._tried:
             with self._opening:

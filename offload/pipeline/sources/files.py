@@ -30,10 +30,10 @@ SETTLED_S = (
 _OPTIONS = re.compile(r"\?[A-Za-z_]+=[^?]*$")
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
-Path = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 
 
-def open_filesystem(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:
+def open_filesystem(path: PathLike, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:
     """The file system of a path, and the path on it.
 
     ``filesystem`` may be a pyarrow or fsspec file system; without it, the path's scheme decides. Raises ConfigError for an
@@ -102,7 +102,7 @@ def requests_at_once(fs: pafs.FileSystem) -> int:
     return LOCAL_THREADS if isinstance(fs, pafs.LocalFileSystem) else REMOTE_THREADS
 
 
-def open_folder(path: Path, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:
+def open_folder(path: PathLike, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:
     """The file system of a folder, and the folder on it. Raises ConfigError if the folder is missing, is a file, or is not readable."""
     fs, root = open_filesystem(path, filesystem)
     root = root.rstrip("/")
@@ -130,14 +130,14 @@ def file_name(inner: str) -> str:
     return inner.rpartition("/")[2].partition("?")[0]
 
 
-def is_folder(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
+def is_folder(path: PathLike, fs: pafs.FileSystem, inner: str) -> bool:
     """Whether ``path``, which is ``inner`` on its file system, is a folder. Raises ConfigError if remote storage does not tell."""
     if isinstance(fs, pafs.LocalFileSystem):
         return os.path.isdir(inner)  # who may not look is told so once the file is opened
     return _is(pafs.FileType.Directory, path, fs, inner)
 
 
-def is_file(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
+def is_file(path: PathLike, fs: pafs.FileSystem, inner: str) -> bool:
     """Whether ``path``, which is ``inner`` on its file system, is certainly a file. Raises ConfigError if remote storage does not tell."""
     if isinstance(fs, pafs.LocalFileSystem):
         return os.path.isfile(inner)
@@ -145,20 +145,20 @@ def is_file(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
     return "http" not in fs.type_name and _is(pafs.FileType.File, path, fs, inner)
 
 
-def exists(path: Path, fs: pafs.FileSystem, inner: str) -> bool:
+def exists(path: PathLike, fs: pafs.FileSystem, inner: str) -> bool:
     """Whether ``path``, which is ``inner`` on its file system, certainly exists. Raises ConfigError if remote storage does not tell."""
     if isinstance(fs, pafs.LocalFileSystem):
         return os.path.exists(inner)
     return "http" not in fs.type_name and not _is(pafs.FileType.NotFound, path, fs, inner)
 
 
-def _is(kind: pafs.FileType, path: Path, fs: pafs.FileSystem, inner: str) -> bool:
+def _is(kind: pafs.FileType, path: PathLike, fs: pafs.FileSystem, inner: str) -> bool:
     with telling_errors(path):
         return bool(fs.get_file_info(inner.rstrip("/")).type == kind)
 
 
 @contextlib.contextmanager
-def telling_errors(path: Path) -> Iterator[None]:
+def telling_errors(path: PathLike) -> Iterator[None]:
     """Raise errors of remote storage as ConfigErrors."""
     try:
         yield
@@ -168,7 +168,7 @@ def telling_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-def list_files(path: Path, filesystem: Any = None, tell: Tell = silent) -> tuple[pafs.FileSystem, str, list[str]]:
+def list_files(path: PathLike, filesystem: Any = None, tell: Tell = silent) -> tuple[pafs.FileSystem, str, list[str]]:
     """All files below a folder, sorted by path: (file system, the folder on it, paths on it).
 
     Raises ConfigError if the folder is missing, is a file, or is not readable.

@@ -34,7 +34,7 @@ from offload.pipeline.index.stored import RowsWriter, StoredRows
 from offload.pipeline.sources.cached_files import FILE, CachedFiles
 from offload.pipeline.sources.files import (
     WORTH_CACHING,
-    Path,
+    PathLike,
     open_folder,
     printable,
     read_file,
@@ -53,7 +53,7 @@ Listed = tuple[pa.Table | StoredRows, tuple[str, ...]]
 
 
 def list_images(
-    path: Path, filesystem: Any, *, versions: bool, tell: Tell
+    path: PathLike, filesystem: Any, *, versions: bool, tell: Tell
 ) -> tuple[pa.Table | StoredRows, tuple[str, ...], pafs.FileSystem, str]:
     """The rows of all images (``path``, ``label`` and, of remote files with ``versions``, ``version``), the names of the classes in sorted
     order, the file system, and the folder on it.
@@ -63,7 +63,7 @@ def list_images(
     fs, root = open_folder(path, filesystem)
     if isinstance(fs, pafs.LocalFileSystem):
         return *_local(root, tell), fs, root
-    rows = _Rows(root, tell, Versions(fs) if versions else None)
+    rows = _ImageRows(root, tell, Versions(fs) if versions else None)
     with telling_errors(path):
         walk_remote(fs, root, rows.add)
     return *rows.finish(), fs, root
@@ -74,7 +74,7 @@ def _local(root: str, tell: Tell) -> Listed:
     if (earlier := _earlier(known)) is not None:
         tell(f"{len(earlier[0]):,} images")
         return earlier
-    listing = _Rows(root, tell, None)
+    listing = _ImageRows(root, tell, None)
     folders = walk_settled(root, listing.add)
     rows, classes = listing.finish()
     if folders is not None and listing.files >= WORTH_CACHING:
@@ -100,7 +100,7 @@ def _earlier(known: Sequence[str]) -> Listed | None:
     return rows, tuple(json.loads(facts["classes"]))
 
 
-class _Rows:
+class _ImageRows:
     """The rows of the images that a walk finds."""
 
     def __init__(self, root: str, tell: Tell, versions: Versions | None) -> None:
@@ -164,7 +164,12 @@ _BROKEN = "corrupt or truncated image"
 
 
 def list_image_folder(
-    path: Path, *, encoded: bool = False, filesystem: Any = None, cache: CacheSpec | None = None, tell: Tell = silent
+    path: PathLike,
+    *,
+    encoded: bool = False,
+    filesystem: Any = None,
+    cache: CacheSpec | None = None,
+    tell: Tell = silent,
 ) -> Index:
     """The index of a folder's images: their paths, and the numbers of their classes in sorted order. ``encoded``: the transform decodes
     JPEG files itself. With ``cache``, remote files have a ``version``."""

@@ -31,7 +31,7 @@ from offload.pipeline.index.rows import Runs
 from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, silent
 from offload.pipeline.sources.cached_files import CachedFile, CachedFiles
 from offload.pipeline.sources.files import (
-    Path,
+    PathLike,
     check_text,
     file_name,
     is_file,
@@ -42,7 +42,7 @@ from offload.pipeline.sources.files import (
 )
 from offload.pipeline.sources.parquet_rows import Stretches, Types, cast, columns_of, common_types, completed, types_of
 from offload.pipeline.sources.read_ahead import ReadAhead
-from offload.pipeline.sources.versions import Seen, seen_files
+from offload.pipeline.sources.versions import FileState, seen_files
 from offload.pipeline.sources.walking import below
 
 _NOTHING = "__HIVE_DEFAULT_PARTITION__"  # Hive's name for a missing value
@@ -99,7 +99,7 @@ _Group = tuple[str, int]
 
 
 def list_parquet(
-    path: Path,
+    path: PathLike,
     *,
     columns: Sequence[str] | None = None,
     images: Sequence[str] = (),
@@ -154,7 +154,7 @@ def _is_aside(folder: str, file: str) -> bool:
     return any(part.startswith("_") and "=" not in part for part in below(folder, file).split("/")[:-1])
 
 
-def _seen(fs: Any, files: list[str]) -> dict[str, Seen]:
+def _seen(fs: Any, files: list[str]) -> dict[str, FileState]:
     try:
         return seen_files(fs, files, requests_at_once(fs))
     except OSError as error:
@@ -277,7 +277,7 @@ class ParquetReader:
         *,
         encoded: bool = False,
         cached: CachedFiles | None = None,
-        seen: Mapping[str, Seen] | None = None,
+        seen: Mapping[str, FileState] | None = None,
         types: Types | None = None,
         partitions: Partitions | None = None,
     ) -> None:

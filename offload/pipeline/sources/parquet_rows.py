@@ -33,17 +33,17 @@ class Stretches:
 
     def __init__(self, stretches: Iterable[tuple[Any, Places]] = ()) -> None:
         self._coming = deque(stretches)
-        self._held: tuple[Any, Places, Rows] | None = None
+        self._held: tuple[Any, Places, TableRows] | None = None
         self._at = 0  # where the next call should begin
 
-    def rows(self, group: Any, places: Places, read: Callable[[], pa.Table]) -> Rows:
+    def rows(self, group: Any, places: Places, read: Callable[[], pa.Table]) -> TableRows:
         """The rows at these places of a group, which ``read`` reads. They may be any rows, in any order."""
         if self._held is None or self._held[0] != group:
             self._take(group, read)
         if self._held is not None and self._held[0] == group and (at := self._find(places)) is not None:
             self._at = at + len(places)
             return self._held[2].slice(at, len(places))
-        return Rows(read().take(pa.array(places)))
+        return TableRows(read().take(pa.array(places)))
 
     def _take(self, group: Any, read: Callable[[], pa.Table]) -> None:
         """Take the rows of the next stretch of a group, if there is one."""
@@ -56,7 +56,7 @@ class Stretches:
         self._held, self._at = None, 0
         table = read()
         if len(places) > 1 and table.nbytes <= MOST_BYTES:
-            self._held = group, places, Rows(table.take(pa.array(places)))
+            self._held = group, places, TableRows(table.take(pa.array(places)))
 
     def _find(self, places: Places) -> int | None:
         """Where these places are in the stretch; None if they are not, one after the other."""
@@ -69,7 +69,7 @@ class Stretches:
         return at if np.array_equal(held[at : at + len(places)], places) else None
 
 
-class Rows:
+class TableRows:
     """Some rows of a table, with the columns that are arrays already. Slices are views."""
 
     def __init__(
@@ -82,9 +82,9 @@ class Rows:
             arrays = decode(table.select(whole), foreign=True)
         self._arrays = arrays
 
-    def slice(self, start: int, count: int) -> Rows:
+    def slice(self, start: int, count: int) -> TableRows:
         """Some of the rows."""
-        return Rows(self._table, self._arrays, self._start + start, count)
+        return TableRows(self._table, self._arrays, self._start + start, count)
 
     def table(self) -> pa.Table:
         """The rows as a table."""
@@ -101,7 +101,7 @@ class Rows:
         }
 
 
-def columns_of(pieces: Sequence[Rows]) -> Columns:
+def columns_of(pieces: Sequence[TableRows]) -> Columns:
     """The columns of all pieces, one after the other."""
     if len(pieces) == 1:
         return pieces[0].columns()

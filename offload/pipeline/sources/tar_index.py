@@ -48,7 +48,7 @@ Members = dict[str, tuple[int, int]]
 MOST_COLUMNS = 1000
 
 
-class Listed(NamedTuple):
+class ListedShards(NamedTuple):
     """The samples of all shards (``shard``, ``key`` and, as JSON, ``members``), the number of samples of each shard, and the columns that
     any of them has."""
 
@@ -59,7 +59,7 @@ class Listed(NamedTuple):
 
 def list_shards(
     fs: pafs.FileSystem, paths: Sequence[str], tell: Tell, patterns: Mapping[str, str] | None = None
-) -> Listed:
+) -> ListedShards:
     """The samples of these shards. ``patterns``: by path, for messages, the pattern that names a shard.
 
     Raises ConfigError for a shard that cannot be read, that holds a file twice, or whose samples' files have more than ``MOST_COLUMNS``
@@ -79,7 +79,7 @@ def list_shards(
     if tells and (earlier := cached_rows(whole, fits, names)) is not None:
         rows, facts = earlier
         tell(f"{len(paths):,} shards, {len(rows):,} samples")
-        return Listed(rows, np.array(facts["samples"], dtype=np.int64), tuple(facts["columns"]))
+        return ListedShards(rows, np.array(facts["samples"], dtype=np.int64), tuple(facts["columns"]))
     counts: list[int] = []
     columns: dict[str, None] = {}
     writer = RowsWriter(new_folder)
@@ -100,7 +100,7 @@ def list_shards(
     if tells and isinstance(found, StoredRows):
         found = cache_rows(whole, found, {"seen": seen, "samples": counts, "columns": list(columns)})
     remove_unused()
-    return Listed(found, np.array(counts, dtype=np.int64), tuple(columns))
+    return ListedShards(found, np.array(counts, dtype=np.int64), tuple(columns))
 
 
 def columns_of(extensions: Collection[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ _TAGS = ("ETag", "etag", "md5Hash", "content_md5")  # as fsspec's file systems c
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified")
 
 
-class Seen(NamedTuple):
+class FileState(NamedTuple):
     """A file's size and version."""
 
     size: int
@@ -53,25 +53,25 @@ class Versions:
         return _hash(info.size, modified, self._salt if unsettled else "")
 
 
-def seen_files(fs: pafs.FileSystem, paths: list[str], threads: int) -> dict[str, Seen]:
+def seen_files(fs: pafs.FileSystem, paths: list[str], threads: int) -> dict[str, FileState]:
     """The sizes and versions of remote files; nothing for local ones, which are looked at when they are read.
 
     Raises OSError, and ConfigError as :meth:`Versions.of` does.
     """
     if isinstance(fs, pafs.LocalFileSystem):
         return {}
-    found: dict[str, Seen] = {}
+    found: dict[str, FileState] = {}
     versions = Versions(fs)
 
-    def look(path: str) -> tuple[str, Seen]:
+    def look(path: str) -> tuple[str, FileState]:
         info = fs.get_file_info(path)
-        return path, Seen(info.size or 0, versions.of(info))
+        return path, FileState(info.size or 0, versions.of(info))
 
     each_aside(look, paths, threads=threads, done=lambda each: found.update([each]))
     return found
 
 
-def look_at(path: str) -> Seen | None:
+def look_at(path: str) -> FileState | None:
     """A local file's size and version now; None if they may change without a trace, or the file cannot be found."""
     try:
         now = os.stat(path)
@@ -79,7 +79,7 @@ def look_at(path: str) -> Seen | None:
         return None
     if now.st_mtime > time.time() - SETTLED_S:
         return None
-    return Seen(now.st_size, _hash(now.st_size, now.st_mtime_ns))
+    return FileState(now.st_size, _hash(now.st_size, now.st_mtime_ns))
 
 
 def storage_name(fs: pafs.FileSystem) -> str:

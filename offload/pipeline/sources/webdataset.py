@@ -29,7 +29,7 @@ from offload.pipeline.index.source import At, Index, Samples, Tell, nowhere, sil
 from offload.pipeline.order.shuffling import Consecutive
 from offload.pipeline.sources.cached_files import CachedFiles
 from offload.pipeline.sources.files import (
-    Path,
+    PathLike,
     check_text,
     exists,
     file_name,
@@ -44,14 +44,14 @@ from offload.pipeline.sources.files import (
 from offload.pipeline.sources.read_ahead import ReadAhead
 from offload.pipeline.sources.shard_names import expanded, joined
 from offload.pipeline.sources.tar_index import columns_of, list_shards, named_by
-from offload.pipeline.sources.versions import Seen, seen_files
+from offload.pipeline.sources.versions import FileState, seen_files
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _INTEGER = re.compile(rb"[+-]?\d+")
 
 
 def list_webdataset(
-    shards: Path | Sequence[Path],
+    shards: PathLike | Sequence[PathLike],
     *,
     encoded: bool = False,
     filesystem: Any = None,
@@ -81,7 +81,7 @@ def list_webdataset(
     return Index(name=name, rows=rows, reader=reader, groups=Consecutive(counts))
 
 
-def _seen(fs: pafs.FileSystem, paths: list[str]) -> dict[str, Seen]:
+def _seen(fs: pafs.FileSystem, paths: list[str]) -> dict[str, FileState]:
     try:
         return seen_files(fs, paths, requests_at_once(fs))
     except OSError as error:
@@ -97,7 +97,7 @@ class _Shard(NamedTuple):
     pattern: str = ""
 
 
-def _shards(shards: Path | Sequence[Path], filesystem: Any, tell: Tell) -> list[_Shard]:
+def _shards(shards: PathLike | Sequence[PathLike], filesystem: Any, tell: Tell) -> list[_Shard]:
     """The shards in their order. Raises ConfigError for a name without shards."""
     if not isinstance(shards, str | os.PathLike):
         return [found for each in shards for found in _shards(each, filesystem, tell)]
@@ -176,7 +176,7 @@ def _of_path(path: str, filesystem: Any, tell: Tell) -> list[_Shard]:
     return _in_folder(path, filesystem, tell, _scheme(path, filesystem))
 
 
-def _in_folder(folder: Path, filesystem: Any, tell: Tell, scheme: str) -> list[_Shard]:
+def _in_folder(folder: PathLike, filesystem: Any, tell: Tell, scheme: str) -> list[_Shard]:
     fs, _, files = list_files(folder, filesystem, tell)
     found = [_Shard(scheme + f, fs, f) for f in files if f.endswith(".tar")]
     packed = next((f for f in files if f.endswith(_COMPRESSED)), None)
@@ -258,7 +258,7 @@ class WebDatasetReader:
         *,
         encoded: bool = False,
         cached: CachedFiles | None = None,
-        seen: Mapping[str, Seen] | None = None,
+        seen: Mapping[str, FileState] | None = None,
     ) -> None:
         self.fs, self.columns, self.encoded, self.cached, self.seen = fs, columns, encoded, cached, seen or {}
         self._shards = _OpenShards(fs)

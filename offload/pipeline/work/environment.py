@@ -63,7 +63,7 @@ def keep_freed_memory() -> None:
 
 
 @dataclass(frozen=True)
-class Folder:
+class WorkingFolder:
     """The working folder of a program, whose paths may be relative to it: Ray's processes run where Ray was started.
 
     A process enters it as it unpickles it, if there is such a folder on its node. A recipe pickles it before the data set, whose own
@@ -73,7 +73,7 @@ class Folder:
     path: str
 
     @classmethod
-    def here(cls) -> Folder:
+    def here(cls) -> WorkingFolder:
         """This process's."""
         try:
             return cls(os.getcwd())
@@ -89,7 +89,7 @@ class Folder:
         return _entered, (self.path,)
 
 
-def _entered(path: str) -> Folder:
-    folder = Folder(path)
+def _entered(path: str) -> WorkingFolder:
+    folder = WorkingFolder(path)
     folder.enter()
     return folder

@@ -16,7 +16,7 @@ from offload.errors import RunError
 from offload.pipeline.blocks.wire import SAMPLE_ID
 from offload.pipeline.index.source import Reader
 from offload.pipeline.order.chunks import Calls
-from offload.pipeline.work.environment import Folder
+from offload.pipeline.work.environment import WorkingFolder
 from offload.pipeline.work.randomness import Held, held_by
 from offload.pipeline.work.wording import FAILURES, Words, say
 
@@ -38,7 +38,7 @@ class Recipe:
     of random numbers that the transform holds, once it is ready.
     """
 
-    folder: Folder = field(default_factory=Folder.here)
+    folder: WorkingFolder = field(default_factory=WorkingFolder.here)
     transform: Any
     kind: Kind
     seed: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from offload.pipeline.describe.pipeline import Pipeline
-from offload.pipeline.feed.datasets import Stream
+from offload.pipeline.feed.datasets import FeedDataset
 from offload.pipeline.index.rows import close_rows
 from offload.pipeline.index.source import Index
 from offload.pipeline.pool.packed_recipe import PackedRecipe
@@ -90,9 +90,9 @@ class Listed:
             id_column=self.pipeline.id_column,
         )
 
-    def stream(self, seed: int) -> Stream:
+    def stream(self, seed: int) -> FeedDataset:
         """The data set for the feed. Puts the recipe of its tasks into the object store."""
-        stream = Stream(
+        stream = FeedDataset(
             recipe=PackedRecipe.of(self.recipe(seed)),
             shuffle=self.shuffle,
             seed=seed,

@@ -19,12 +19,12 @@ from offload.errors import ConfigError
 from offload.interrupts import COMMITTED_END_S, Interrupts, handled
 from offload.model.batch_split import BatchSplit
 from offload.model.placement import WorkerResources
-from offload.pipeline.aside import Aside
+from offload.pipeline.aside import SideThread
 from offload.pipeline.describe.cached import check_names
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.pool.ray_state import held
 from offload.pipeline.program.pickling import Carried
-from offload.pipeline.work.environment import Folder
+from offload.pipeline.work.environment import WorkingFolder
 from offload.pipeline.work.unpicklable import obstacle, used
 from offload.prices import built_in
 from offload.report.live import LiveLine
@@ -267,7 +267,7 @@ class Run:
 
     def _packed(self) -> Any:
         """The data sets in the object store. Raises ConfigError if one cannot be pickled."""
-        streams: dict[str, Stream] = {}
+        streams: dict[str, FeedDataset] = {}
         for name, listed in self.listed.items():
             try:
                 streams[name] = listed.stream(self.trainer.seed)
@@ -331,7 +331,7 @@ class Run:
             seed=trainer.seed,
             hang_s=trainer.hang_s,
             deterministic=trainer.deterministic,
-            folder=Folder.here(),
+            folder=WorkingFolder.here(),
             marker=marker,
         )
 
@@ -487,7 +487,7 @@ class Run:
                 if tuner is not None:
                     conductor.handle(*tuner.look(self.log.news, conductor.fleet, read_at))
 
-        with Aside() as aside:
+        with SideThread() as aside:
             while fitting.is_alive():
                 fitting.join(timeout=INTERRUPT_S)
                 if (lost := control.lost()) is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import ray
 
 from offload.errors import RunError
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.feed.feed import Feed
 from offload.pipeline.pool.core_watch import CoreWatch
 from offload.pipeline.program.printed import Outlet, Printed
@@ -38,7 +38,7 @@ class Hub(Feed, Board):
     """The actor from which workers take batches and to which they report; the driver reads it. Call it through
     :class:`offload.train.hub.client.HubClient`."""
 
-    def __init__(self, streams: dict[str, Stream], cores: Cores, nodes: int, run_dir: Path) -> None:
+    def __init__(self, streams: dict[str, FeedDataset], cores: Cores, nodes: int, run_dir: Path) -> None:
         take_turns()
         self._run_dir, self._tails = run_dir, tails_in(run_dir)
         Board.__init__(self, self.rates, self.core_counts, self.speeds, self.process_bytes, self.spent, nodes=nodes)

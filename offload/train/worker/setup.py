@@ -8,7 +8,7 @@ from typing import Any
 
 from offload.model.batch_split import BatchSplit
 from offload.pipeline.describe.pipeline import CollateFn, OnDevice
-from offload.pipeline.work.environment import Folder
+from offload.pipeline.work.environment import WorkingFolder
 from offload.train.checkpoints.storage import Marker
 from offload.train.config import Adaptation, BatchSize, Checkpoints, Precision
 from offload.train.hub.client import HubClient
@@ -44,7 +44,7 @@ class WorkerSetup:
     config: dict[str, Any] = field(default_factory=dict)
     on_device: dict[str, tuple[OnDevice, ...]] = field(default_factory=dict)
     collate_fn: dict[str, CollateFn] = field(default_factory=dict)
-    folder: Folder = field(default_factory=lambda: Folder(""))
+    folder: WorkingFolder = field(default_factory=lambda: WorkingFolder(""))
     """That of the program, from which the function's relative paths begin on a node that has it."""
     marker: Marker | None = None
     source: str | None = None

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from offload.pipeline.cache import accounts, room
 from offload.pipeline.cache.room import Ledger, entry_bytes
 from offload.pipeline.cache.spec import LEDGER, CacheSpec, parse_cache
-from offload.pipeline.cache.store import Source, Store, opened
+from offload.pipeline.cache.store import CachedSource, Store, opened
 from tests.helpers import eventually, mount_small_disk
 from tests.programs.cache_writer import KEYS, content_of, key_of
 
@@ -49,7 +49,7 @@ def booked(spec: CacheSpec) -> int:
     return int.from_bytes((spec.folder / LEDGER).read_bytes(), "little")
 
 
-def held(source: Source, number: int, version: int = 1) -> bool:
+def held(source: CachedSource, number: int, version: int = 1) -> bool:
     found = source.get(key_of(number), version)
     assert found is None or found == content_of(number)
     return found is not None
@@ -68,7 +68,7 @@ class Life(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.spec = spec_of(self.folder.name, "300kB")
         self.known: dict[tuple[str, int], tuple[int, bytes]] = {}
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, CachedSource] = {}
         self.again()
 
     @rule()
@@ -158,7 +158,7 @@ def test_a_scan_over_more_than_the_cache_keeps_a_part_that_every_later_pass_find
             assert hits[1] == entries
 
 
-def fill(source: Source, numbers: range = range(KEYS)) -> None:
+def fill(source: CachedSource, numbers: range = range(KEYS)) -> None:
     for number in numbers:
         source.put(key_of(number), 1, content_of(number))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.testing.in_threads import (
     Died,
@@ -70,7 +70,7 @@ class LocalRun:
         first error of a worker."""
         rows = list_torch_dataset(range(self.samples)).rows
         recipe: Any = None
-        streams = {name: Stream(recipe=recipe, rows=rows, shuffle=name != VAL) for name in SETS}
+        streams = {name: FeedDataset(recipe=recipe, rows=rows, shuffle=name != VAL) for name in SETS}
         hub = LocalHub(streams, Cores(nodes=("node",), task_cpus=1, stores={"node": 1e6}))
         ranks = {name: Ranks(workers) for name in ("talk", "checkpoints", *SETS)}
         loops: dict[int, TrainingLoop] = {}
@@ -99,7 +99,7 @@ class LocalRun:
             raise errors[0]
         return [loops[rank] for rank in range(workers)]
 
-    def _setup(self, hub: LocalHub, streams: Mapping[str, Stream], workers: int) -> WorkerSetup:
+    def _setup(self, hub: LocalHub, streams: Mapping[str, FeedDataset], workers: int) -> WorkerSetup:
         return WorkerSetup(
             hub=LocalClient(hub),
             split=self.sizes.split(workers),

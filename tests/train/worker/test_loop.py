@@ -16,7 +16,7 @@ import torch
 
 from offload import collate
 from offload.errors import RunError
-from offload.pipeline.feed.datasets import Cores, Stream
+from offload.pipeline.feed.datasets import Cores, FeedDataset
 from offload.pipeline.sources.from_torch import list_torch_dataset
 from offload.testing.in_threads import (
     Died,
@@ -51,7 +51,7 @@ def samples(request: pytest.FixtureRequest) -> int:
 def loop(tmp_path: Path, samples: int) -> Iterator[TrainingLoop]:
     rows = list_torch_dataset(range(samples)).rows
     hub = LocalHub(
-        {TRAIN: Stream(recipe=None, rows=rows, shuffle=True, seed=0)},  # type: ignore[arg-type]
+        {TRAIN: FeedDataset(recipe=None, rows=rows, shuffle=True, seed=0)},  # type: ignore[arg-type]
         Cores(nodes=("node",), task_cpus=1, stores={"node": 1e6}),
     )
     sizes = BatchSize(initial=BATCH)
