@@ -237,3 +237,36 @@ def test_a_data_set_hears_at_once_that_nobody_reads_any_more() -> None:
         assert data.closed
     finally:
         gc.enable()
+
+
+class _OwnIterator(torch_data.IterableDataset[int], Iterator[int]):
+    """A data set that is its own iterator."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == 10:
+            raise StopIteration
+        self.at += 1
+        return self.at
+
+
+def test_a_data_set_that_is_its_own_iterator_stays_where_it_is() -> None:
+    ours, torchs = _OwnIterator(), _OwnIterator()
+    loader = offload.DataLoader(ours, batch_size=None, num_workers=0)
+    iterator = iter(loader)
+    before, middle = loader.state_dict(), [next(iterator) for _ in range(3)]
+    state = loader.state_dict()
+    reference = torch_data.DataLoader(torchs, batch_size=None)
+    assert [*middle, *iterator] == list(reference) == list(range(1, 11))
+    assert list(offload.DataLoader(ours, batch_size=None, num_workers=0)) == list(reference) == []
+    resumed = offload.DataLoader(ours, batch_size=None, num_workers=0)
+    resumed.load_state_dict(before)
+    assert list(resumed) == []
+    resumed.load_state_dict(state)
+    with pytest.raises(ConfigError, match="after 3 batches of an epoch, and the data set gives 0 now"):
+        list(resumed)
