@@ -14,7 +14,7 @@ import torch
 from torchvision.transforms import v2
 
 from offload.errors import ConfigError, RunError
-from offload.pipeline.cache import spec
+from offload.pipeline.cache import accounts
 from offload.pipeline.describe.cached import cached, check_names
 from offload.pipeline.describe.combine import mix, weighted
 from offload.pipeline.describe.pipeline import Pipeline, from_torch, image_folder, parquet, webdataset
@@ -154,12 +154,12 @@ def test_images_are_cached_as_their_transform_leaves_them(tmp_path: Path) -> Non
     resized = image_folder(folder, v2.Resize((32, 32), antialias=True))
     random = v2.Compose([v2.RandomCrop(16), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     stored = stream_of(kept(tmp_path, resized))
-    spec.taken()
+    accounts.taken()
     first = a_pass(stored)
-    assert spec.taken().cache_bytes == 0
+    assert accounts.taken().cache_bytes == 0
     assert same(first, a_pass(stream_of(resized)))
     assert same(a_pass(stored), first)
-    account = spec.taken()
+    account = accounts.taken()
     assert account.cache_bytes > 12 * 32 * 32 * 3
     assert account.storage_bytes == 0
     cropped = a_pass(stream_of(kept(tmp_path, resized, random)))

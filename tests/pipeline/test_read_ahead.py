@@ -24,7 +24,7 @@ from PIL import Image
 import offload
 from offload.pipeline.blocks import wire
 from offload.pipeline.blocks.wire import POSITION, SAMPLE_ID
-from offload.pipeline.cache import spec
+from offload.pipeline.cache import accounts
 from offload.pipeline.index.source import Index
 from offload.pipeline.sources import read_ahead
 from offload.pipeline.sources.image_folder import list_image_folder
@@ -95,17 +95,17 @@ def test_a_task_tells_how_long_it_waited_for_its_first_file() -> None:
             raise OSError("no such file")
         return b""
 
-    spec.taken()
+    accounts.taken()
     ahead = ReadAhead(read)
     for first in ("a", "bad"):
         ahead.begin([first, *"bcdefgh"])
         with contextlib.suppress(OSError):
             ahead.get(first)
-        waited_s = spec.taken().first_wait_s
+        waited_s = accounts.taken().first_wait_s
         assert waited_s > late_s / 2
         for path in "bcdefgh":
             ahead.get(path)
-        assert spec.taken().first_wait_s == 0
+        assert accounts.taken().first_wait_s == 0
 
 
 def test_few_large_files_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

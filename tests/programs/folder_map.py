@@ -1,4 +1,4 @@
-"""Writes docs/map.md: every module of the package in a line, from the first sentence of its docstring."""
+"""Writes docs/map.md: the file for each question, and every module of the package in a line, from the first sentence of its docstring."""
 
 from __future__ import annotations
 
@@ -9,8 +9,122 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Map of the package
 
-Every module in a line, from its docstring. `make map` writes this page; a test holds that it is current.
+Which file to open for which question, and below it every module in a line, from its docstring. The rooms come in the order in which a sample
+meets them. `make map` writes this page; a test holds that it is current.
+
+## Which file for which question
+
+| question | files, in the order in which to read them |
+|---|---|
 """
+QUESTIONS = {
+    "How do I add a source of samples?": {
+        "pipeline/index/source.py": "what a source is: an index and a reader",
+        "pipeline/sources/image_folder.py": "an example",
+        "pipeline/sources/files.py": "paths on any storage",
+        "pipeline/describe/pipeline.py": "the function that users call",
+        "__init__.py": "its public name",
+    },
+    "What decides the size of a task?": {
+        "pipeline/feed/sizing.py": "the rule",
+        "pipeline/feed/meter.py": "what the rule measures",
+        "pipeline/feed/tasks.py": "who asks it",
+    },
+    "Why did a sample come twice, or never?": {
+        "pipeline/feed/passes.py": "who gets which block, and which are made again",
+        "pipeline/order/allot.py": "one rank for each row",
+        "pipeline/order/ranges.py": "positions that were trained",
+        "train/worker/saving/state.py": "what a worker commits and restores",
+        "train/checkpoints/format.py": "what a checkpoint says of them",
+        "loader/state/progress.py": "the same for a DataLoader",
+    },
+    "Why did a run resize, or not?": {
+        "adapt/decide.py": "the decision and its reason",
+        "adapt/observe.py": "the measurements that it saw",
+        "train/driver/tuner.py": "when it is asked",
+        "train/driver/fleet/machine.py": "what the run does with it",
+        "report/events.py": "what it says",
+    },
+    "How do I add a launcher?": {
+        "launch/launcher.py": "the protocol",
+        "launch/ray/launcher.py": "an example",
+        "launch/arguments.py": "checks that all launchers share",
+        "launch/files.py": "what travels with a script",
+        "cli/launching.py": "options and the follow loop that all commands share",
+        "cli/launch.py": "where the command joins",
+    },
+    "How do I add a rule of adaptation?": {
+        "adapt/rules.py": "learning-rate rules",
+        "adapt/decide.py": "who applies them",
+        "train/config.py": "what users set",
+    },
+    "Where does a chart of the report come from?": {
+        "report/page/records.py": "the columns of a run directory",
+        "report/page/run_charts.py": "the charts of a run, as values",
+        "report/page/view.py": "which charts a page has",
+        "report/charts/svg.py": "how they are drawn",
+    },
+    "How does an event become a sentence?": {
+        "report/events.py": "every event with its sentence and its JSON form",
+        "train/driver/event_log.py": "who writes it down",
+        "report/terminal/live.py": "who shows it",
+    },
+    "What may a column hold?": {
+        "pipeline/blocks/wire.py": "columns of a block",
+        "pipeline/blocks/whole_samples.py": "samples that are no columns",
+        "pipeline/work/block.py": "what is refused, and how",
+    },
+    "What of my program reaches preprocessing?": {
+        "pipeline/program/pickling.py": "functions, classes, modules",
+        "pipeline/work/environment.py": "the working folder",
+        "pipeline/work/unpicklable.py": "the words for what cannot travel",
+        "pipeline/program/output_tail.py": "what comes back: printed lines",
+    },
+    "What happens when a worker or a node dies?": {
+        "train/driver/fleet/machine.py": "what the run decides",
+        "train/driver/conductor.py": "who carries it out",
+        "train/cluster/deaths.py": "the sentence on the cause",
+        "pipeline/pool/pool.py": "the same for a preprocessing process",
+    },
+}
+MOST_FILES = 6
+"""For one question: with more, the code is at fault."""
+
+# The rooms in the order in which a sample meets them; then the rooms of decisions, and those around a run.
+ROOMS = (
+    "",
+    "pipeline",
+    "pipeline/describe",
+    "pipeline/sources",
+    "pipeline/raydata",
+    "pipeline/index",
+    "pipeline/order",
+    "pipeline/feed",
+    "pipeline/pool",
+    "pipeline/program",
+    "pipeline/work",
+    "pipeline/images",
+    "pipeline/cache",
+    "pipeline/blocks",
+    "train/hub",
+    "train/worker",
+    "train/worker/data",
+    "train/worker/steps",
+    "train/worker/saving",
+    "train/checkpoints",
+    "loader",
+    "loader/job",
+    "loader/state",
+    "train",
+    "train/driver",
+    "train/driver/fleet",
+    "train/cluster",
+    "adapt",
+    "measure",
+    "model",
+    "prices",
+    "report",
+)
 
 
 def first_sentence(path: Path) -> str:
@@ -20,15 +134,34 @@ def first_sentence(path: Path) -> str:
     return (sentence[1] if sentence else text).rstrip(".:").replace("|", "\\|")
 
 
+def rooms() -> list[str]:
+    """The folders with modules: those of ROOMS in their order, then the others, each after its parent."""
+    package = ROOT / "offload"
+    folders = {str(path.parent.relative_to(package)).removeprefix(".") for path in package.rglob("*.py")}
+    missing = set(ROOMS) - folders
+    assert not missing, f"ROOMS names folders that do not exist: {missing}"
+    return [*ROOMS, *sorted(folders - set(ROOMS))]
+
+
+def answer(question: str) -> str:
+    """A row of the table of questions."""
+    files = QUESTIONS[question]
+    missing = [name for name in files if not (ROOT / "offload" / name).is_file()]
+    assert not missing, f"{question} names files that do not exist: {missing}"
+    assert len(files) <= MOST_FILES, f"{question} takes {len(files)} files, of at most {MOST_FILES}"
+    return f"| {question} | {'<br>'.join(f'`{name}`: {what}' for name, what in files.items())} |\n"
+
+
 def written() -> str:
     """The page."""
-    parts = [HEAD]
-    for folder in sorted({path.parent for path in (ROOT / "offload").rglob("*.py")}):
+    parts = [HEAD, *map(answer, QUESTIONS)]
+    for room in rooms():
+        folder = ROOT / "offload" / room
         modules = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
         package = folder / "__init__.py"
         title = f"\n## {folder.relative_to(ROOT)}\n"
-        said = first_sentence(package) if package.exists() else ""
-        parts.append(title + (f"\n{said}.\n" if said else "") + ("\n| module | |\n|---|---|\n" if modules else ""))
+        summary = first_sentence(package) if package.exists() else ""
+        parts.append(title + (f"\n{summary}.\n" if summary else "") + ("\n| module | |\n|---|---|\n" if modules else ""))
         parts += [f"| `{path.name}` | {first_sentence(path)} |\n" for path in modules]
     return "".join(parts)
 
