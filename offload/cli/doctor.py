@@ -66,7 +66,7 @@ print("\\n" + json.dumps(out))
 
 _REGIONS_PROBE = """
 import json
-from offload.pipeline import turbojpeg
+from offload.pipeline.images import turbojpeg
 found = turbojpeg.library()
 print("\\n" + json.dumps({"library": found and found.path}))
 """

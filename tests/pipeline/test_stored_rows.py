@@ -275,7 +275,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 FULL = """
 import sys
 import offload
-from offload.pipeline import stored_rows
+from offload.pipeline.index import stored as stored_rows
 stored_rows.IN_MEMORY = 100
 def build():
     return offload.Trainer(print, datasets={"train": offload.image_folder(sys.argv[1])}, batch_size=4)

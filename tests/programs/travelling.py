@@ -33,7 +33,7 @@ from tests.programs import class_kinds
 
 OTHER = """
 import pickle, sys
-from offload.pipeline import pickling
+from offload.pipeline.program import pickling
 
 def outcome(call):
     try:

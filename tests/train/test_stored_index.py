@@ -129,7 +129,7 @@ import json, os, socket, sys, time
 from pathlib import Path
 import numpy as np, ray.train, torch
 import offload
-from offload.pipeline import stored_rows
+from offload.pipeline.index import stored as stored_rows
 
 stored_rows.IN_MEMORY = 10
 

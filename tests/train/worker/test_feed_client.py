@@ -18,7 +18,7 @@ SCRIPT = """
 import json, threading
 import numpy as np, pyarrow as pa, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from offload.pipeline import wire
+from offload.pipeline.blocks import wire
 from offload.pipeline.feed.passes import Slice
 from offload.train.worker.feed_client import BlockReader
 
