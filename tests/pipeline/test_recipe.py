@@ -348,8 +348,9 @@ class NoImages(Numbers):
 IMPORTS_TORCH_ITSELF = """
 import sys
 import numpy as np, pyarrow as pa
-from offload.pipeline import recipe as recipes
 from offload.pipeline.index.source import At, Samples, nowhere
+from offload.pipeline.work.processing import process
+from offload.pipeline.work.recipe import Recipe
 
 class Reader:
     def read(self, rows, at):
@@ -364,8 +365,8 @@ def noisy(batch):
 def block():
     ids = np.arange(16)
     rows = pa.table({"sample_id": ids, "__position__": ids})
-    made = recipes.Recipe(transform=noisy, kind="batch", seed=3, reader=Reader()).ready()
-    return recipes.process(made, rows, epoch=0).column("x").to_pylist()
+    made = Recipe(transform=noisy, kind="batch", seed=3, reader=Reader()).ready()
+    return process(made, rows, epoch=0).column("x").to_pylist()
 
 assert "torch" not in sys.modules
 first = block()
