@@ -3,7 +3,7 @@
 A pass is one visit of a data set: an epoch of the training data, or one validation. An engine makes its blocks, and the feed delivers them
 in the order of the pass. While the last blocks of an epoch are made, those of the next one start.
 
-Where it stops: engines cut a pass into tasks (:mod:`offload.pipeline.engines`), and workers cut blocks into batches
+Where it stops: engines cut a pass into tasks (:mod:`offload.pipeline.feed.engine`), and workers cut blocks into batches
 (:mod:`offload.train.worker.batches`).
 """
 
